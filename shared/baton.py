@@ -1,0 +1,60 @@
+"""The baton: the one value that lets another worker continue a request.
+
+Whoever holds a `Baton` may read the pages it names, straight out of the holder's memory, and can tell afterwards
+whether what was read was still valid: the pages are under a *lease*, and the lease has a *word* in the holder's
+registered memory that holds the lease's nonce for as long as the pages are locked.
+
+    holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
+    reader                     read pages … all reads DONE ── read word (+ notification)
+                                                              word == nonce: the lock held all along
+
+The baton goes stale by itself; nobody has to revoke it. It promises: below `kv_len` nothing is rewritten while
+the lease holds; bytes beyond `kv_len` are unspecified. It does not carry the tokens: the router knows them, and
+sends them beside it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The worker whose memory holds the pages, and how to reach that memory.
+
+    `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata), opaque to all but
+    `shared.transfer`. Addresses are in the holder's address space, in bytes.
+    """
+
+    uid: str
+    epoch: int
+    agent: str  # the transfer agent's name, unique to (uid, epoch)
+    metadata: bytes
+    pages_address: int
+    page_bytes: int
+    words_address: int  # the lease words lie in host memory, 8 bytes each
+    device_id: int = 0
+    memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
+
+
+class Baton(msgspec.Struct, frozen=True):
+    """Where the KV pages of one request lie, their layout, and the lease that proves them valid."""
+
+    rid: str
+    attempt: int
+    holder: Holder
+    kv_format: str  # fingerprint of page size, layout, dtype: pages move only between equals
+    lease: int  # index of the lease's word
+    nonce: int  # what the word holds while the lease lives; never 0, never used before
+    kv_len: int  # tokens whose KV lies in the pages
+    prompt_len: int  # tokens of the client's prompt; positions of sampling count from here
+    pages: tuple[int, ...]  # page numbers in the holder's pool
+    first_page: int = 0  # which page of the request pages[0] is
+    part: int = 0  # this baton is part k …
+    parts: int = 1  # … of m
+    head_start: int = 0  # the range of KV heads these pages hold
+    head_count: int = 0  # 0: all
+
+
+def pages_of(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // page_size)

@@ -1,0 +1,51 @@
+"""Errors, as a tree. The type says whose fault it is; the message says expected, met, and what to do.
+
+    SegueError
+    ├── StartError            the process cannot start: one sentence, exit status 1, no traceback
+    │   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
+    │   ├── ModelError        the model is missing, gated, unsupported or broken
+    │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
+    ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
+    └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
+"""
+
+from __future__ import annotations
+
+
+class SegueError(Exception):
+    """Base of every error that Segue raises on purpose."""
+
+
+class StartError(SegueError):
+    """The process cannot start."""
+
+
+class ConfigError(StartError):
+    """A setting is unknown, of the wrong type or out of bounds."""
+
+
+class ModelError(StartError):
+    """The model is missing, gated, unsupported or broken."""
+
+
+class TransferError(StartError):
+    """KV transfer is not available on this machine."""
+
+
+class RequestError(SegueError):
+    """A request that can never be served as sent.
+
+    `status` is the HTTP status, `param` the field at fault (None: the request as a whole), `code` OpenAI's
+    machine-readable word (`context_length_exceeded`, …) or None.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class InvariantError(SegueError):
+    """A state that the design excludes was met."""

@@ -1,0 +1,188 @@
+"""Every message on every socket, and nothing else.
+
+msgspec structs, frozen, tagged, one union a direction, msgpack on the wire. Commands are imperatives, facts are
+participles. Unknown fields are ignored and fields are only ever added, with defaults, so that a rolling upgrade
+may mix versions. Every message about a request carries `rid` and `attempt`; a message of an older attempt is
+dropped by its receiver. Tokens only: text exists in the router alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shared.baton import Baton
+from shared.sampling_params import SamplingParams
+
+PROTOCOL = 1
+
+Role = Literal["router", "prefill", "decode"]
+FinishReason = Literal["length", "stop"]  # stop: an end-of-sequence or stop id; stop strings are the router's
+RefusalReason = Literal["no_room", "stale", "too_long", "unreachable", "internal"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base: the tag on the wire is the class's name."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a worker can hold at all; the router refuses earlier what no worker could serve."""
+
+    context_len: int = 0  # tokens, prompt and output together
+    page_size: int = 0  # tokens
+    pages: int = 0
+    slots: int = 0  # requests at a time
+    vocab_size: int = 0
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First on every link, both ways; a link without it carries nothing else."""
+
+    session: int  # drawn by the router for each connection, echoed by the worker
+    role: Role
+    uid: str
+    epoch: int  # 64 random bits drawn at start: a restarted worker is a new worker
+    protocol: int = PROTOCOL
+    model_name: str = ""  # what clients call it
+    model: str = ""  # fingerprint: weights, dtype, tokenizer
+    kv_format: str = ""  # fingerprint: page size, layout, dtype, transfer protocol
+    determinism: str = ""  # fingerprint: kernels, ISA path, dtypes
+    limits: Limits = Limits()
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent when a link was quiet for a heartbeat interval."""
+
+
+# ---- router to prefill -----------------------------------------------------------------------------------------
+
+
+class Prefill(Message, frozen=True):
+    """Compute the KV of `token_ids` and sample the next token."""
+
+    rid: str
+    attempt: int
+    token_ids: tuple[int, ...]  # the prompt, then the tokens of earlier attempts
+    prompt_len: int
+    params: SamplingParams
+    priority: int = 0
+    extra_key: str = ""  # keeps caches apart: adapters, tenants
+
+
+class Renew(Message, frozen=True):
+    """Keep the lease of this request; it ends `lease_seconds` after the last renewal."""
+
+    rid: str
+    attempt: int
+
+
+class Release(Message, frozen=True):
+    """The pages have arrived elsewhere: end the lease."""
+
+    rid: str
+    attempt: int
+
+
+class Cancel(Message, frozen=True):
+    """Nobody wants this request any more, whatever its state."""
+
+    rid: str
+    attempt: int
+
+
+# ---- router to decode ------------------------------------------------------------------------------------------
+
+
+class Decode(Message, frozen=True):
+    """Fetch the baton's pages and continue after the last of `token_ids` (whose own KV is not yet computed)."""
+
+    rid: str
+    attempt: int
+    token_ids: tuple[int, ...]  # prompt and all tokens so far; baton.kv_len == len(token_ids) - 1
+    prompt_len: int
+    params: SamplingParams
+    baton: Baton
+    priority: int = 0
+    extra_key: str = ""
+
+
+# ---- worker to router ------------------------------------------------------------------------------------------
+
+
+class Prefilled(Message, frozen=True):
+    """The first token of this attempt, and the baton (None when the request has ended with that token)."""
+
+    rid: str
+    attempt: int
+    index: int  # of token_ids[0] in the output, across attempts
+    token_ids: tuple[int, ...]
+    baton: Baton | None
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
+class Joined(Message, frozen=True):
+    """All reads are done and the lease held: the pages are this decode worker's own now."""
+
+    rid: str
+    attempt: int
+    fetched_bytes: int
+    cached_tokens: int
+    fetch_seconds: float
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request."""
+
+    rid: str
+    attempt: int
+    index: int  # of token_ids[0] in the output, across attempts
+    token_ids: tuple[int, ...]
+
+
+class Generated(Message, frozen=True):
+    """The tokens of one step (or of a few, flushed together) for one router."""
+
+    rows: tuple[Row, ...]
+
+
+class Finished(Message, frozen=True):
+    """The request has ended by itself with `output_len` tokens in all."""
+
+    rid: str
+    attempt: int
+    output_len: int
+    reason: FinishReason
+    retractions: int = 0
+
+
+class Refused(Message, frozen=True):
+    """The worker does not take or keep this attempt, and holds nothing of it any more."""
+
+    rid: str
+    attempt: int
+    reason: RefusalReason
+    detail: str = ""
+
+
+class Load(Message, frozen=True):
+    """How busy the worker is; pushed at most every 100 ms, when it changed."""
+
+    queued: int = 0  # requests waiting
+    queued_tokens: int = 0  # uncached tokens waiting to be computed
+    running: int = 0  # requests in slots
+    running_tokens: int = 0  # tokens held by running and arriving requests
+    free_pages: int = 0  # free or evictable
+    slots_free: int = 0
+    accepting: bool = True
+
+
+RouterToWorker = Hello | Heartbeat | Prefill | Renew | Release | Decode | Cancel
+WorkerToRouter = Hello | Heartbeat | Prefilled | Joined | Generated | Finished | Refused | Load
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_router = msgspec.msgpack.Decoder(RouterToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(WorkerToRouter).decode

@@ -1,0 +1,89 @@
+"""How tokens are chosen: the parameters of one request and their bounds.
+
+The same struct travels from the router to the workers. Validation happens once, at the router; `validate`
+raises `RequestError` naming the field. Counts (`max_new_tokens`, `min_new_tokens`, penalties, positions) run from
+the end of the prompt across all attempts of a request, never from the start of an attempt.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from shared.errors import RequestError
+
+MAX_LOGIT_BIAS_ENTRIES = 300  # OpenAI's own bound
+MAX_STOP_TOKEN_IDS = 64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling parameters of one request; the defaults are neutral, `temperature=0` is greedy."""
+
+    max_new_tokens: int
+    seed: int  # 64 bits; the router draws one where the client gave none
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_new_tokens: int = 0  # end-of-sequence and stop ids are not admitted before
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at the request's own earlier tokens."""
+        return (
+            self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        )
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "min_new_tokens": (0, 2**31 - 1),
+}
+
+
+def validate(params: SamplingParams, vocab_size: int) -> None:
+    """Raise `RequestError` for the first field out of its bounds."""
+    for field, (low, high) in _BOUNDS.items():
+        value = getattr(params, field)
+        if not math.isfinite(value) or not low <= value <= high:
+            raise RequestError(f"{field} must be between {low} and {high}, got {value}", param=field)
+    if params.top_p == 0.0:
+        raise RequestError("top_p must be above 0, got 0", param="top_p")
+    if params.min_new_tokens > params.max_new_tokens:
+        raise RequestError(
+            f"min_tokens must not exceed max_tokens ({params.max_new_tokens}), got {params.min_new_tokens}",
+            param="min_tokens",
+        )
+    _validate_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS, vocab_size)
+    _validate_token_ids("logit_bias", tuple(params.logit_bias), MAX_LOGIT_BIAS_ENTRIES, vocab_size)
+    for token_id, bias in params.logit_bias.items():
+        if not -100.0 <= bias <= 100.0:
+            raise RequestError(
+                f"logit_bias values must be between -100 and 100, got {bias} for token {token_id}",
+                param="logit_bias",
+            )
+
+
+def _validate_token_ids(field: str, token_ids: tuple[int, ...], most: int, vocab_size: int) -> None:
+    if len(token_ids) > most:
+        raise RequestError(f"{field} takes at most {most} entries, got {len(token_ids)}", param=field)
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{field} must hold token ids from 0 to {vocab_size - 1}, got {token_id}", param=field
+            )

@@ -1,0 +1,1 @@
+"""Moving KV pages between workers by one-sided reads. `protocol` is what the schedulers see."""

@@ -1,0 +1,93 @@
+"""Fetching pages: the one protocol behind handoff, move and prefix reuse.
+
+The reader asks for a baton's pages into pages of its own; when all reads are DONE the lease word is read, and with
+that last transfer the holder is notified. **Only DONE proves that a read has ended**: after `Failed` or `abandon`
+bytes may still land, so the target pages stay quarantined until `Ended` for the same fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.baton import Baton, Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """All pages have arrived and the lease held: the target pages are valid. The fetch has ended."""
+
+    fetch_id: int
+    fetched_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """All reads are done, but the lease had ended: the bytes are worthless. The fetch has ended."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The fetch will not land. Unless `ended`, bytes may still arrive: quarantine the target pages."""
+
+    fetch_id: int
+    reason: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """After `Failed(ended=False)` or `abandon`: from now on nothing of this fetch lands any more."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """At the holder: a reader has read the lease word, it needs the pages no more."""
+
+    lease: int
+    nonce: int
+    rid: str
+    attempt: int
+
+
+FetchEvent = Landed | Stale | Failed | Ended | Collected
+
+
+class Fetcher(Protocol):
+    """Reads pages out of other workers' memory into this worker's pages, and offers its own to be read."""
+
+    @property
+    def holder(self) -> Holder:
+        """How other workers reach this worker's pages: goes into every baton made here."""
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        """Read the baton's pages from page `start_page` of the request on into the local pages `into`.
+
+        `len(into)` pages are read; it may be 0 (everything is cached here: only the lease word is read). Never
+        blocks on a peer and never raises for one: what goes wrong comes back as `Failed`.
+        """
+
+    def abandon(self, fetch_id: int) -> None:
+        """The pages are wanted no more. `Ended` follows when nothing can land any more; no other event does."""
+
+    def poll(self) -> list[FetchEvent]:
+        """What has happened since the last call."""
+
+
+class LeaseWords(Protocol):
+    """The words that prove leases: 8 bytes each, in memory that peers can read."""
+
+    def write(self, lease: int, nonce: int) -> None:
+        """Set the word: from now on a baton with this nonce is valid."""
+
+    def clear(self, lease: int) -> None:
+        """Zero the word: every baton of this lease is stale from now on. Always before the pages are unlocked."""
+
+    def __len__(self) -> int:
+        """How many leases there can be at a time."""
