@@ -1,0 +1,46 @@
+"""What a link tells the core of its process: a peer came, a peer went, a message arrived.
+
+Between `PeerUp` and `PeerDown` of a peer its messages arrive in order, without gaps or repeats. After `PeerDown`
+everything in flight between the two is lost: a worker cancels all that router's requests, a router treats the
+worker as lost. The same peer may come up again; that is a new session, and nothing of the old one is delivered.
+
+This file knows no sockets, so that cores can import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import Hello, Message
+
+
+def peer_name(hello: Hello) -> str:
+    """`<uid>/<epoch>`: a process that was restarted under the same uid is another peer."""
+    return f"{hello.uid}/{hello.epoch:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A session has begun; `hello` is what the other side told about itself."""
+
+    peer: str
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The session has ended, for whatever reason; `reason` is for logs and tests, not for decisions."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message of the session that is up; never a `Hello` or a `Heartbeat`."""
+
+    peer: str
+    message: Message
+
+
+LinkEvent = PeerUp | PeerDown | Received
