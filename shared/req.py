@@ -1,0 +1,66 @@
+"""A request as a worker sees it: its tokens, the pages that hold their KV, and how far it has come.
+
+A `Req` is one attempt at one request on one worker. It is plain mutable data; the scheduler that holds it is the
+only writer. It knows nothing of text (the router's business), of the device or of time.
+
+Three lengths, each at most the one before, tell where the KV stands:
+
+    len(token_ids)   tokens known to the CPU: the prompt and every settled sample
+    launched_len     tokens whose KV is written by a step that was launched (may run one ahead of token_ids)
+    kv_len           tokens whose KV is written by a step that has settled: what a baton may promise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.baton import pages_of
+from shared.messages import FinishReason
+from shared.radix_cache import Node
+from shared.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """One attempt at one request. `arrival` numbers requests in the order they came; it breaks every tie."""
+
+    rid: str
+    attempt: int
+    router: str  # the link peer that sent it and gets its tokens
+    arrival: int
+    token_ids: list[int]
+    prompt_len: int  # of the client's prompt; token_ids may already hold output of earlier attempts
+    params: SamplingParams
+    priority: int = 0
+    extra_key: str = ""
+    arrived_at: float = 0.0
+
+    pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
+    owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
+    node: Node | None = None  # deepest locked radix node
+    cached_len: int = 0  # tokens found in the radix cache at intake
+    kv_len: int = 0
+    launched_len: int = 0
+    slot: int | None = None
+    retractions: int = 0
+
+    @property
+    def output_len(self) -> int:
+        """Tokens of output so far, across attempts."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def remaining_new_tokens(self) -> int:
+        """Tokens that may still be generated, by settled length."""
+        return self.params.max_new_tokens - self.output_len
+
+    def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Why the request ends with its last token; None if it goes on."""
+        last = self.token_ids[-1]
+        if last in self.params.stop_token_ids or (last in eos_token_ids and not self.params.ignore_eos):
+            return "stop"
+        return "length" if self.remaining_new_tokens <= 0 else None
+
+    def pages_missing(self, tokens: int, page_size: int) -> int:
+        """Pages still lacking to hold the KV of `tokens` tokens."""
+        return max(0, pages_of(tokens, page_size) - len(self.pages))
