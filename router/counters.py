@@ -1,0 +1,38 @@
+"""What the router core has counted and measured; plain numbers that the shell publishes and tests read.
+
+Every key is one of a few words of this program: none comes from a client, so each dict is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+OBSERVATIONS_MAX = 65536  # the shell drains them after every input; a bound in case it does not
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start.
+
+    Observations are (name, seconds): queue_seconds (arrival to first placement), ttft_seconds, itl_seconds (one a
+    token), ready_seconds (first token to decode), fetch_seconds, prefill_queue_seconds, prefill_compute_seconds,
+    request_seconds (arrival to end).
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)  # by outcome: length, stop, aborted, 429, 503 …
+    continuations: Counter[str] = field(default_factory=Counter)  # new attempts, by cause
+    stale_batons: Counter[str] = field(default_factory=Counter)  # by cause: stale, unreachable, lease_ended
+    refusals: Counter[str] = field(default_factory=Counter)  # by reason
+    dropped_messages: Counter[str] = field(default_factory=Counter)  # by cause: unknown, old_attempt, …
+    transitions: Counter[str] = field(default_factory=Counter)  # by table row: "waiting Placed"
+    workers_refused: Counter[str] = field(default_factory=Counter)  # by cause: protocol, role
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    fetched_bytes: int = 0
+    observations: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX))
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Note one measurement."""
+        self.observations.append((name, seconds))

@@ -1,0 +1,90 @@
+"""What goes into the router core for a client, and what comes out: requests, and effects to carry out in order.
+
+Effects are values; the shell sends, streams and answers, and decides nothing. Tokens of a request are delivered
+exactly once and in order, and each request ends exactly once. There is no text here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import FinishReason, Message
+from shared.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """One prompt of one client, validated and tokenized; `params.max_new_tokens` is final."""
+
+    rid: str  # unique among live requests
+    model: str  # as the client calls it
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0  # higher goes first
+    extra_key: str = ""  # keeps prefix caches apart: adapters, tenants
+    session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
+    eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt, found in a prefix cache by the first attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The request has all its output."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ends with an error; `status` is the HTTP status, the other words are OpenAI's."""
+
+    status: int  # 400, 404, 429, 500, 503 or 504
+    message: str
+    retry_after_seconds: float | None = None
+    code: str | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The client has gone; nobody reads this."""
+
+
+Outcome = Completed | Failed | Aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give `message` to the link of `peer`."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New output of a request; `index` is the place of token_ids[0] in the output."""
+
+    rid: str
+    index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last effect of a request."""
+
+    rid: str
+    outcome: Outcome
+
+
+Effect = Send | Tokens | Ended
