@@ -55,6 +55,12 @@ class Heartbeat(Message, frozen=True):
     """Sent when a link was quiet for a heartbeat interval."""
 
 
+class Closed(Message, frozen=True):
+    """The last frame of a session: its sender has ended it and reads no more of it."""
+
+    reason: str = ""
+
+
 # ---- router to prefill -----------------------------------------------------------------------------------------
 
 
@@ -180,8 +186,8 @@ class Load(Message, frozen=True):
     accepting: bool = True
 
 
-RouterToWorker = Hello | Heartbeat | Prefill | Renew | Release | Decode | Cancel
-WorkerToRouter = Hello | Heartbeat | Prefilled | Joined | Generated | Finished | Refused | Load
+RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Cancel
+WorkerToRouter = Hello | Heartbeat | Closed | Prefilled | Joined | Generated | Finished | Refused | Load
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_router = msgspec.msgpack.Decoder(RouterToWorker).decode
