@@ -1,8 +1,9 @@
 """What a link tells the core of its process: a peer came, a peer went, a message arrived.
 
-Between `PeerUp` and `PeerDown` of a peer its messages arrive in order, without gaps or repeats. After `PeerDown`
-everything in flight between the two is lost: a worker cancels all that router's requests, a router treats the
-worker as lost. The same peer may come up again; that is a new session, and nothing of the old one is delivered.
+Between `PeerUp` and `PeerDown` of a peer its messages arrive in order, without gaps or repeats. After
+`PeerDown` everything in flight between the two is lost: a worker cancels all that router's requests, a
+router treats the worker as lost. The same peer may come up again; that is a new session, and nothing of the
+old one is delivered.
 
 This file knows no sockets, so that cores can import it.
 """

@@ -1,0 +1,61 @@
+"""Who may speak on a link: CURVE key pairs for the two ends, derived from one secret seed.
+
+The deployment holds one secret of 32 random bytes (a Kubernetes Secret, or a file that `segue up` draws for
+one run). Each process derives what it needs, so there is nothing to distribute or to rotate but the seed.
+Knows no sockets: who is admitted with which key is `link_admission`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import zmq
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from zmq.utils import z85
+
+from shared.errors import ConfigError
+
+SEED_BYTES = 32
+
+LinkRole = Literal["router", "worker"]  # prefill and decode are alike here: they listen
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, 40 characters of Z85 each."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def derive_keys(seed: bytes, role: LinkRole) -> KeyPair:
+    """The key pair of one end (HKDF-SHA256, RFC 5869)."""
+    info = f"segue link key 1 {role}".encode()
+    secret = z85.encode(HKDF(algorithm=SHA256(), length=SEED_BYTES, salt=None, info=info).derive(seed))
+    return KeyPair(public=zmq.curve_public(secret), secret=secret)
+
+
+def read_seed(path: Path) -> bytes:
+    """The seed in this file. Raises ConfigError when it is missing, of the wrong size or open to everyone."""
+    try:
+        mode, seed = path.stat().st_mode, path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"link_seed_file {path} cannot be read: {error.strerror}") from None
+    if mode & 0o007:
+        raise ConfigError(f"link_seed_file {path} is open to every user of this machine; chmod it to 600")
+    if len(seed) != SEED_BYTES:
+        raise ConfigError(
+            f"link_seed_file {path} holds {len(seed)} bytes; expected {SEED_BYTES} random bytes"
+        )
+    return seed
+
+
+def write_new_seed(path: Path) -> None:
+    """Draw a seed into a new file that only this user can read. Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(os.urandom(SEED_BYTES))

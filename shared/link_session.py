@@ -1,0 +1,116 @@
+"""One session of a link: numbering, heartbeats and silence.
+
+ZMQ reconnects and drops without a word, so that a message was sent proves nothing about the one before it. A
+session makes the loss visible: the router draws 64 random bits for each connection, and every message then
+travels as three frames,
+
+    [session, 8 bytes] [sequence number, 8 bytes] [body: one msgpack message]
+
+numbered from 0 (the `Hello`) in each direction. A gap, a repeat, foreign bytes or silence ends the session;
+it is never repaired. Only `Closed` carries the number `LAST`, since who sends it may not know how far it
+had come.
+
+Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+LAST = 2**64 - 1
+
+_NUMBER = struct.Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Times and bounds of a link; both ends of a deployment should agree on the times."""
+
+    heartbeat_seconds: float = 1.0  # quiet for this long: send a heartbeat
+    silence_seconds: float = 3.0  # heard nothing for this long: the session is over; also the limit of a dial
+    redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
+    redial_seconds_max: float = 2.0
+    message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB
+    unsent_messages_max: int = 4096  # high-water mark of each peer, in and out, inside ZMQ
+    unread_messages_max: int = 16384  # events that wait for `receive`, all peers together
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What went wrong on the links of this process, by cause."""
+
+    refused_no_handshake: int = 0  # plain bytes, or a connection that never said anything
+    refused_unencrypted: int = 0  # speaks ZMQ, but without a key
+    refused_foreign_key: int = 0
+    refused_wrong_role: int = 0  # one of our keys, but not one that may dial
+    refused_hello: int = 0  # another protocol or role, or a worker linked already
+    malformed: int = 0  # an admitted peer sent what cannot be read
+    out_of_session: int = 0  # frames of a session that is over
+    sessions_begun: int = 0
+    sessions_ended: int = 0
+    messages_unsent: int = 0  # for a peer that was down already; its PeerDown was on the way
+
+
+class SessionError(Exception):
+    """The frames cannot be the next ones of this session; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The three frames, read but not yet believed."""
+
+    session: int
+    number: int
+    body: bytes
+
+
+def open_envelope(frames: list[bytes]) -> Envelope:
+    """Raises SessionError when these are not the frames of a message."""
+    if len(frames) != 3 or len(frames[0]) != _NUMBER.size or len(frames[1]) != _NUMBER.size:
+        raise SessionError("malformed: expected a session, a number and a body")
+    return Envelope(_NUMBER.unpack(frames[0])[0], _NUMBER.unpack(frames[1])[0], frames[2])
+
+
+def seal(session: int, number: int, body: bytes) -> list[bytes]:
+    """The inverse of `open_envelope`."""
+    return [_NUMBER.pack(session), _NUMBER.pack(number), body]
+
+
+class Session:
+    """One end of a session. Times are seconds of the caller's clock."""
+
+    def __init__(self, session: int, settings: LinkSettings, now: float):
+        self.session = session
+        self._settings = settings
+        self._sent = 0  # the number of the next message to send
+        self._received = 0  # the number of the next message to receive
+        self._sent_at = now
+        self._heard_at = now
+
+    def next_frames(self, body: bytes, now: float) -> list[bytes]:
+        """Number one message."""
+        frames = seal(self.session, self._sent, body)
+        self._sent += 1
+        self._sent_at = now
+        return frames
+
+    def accept(self, envelope: Envelope, now: float) -> None:
+        """Raises SessionError unless `envelope` is the next message of this session, or its last."""
+        if envelope.session != self.session:
+            raise SessionError("another session")
+        if envelope.number not in (self._received, LAST):
+            kind = "gap" if envelope.number > self._received else "repeat"
+            raise SessionError(f"{kind}: expected message {self._received}, met {envelope.number}")
+        self._received += 1
+        self._heard_at = now
+
+    @property
+    def heartbeat_at(self) -> float:
+        """When a heartbeat is due if nothing else is sent."""
+        return self._sent_at + self._settings.heartbeat_seconds
+
+    @property
+    def silent_at(self) -> float:
+        """When the session is over if nothing more is heard."""
+        return self._heard_at + self._settings.silence_seconds
