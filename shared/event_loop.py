@@ -73,7 +73,8 @@ class EventLoop:
         self._depth = 1 if overlap else 0
         self._in_flight: deque[ScheduleBatch] = deque()
         self._launched = False
-        self._was_idle = False
+        self._progressed = False
+        self._checked = False
 
     def turn(self) -> None:
         """One turn; blocks while there is nothing to do."""
@@ -82,7 +83,8 @@ class EventLoop:
 
     def begin(self) -> None:
         """Everything up to the launch. Blocks on the links only when idle, on the device only for exceptions."""
-        events = self._links.receive(self._patience_seconds())
+        events = self._links.receive(self.patience_seconds())
+        self._progressed = False
         now = self._clock()
         for event in events:
             self._scheduler.on_link(event, now)
@@ -119,21 +121,22 @@ class EventLoop:
         if batch is not None:
             self._device.launch(batch)
             self._in_flight.append(batch)
-        elif not self._in_flight:
-            self._rest()
-        self._was_idle = not self._in_flight
-
-    def _rest(self) -> None:
-        if not self._was_idle and not self._scheduler.awaits_transfer():
+            self._progressed = True
+            self._checked = False
+        elif not self._in_flight and not self._checked:
             self._scheduler.check()
+            self._checked = True
 
     def _settle_oldest(self) -> None:
         batch = self._in_flight.popleft()
         token_ids = self._device.wait(batch.step)
+        self._scheduler.reclaim(batch.step)
         self._scheduler.settle(batch, token_ids, self._clock())
+        self._progressed = True
 
-    def _patience_seconds(self) -> float:
-        if self._in_flight or self._launched:
+    def patience_seconds(self) -> float:
+        """How long the next `begin` may block: not at all while the last turn changed anything."""
+        if self._in_flight or self._progressed:
             return 0.0
         deadline = self._scheduler.next_deadline()
         patience = IDLE_WAIT_SECONDS_MAX

@@ -60,6 +60,14 @@ class Leases:
         self._by_rid[req.rid] = lease
         return lease
 
+    def all(self) -> list[Lease]:
+        """The living leases, oldest first."""
+        return list(self._by_rid.values())
+
+    def find(self, rid: str) -> Lease | None:
+        """The lease of this request, of whatever attempt."""
+        return self._by_rid.get(rid)
+
     def of(self, rid: str, attempt: int) -> Lease | None:
         """The lease of this attempt, if it still lives."""
         lease = self._by_rid.get(rid)

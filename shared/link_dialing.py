@@ -77,7 +77,7 @@ class DialingEnd:
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self._hello = hello
         self._settings = settings
-        self._counters = counters
+        self.counters = counters
         self._draw_session = draw_session
         self._links: dict[str, _WorkerLink] = {}  # by address
         self._peers: dict[str, _WorkerLink] = {}
@@ -97,7 +97,7 @@ class DialingEnd:
         """Take one message from a worker; whatever is wrong with it ends this session only."""
         link = self._links.get(address)
         if link is None or link.session is None:
-            self._counters.out_of_session += 1
+            self.counters.out_of_session += 1
             return
         try:
             envelope = open_envelope(frames)
@@ -112,14 +112,14 @@ class DialingEnd:
             elif not isinstance(message, Heartbeat):
                 self.events.append(Received(link.peer, message))
         except (SessionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self._counters.malformed += 1
+            self.counters.malformed += 1
             self.end(address, str(error), now)
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
         """Send within `session`; dropped and counted when that is over, which its sender is yet to hear."""
         link = self._peers.get(peer)
         if link is None or link.session is None or link.session.session != session:
-            self._counters.messages_unsent += 1
+            self.counters.messages_unsent += 1
         elif len(body) > self._settings.message_bytes_max:
             self.end(link.address, f"message of {len(body)} bytes is over message_bytes_max", now)
         else:
@@ -142,7 +142,7 @@ class DialingEnd:
         if link.peer:
             del self._peers[link.peer]
             self.events.append(PeerDown(link.peer, reason))
-            self._counters.sessions_ended += 1
+            self.counters.sessions_ended += 1
             log.info("link.down", peer=link.peer, address=address, reason=reason)
             link.peer = ""
         elif link.failures == 1:
@@ -187,12 +187,12 @@ class DialingEnd:
         elif peer in self._peers:
             refusal = f"the same worker is linked through {self._peers[peer].address}"
         if refusal:
-            self._counters.refused_hello += 1
+            self.counters.refused_hello += 1
             log.warning("link.refused", peer=peer, address=link.address, reason=refusal)
             self.end(link.address, refusal, now)
             return
         link.peer, link.failures = peer, 0
         self._peers[peer] = link
-        self._counters.sessions_begun += 1
+        self.counters.sessions_begun += 1
         self.events.append(PeerUp(peer, message))
         log.info("link.up", peer=peer, address=link.address)

@@ -33,7 +33,8 @@ class Req:
     params: SamplingParams
     priority: int = 0
     extra_key: str = ""
-    arrived_at: float = 0.0
+    arrived_at: float = 0.0  # seconds on the worker's clock
+    started_at: float = 0.0  # when its first step or its fetch was planned
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's

@@ -1,0 +1,139 @@
+"""Requests whose KV is on its way here: from the `Decode` command to the moment they may join a batch.
+
+    Decode ─► ARRIVING (pages taken, fetch started) ─┬─ Landed ─► joins the next batch, always
+                                                     ├─ Stale  ─► Refused(stale), pages free
+                                                     ├─ Failed ─► Refused(unreachable), pages quarantined until Ended
+                                                     └─ Cancel ─► fetch abandoned, pages quarantined until Ended
+
+Only DONE proves that a read has ended, so a page that an unproven read may still write to belongs to nobody. What
+the radix cache of this worker holds already is not fetched; if it holds everything, there is no fetch at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decode.counters import DecodeCounters
+from shared.baton import Baton
+from shared.effects import AbandonFetch, Effect, StartFetch
+from shared.kv_memory import KvMemory
+from shared.page_pool import PageState
+from shared.req import Req
+from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The request's pages are its own and valid."""
+
+    req: Req
+    fetched_bytes: int
+    fetch_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotArrived:
+    """The request holds nothing here any more; `stale` tells a lease that ended from a fetch that failed."""
+
+    req: Req
+    stale: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """The fetches in flight, and the pages of those that were never proven to have ended."""
+
+    memory: KvMemory
+    counters: DecodeCounters
+    effects: list[Effect]
+    _fetching: dict[int, Req] = field(default_factory=dict)
+    _quarantined: dict[int, tuple[float, list[int]]] = field(default_factory=dict)  # since when, pages
+    _next_fetch_id: int = 1
+
+    @property
+    def requests(self) -> list[Req]:
+        """Requests that are arriving, oldest first."""
+        return list(self._fetching.values())
+
+    @property
+    def quarantined_pages(self) -> int:
+        """Pages nobody may use, because bytes may still land in them."""
+        return self.memory.pool.count(PageState.QUARANTINED)
+
+    def quarantined_since(self) -> float | None:
+        """When the oldest fetch still unproven was given up."""
+        return min((since for since, _ in self._quarantined.values()), default=None)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the fetcher has anything to tell."""
+        return bool(self._fetching or self._quarantined)
+
+    def start(self, req: Req, baton: Baton) -> Arrived | None:
+        """Fetch what is not cached here into fresh pages; `Arrived` at once when nothing is missing.
+
+        The request is matched and locked already, and the caller has made sure that the pages are free.
+        """
+        start_page = len(req.pages)
+        missing = self.memory.pages_for(baton.kv_len) - start_page
+        if missing == 0:
+            self.counters.full_hits += 1
+            return self._arrive(req, 0, 0.0)
+        into = self.memory.give(req, missing, PageState.ARRIVING)
+        assert into is not None
+        fetch_id = self._next_fetch_id
+        self._next_fetch_id += 1
+        self._fetching[fetch_id] = req
+        self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
+        return None
+
+    def on_fetch(self, event: FetchEvent, now: float) -> Arrived | NotArrived | None:
+        """What a fetch event means for its request; None if the request is gone already."""
+        match event:
+            case Ended(fetch_id):
+                _, pages = self._quarantined.pop(fetch_id)
+                self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
+                return None
+            case Collected():
+                return None  # nobody reads from a decode worker yet
+            case Landed(fetch_id, fetched_bytes, seconds):
+                req = self._fetching.pop(fetch_id)
+                self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
+                return self._arrive(req, fetched_bytes, seconds)
+            case Stale(fetch_id):
+                req = self._fetching.pop(fetch_id)
+                self.counters.stale += 1
+                self.memory.release(req, PageState.ARRIVING)
+                return NotArrived(req, stale=True, detail="the lease ended before the pages were read")
+            case Failed(fetch_id, reason, ended):
+                req = self._fetching.pop(fetch_id)
+                self.counters.unreachable += 1
+                self._give_up(fetch_id, req, ended, now)
+                return NotArrived(req, stale=False, detail=reason)
+
+    def abandon(self, req: Req, now: float) -> bool:
+        """Stop waiting for the request's pages. False: it is not arriving."""
+        for fetch_id, arriving in self._fetching.items():
+            if arriving is req:
+                del self._fetching[fetch_id]
+                self.effects.append(AbandonFetch(fetch_id))
+                self._give_up(fetch_id, req, False, now)
+                return True
+        return False
+
+    def _give_up(self, fetch_id: int, req: Req, ended: bool, now: float) -> None:
+        if not ended:
+            self.counters.quarantines += 1
+            self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.QUARANTINED)
+            self._quarantined[fetch_id] = (now, req.owned)
+            req.owned = []
+        self.memory.release(req, PageState.ARRIVING)
+
+    def _arrive(self, req: Req, fetched_bytes: int, seconds: float) -> Arrived:
+        req.kv_len = req.launched_len = len(req.token_ids) - 1
+        self.memory.commit(req)
+        self.counters.joined += 1
+        self.counters.fetched_bytes += fetched_bytes
+        self.counters.cached_tokens += req.cached_len
+        return Arrived(req, fetched_bytes, seconds)

@@ -1,0 +1,33 @@
+"""What has happened on a decode worker so far: plain numbers, published by the shell and read by tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class DecodeCounters:
+    """`observations` are (metric, value) pairs since the shell last took them."""
+
+    requests: int = 0
+    joined: int = 0
+    full_hits: int = 0  # joined without a fetch: all pages were cached here
+    fetched_bytes: int = 0
+    cached_tokens: int = 0
+    no_room: int = 0
+    stale: int = 0  # the lease had ended before the reads did
+    unreachable: int = 0  # the fetch failed
+    quarantines: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    finished: int = 0
+    decode_steps: int = 0
+    prebuilt_steps: int = 0
+    generated_tokens: int = 0
+    extra_tokens: int = 0  # computed by an overlapped step for a request that had ended, discarded
+    sat_out: int = 0  # rows that lacked a page and missed a step
+    retractions: int = 0
+    backups: int = 0
+    resumes: int = 0
+    sent_back: int = 0  # retracted without room in host memory: another attempt recomputes them
+    observations: list[tuple[str, float]] = field(default_factory=list)

@@ -1,0 +1,377 @@
+"""Plans EXTEND batches, and keeps what they computed under leases until somebody has fetched it.
+
+A request's way through a prefill worker:
+
+    Prefill ─► waiting ─► running (its chunks, one or more steps) ─► leased ─► Release, Cancel or expiry
+                             └─ ends with its first token ─► gone
+
+It knows nothing of decode workers: whoever holds the baton may read. Under overload waiting happens before
+computing: no new request starts while leases hold more than `lease_share` of the pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from prefill.config import PrefillConfig
+from shared.audience import Audience
+from shared.baton import Baton, Holder
+from shared.effects import Effect, Send
+from shared.errors import InvariantError
+from shared.kv_memory import KvMemory
+from shared.leases import Lease, Leases
+from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.messages import Cancel, Load, Prefill, Prefilled, Refused, Release, Renew
+from shared.page_pool import PageState
+from shared.req import Req
+from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.schedule_policy import AddResult, Extend, PrefillAdder, order_waiting
+from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
+
+
+@dataclass(slots=True)
+class PrefillCounters:
+    """What has happened so far; `observations` are (metric, value) pairs since the shell last took them."""
+
+    requests: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    extend_steps: int = 0
+    extend_tokens: int = 0
+    chunks: int = 0  # EXTEND rows that were not the last of their request
+    cached_tokens: int = 0
+    leases_granted: int = 0
+    leases_released: int = 0
+    leases_expired: int = 0
+    collected: int = 0
+    late_collections: int = 0  # notifications of leases that had ended
+    observations: list[tuple[str, float]] = field(default_factory=list)
+
+
+class PrefillScheduler:
+    """The core of a prefill worker."""
+
+    def __init__(
+        self,
+        config: PrefillConfig,
+        *,
+        pages: int,
+        context_len: int,
+        holder: Holder,
+        words: LeaseWords,
+        kv_format: str,
+        eos_token_ids: frozenset[int],
+        epoch: int,
+    ):
+        self._config = config
+        self._context_len = context_len
+        self._holder = holder
+        self._kv_format = kv_format
+        self._eos_token_ids = eos_token_ids
+        self.memory = KvMemory(pages, config.page_size, config.eviction_policy)
+        self.leases = Leases(words, epoch, config.lease_seconds)
+        self.counters = PrefillCounters()
+        self._audience = Audience(config.load_seconds)
+        self._effects: list[Effect] = []
+        self._arrivals = 0
+        self._waiting: dict[str, Req] = {}
+        self._running: dict[str, Req] = {}  # in a slot
+        self._chunked: Req | None = None  # the one of them whose prompt is not yet planned to its end
+        self._free_slots = deque(range(config.slots))
+        self._planned: dict[int, list[Extend]] = {}  # steps launched and not settled
+
+    # ---- what comes in ----
+
+    def on_link(self, event: LinkEvent, now: float) -> None:
+        """A router came, went, or sent a command."""
+        match event:
+            case PeerUp(peer, _):
+                self._audience.join(peer)
+            case PeerDown(peer, _):
+                self._audience.leave(peer)
+                self._forget_router(peer)
+            case Received(peer, Prefill() as command):
+                self._intake(peer, command, now)
+            case Received(_, Renew(rid, attempt)):
+                self.leases.renew(rid, attempt, now)
+            case Received(_, Release(rid, attempt)):
+                if lease := self.leases.of(rid, attempt):
+                    self.counters.leases_released += 1
+                    self._end(lease)
+            case Received(_, Cancel(rid, attempt)):
+                self._cancel(rid, attempt)
+            case Received(peer, message):
+                raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
+
+    def on_fetch(self, event: FetchEvent, now: float) -> None:
+        """A reader tells that it is done; the router's Release ends the lease."""
+        del now
+        if isinstance(event, Collected):
+            if self.leases.collect(event):
+                self.counters.collected += 1
+            else:
+                self.counters.late_collections += 1
+
+    def on_copy(self, copy_id: int, now: float) -> None:
+        """A prefill worker starts no copies."""
+        raise InvariantError(f"copy {copy_id} finished at {now}, but none was started")
+
+    def tick(self, now: float) -> None:
+        """End the leases nobody renewed; tell the load."""
+        for lease in self.leases.expired(now):
+            self.counters.leases_expired += 1
+            self._end(lease)
+        if self._audience.due(now):
+            self._effects.extend(self._audience.push(self._load(), now))
+
+    def reclaim(self, completed_step: int) -> None:
+        """The device has completed all steps up to `completed_step`."""
+        self.memory.pool.reclaim(completed_step)
+
+    # ---- steps ----
+
+    def settles_first(self) -> bool:
+        """Of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT."""
+        ends_a_prompt = any(extend.last for extends in self._planned.values() for extend in extends)
+        return ends_a_prompt and bool(self._waiting or self._chunked)
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        """The next EXTEND batch: the rest of the chunked request first, then whoever fits."""
+        adder = PrefillAdder(
+            self.memory.cache,
+            self.memory.pool,
+            page_size=self._config.page_size,
+            max_prefill_tokens=self._config.max_prefill_tokens,
+            chunked_prefill_size=self._config.chunked_prefill_size,
+        )
+        if self._chunked is not None:
+            adder.add_chunked(self._chunked)
+        if self._chunked is None or (adder.extends and adder.extends[0].last):
+            self._admit(adder, now)
+        if not adder.extends:
+            return None
+        return self._batch(adder.extends)
+
+    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+        """Commit what the step computed; hand over the requests whose prompt it completed."""
+        sampled = iter(token_ids)
+        for extend in self._planned.pop(batch.step):
+            token_id = next(sampled) if extend.last else None
+            req = extend.req
+            if self._running.get(req.rid) is not req:
+                continue  # cancelled while the step ran
+            req.kv_len = extend.end
+            self.memory.commit(req)
+            if token_id is not None:
+                self._hand_over(req, token_id, now)
+
+    # ---- what goes out ----
+
+    def drain(self) -> list[Effect]:
+        """What is to be done, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self.leases.next_expiry()
+
+    def awaits_transfer(self) -> bool:
+        """Whether readers may be at work: their notifications are polled for."""
+        return len(self.leases) > 0
+
+    @property
+    def slots_used(self) -> int:
+        """Requests in slots."""
+        return len(self._running)
+
+    def check(self) -> None:
+        """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
+        self.memory.check()
+        holders = [*self._running.values(), *(lease.req for lease in self.leases.all())]
+        owned = sum(len(req.owned) for req in holders)
+        if owned != self.memory.pool.count(PageState.OWNED):
+            raise InvariantError(
+                f"{[req.rid for req in holders]} own {owned} pages, "
+                f"but {self.memory.pool.count(PageState.OWNED)} are owned"
+            )
+        if len(self._running) + len(self._free_slots) != self._config.slots:
+            raise InvariantError(f"{len(self._running)} requests, {len(self._free_slots)} slots free")
+
+    # ---- intake and end ----
+
+    def _intake(self, router: str, command: Prefill, now: float) -> None:
+        self._cancel(command.rid, command.attempt - 1)
+        if command.rid in self._waiting or command.rid in self._running:
+            return  # a newer attempt is here already
+        total_tokens = len(command.token_ids)
+        if total_tokens > self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
+            self.counters.refused += 1
+            detail = f"{total_tokens} tokens exceed this worker's context or pages"
+            self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
+            return
+        self._arrivals += 1
+        self.counters.requests += 1
+        self._waiting[command.rid] = Req(
+            rid=command.rid,
+            attempt=command.attempt,
+            router=router,
+            arrival=self._arrivals,
+            token_ids=list(command.token_ids),
+            prompt_len=command.prompt_len,
+            params=command.params,
+            priority=command.priority,
+            extra_key=command.extra_key,
+            arrived_at=now,
+        )
+
+    def _cancel(self, rid: str, attempt: int) -> None:
+        """Forget the request, whatever its state, if it is of this attempt or an older one."""
+        lease = self.leases.find(rid)
+        if lease is not None and lease.req.attempt <= attempt:
+            self.counters.cancelled += 1
+            self._end(lease)
+        req = self._waiting.get(rid) or self._running.get(rid)
+        if req is not None and req.attempt <= attempt:
+            self.counters.cancelled += 1
+            self._drop(req)
+
+    def _forget_router(self, router: str) -> None:
+        for lease in self.leases.of_router(router):
+            self._end(lease)
+        for req in [*self._waiting.values(), *self._running.values()]:
+            if req.router == router:
+                self._drop(req)
+
+    def _drop(self, req: Req) -> None:
+        if self._waiting.pop(req.rid, None) is None:
+            self._leave_slot(req)
+            self.memory.release(req)
+
+    def _end(self, lease: Lease) -> None:
+        self.memory.release(self.leases.end(lease))
+
+    def _leave_slot(self, req: Req) -> None:
+        del self._running[req.rid]
+        assert req.slot is not None
+        self._free_slots.append(req.slot)
+        req.slot = None
+        if self._chunked is req:
+            self._chunked = None
+
+    # ---- planning ----
+
+    def _admit(self, adder: PrefillAdder, now: float) -> None:
+        if self.leases.pages > self._config.lease_share * self.memory.pool.total:
+            return
+        for req in order_waiting(self._config.queue_policy, list(self._waiting.values()), self.memory.cache):
+            if not self._free_slots or self.leases.free <= len(self._running):
+                return  # every running request will need a lease word
+            result = adder.add(req)
+            if adder.extends and adder.extends[-1].req is req:
+                self._start(req, adder.extends[-1], now)
+            if result is not AddResult.CONTINUE:
+                return
+
+    def _start(self, req: Req, extend: Extend, now: float) -> None:
+        del self._waiting[req.rid]
+        req.slot = self._free_slots.popleft()
+        req.kv_len = req.launched_len = req.cached_len
+        req.started_at = now
+        self._running[req.rid] = req
+        self.counters.cached_tokens += req.cached_len
+        if not extend.last:
+            self._chunked = req
+
+    def _batch(self, extends: list[Extend]) -> ScheduleBatch:
+        joins, grants, rows = [], [], []
+        for extend in extends:
+            req = extend.req
+            assert req.slot is not None
+            if extend.start == req.cached_len:
+                joins.append(_join(req))
+            else:
+                held = self.memory.pages_for(extend.start)
+                grants.append(PageGrant(req.slot, tuple(req.pages[held:])))
+            rows.append(
+                ExtendRow(req.slot, req.token_ids[extend.start : extend.end], extend.start, extend.last)
+            )
+            req.launched_len = extend.end
+            self._chunked = None if extend.last and self._chunked is req else self._chunked
+        self.memory.launched_step += 1
+        self._planned[self.memory.launched_step] = extends
+        self.counters.extend_steps += 1
+        self.counters.extend_tokens += sum(extend.end - extend.start for extend in extends)
+        self.counters.chunks += sum(not extend.last for extend in extends)
+        return ScheduleBatch(
+            step=self.memory.launched_step,
+            mode=ForwardMode.EXTEND,
+            joins=tuple(joins),
+            grants=tuple(grants),
+            extend=tuple(rows),
+        )
+
+    def _hand_over(self, req: Req, token_id: int, now: float) -> None:
+        """The prompt is computed and the first token sampled: lease the pages, or end here."""
+        req.token_ids.append(token_id)
+        self._leave_slot(req)
+        finish = req.finish_reason(self._eos_token_ids)
+        baton = None if finish else self._lease(req, now)
+        if finish:
+            self.memory.release(req)
+        prefilled = Prefilled(
+            rid=req.rid,
+            attempt=req.attempt,
+            index=req.output_len - 1,
+            token_ids=(token_id,),
+            baton=baton,
+            finish=finish,
+            cached_tokens=req.cached_len,
+            queue_seconds=req.started_at - req.arrived_at,
+            compute_seconds=now - req.started_at,
+        )
+        self.counters.observations += [
+            ("queue_seconds", prefilled.queue_seconds),
+            ("prefill_seconds", prefilled.compute_seconds),
+        ]
+        self._effects.append(Send(req.router, prefilled))
+
+    def _lease(self, req: Req, now: float) -> Baton:
+        lease = self.leases.grant(req, now)
+        self.counters.leases_granted += 1
+        return Baton(
+            rid=req.rid,
+            attempt=req.attempt,
+            holder=self._holder,
+            kv_format=self._kv_format,
+            lease=lease.index,
+            nonce=lease.nonce,
+            kv_len=req.kv_len,
+            prompt_len=req.prompt_len,
+            pages=tuple(req.pages),
+        )
+
+    def _load(self) -> Load:
+        waiting = sum(len(req.token_ids) for req in self._waiting.values())
+        computing = sum(len(req.token_ids) - req.launched_len for req in self._running.values())
+        return Load(
+            queued=len(self._waiting),
+            queued_tokens=waiting + computing,
+            running=len(self._running),
+            running_tokens=sum(len(req.token_ids) for req in self._running.values()),
+            free_pages=self.memory.room,
+            slots_free=len(self._free_slots),
+        )
+
+
+def _join(req: Req) -> SlotJoin:
+    assert req.slot is not None
+    return SlotJoin(
+        slot=req.slot,
+        pages=tuple(req.pages),
+        kv_len=req.cached_len,
+        params=req.params,
+        prompt_len=req.prompt_len,
+        token_ids=tuple(req.token_ids) if req.params.needs_history else (),
+    )

@@ -1,0 +1,39 @@
+"""The routers a worker talks to, and when they hear of its load.
+
+`Load` is pushed, not scraped: at once to a router that has just come, else when it changed, at most every
+`load_seconds`.
+"""
+
+from __future__ import annotations
+
+from shared.effects import Send
+from shared.messages import Load
+
+
+class Audience:
+    """The routers with a session now, in the order they came."""
+
+    def __init__(self, load_seconds: float):
+        self._load_seconds = load_seconds
+        self._told: dict[str, Load | None] = {}
+        self._next_push = 0.0
+
+    def join(self, router: str) -> None:
+        """A router's session has begun."""
+        self._told[router] = None
+        self._next_push = 0.0
+
+    def leave(self, router: str) -> None:
+        """A router's session has ended."""
+        self._told.pop(router, None)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to look at the load again."""
+        return bool(self._told) and now >= self._next_push
+
+    def push(self, load: Load, now: float) -> list[Send]:
+        """The messages to send; the next look is `load_seconds` from now."""
+        self._next_push = now + self._load_seconds
+        late = [router for router, told in self._told.items() if told != load]
+        self._told.update(dict.fromkeys(late, load))
+        return [Send(router, load) for router in late]
