@@ -89,7 +89,7 @@ class Retraction:
 
     def resume(self, growth_pages: int) -> Req | None:
         """Bring the first retracted request back if its pages and `growth_pages` more fit."""
-        if not self._retracted:
+        if not self._retracted or self.memory.room < growth_pages:
             return None
         req, host_pages = self._retracted[0]
         self.memory.match(req, req.kv_len)

@@ -67,7 +67,7 @@ class DecodeScheduler:
         self._running: dict[str, Req] = {}
         self._free_slots = deque(range(config.slots))
         self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
-        self._dropped_copies: set[Req] = set()  # cancelled while their pages were being copied
+        self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
     # ---- what comes in ----
 
@@ -97,13 +97,12 @@ class DecodeScheduler:
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """Pages are in host memory, or back from it."""
-        del now
         restored = self._retraction.on_copy(copy_id)
         if restored is not None:
             self._joining.append(restored)
-        for req in [req for req in self._dropped_copies if not self._retraction.is_copying(req)]:
-            self._dropped_copies.remove(req)
-            self._forget(req)
+        dropped, self._dropped = self._dropped, []
+        for req in dropped:
+            self._drop(req, now)
 
     def tick(self, now: float) -> None:
         """Tell the load."""
@@ -194,8 +193,9 @@ class DecodeScheduler:
 
     def _intake(self, router: str, command: Decode, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1, now)
-        if command.rid in self._reqs:
-            return  # a newer attempt is here already, or an older one's copy still runs
+        present = self._reqs.get(command.rid)
+        if present is not None and present.attempt >= command.attempt:
+            return  # the same attempt or a newer one is here already
         self._number += 1
         self.counters.requests += 1
         req = Req(
@@ -213,6 +213,9 @@ class DecodeScheduler:
         )
         if problem := self._never_fits(req, command):
             self._refuse(req, *problem)
+            return
+        if present is not None:
+            self._refuse(req, "no_room", "the pages of an older attempt are still being copied")
             return
         kv_len = command.baton.kv_len
         self.memory.match(req, kv_len)
@@ -281,7 +284,7 @@ class DecodeScheduler:
     def _drop(self, req: Req, now: float) -> None:
         """Give up everything the request holds, in whatever state it is."""
         if self._retraction.is_copying(req):
-            self._dropped_copies.add(req)
+            self._dropped.append(req)  # again when the copy has ended
             return
         if req in self._joining:
             self._joining.remove(req)
@@ -303,21 +306,24 @@ class DecodeScheduler:
         self._forget(req)
 
     def _forget(self, req: Req) -> None:
-        self._reqs.pop(req.rid, None)
-        self._running.pop(req.rid, None)
+        if self._reqs.get(req.rid) is req:
+            del self._reqs[req.rid]
+            self._running.pop(req.rid, None)
+        self._leave_slot(req)
+        if not self._reqs:
+            self._ratio.reset()
+
+    def _leave_slot(self, req: Req) -> None:
+        """The slot may be taken again at once: the device applies joins in the order of the steps."""
         if req.slot is not None:
             self._free_slots.append(req.slot)
             req.slot = None
-        if not self._reqs:
-            self._ratio.reset()
 
     # ---- planning ----
 
     def _prebuilt(self) -> ScheduleBatch:
         joins = []
         for req in self._joining:
-            if req.slot is None:
-                req.slot = self._free_slots.popleft()
             req.launched_len = req.kv_len
             self._running[req.rid] = req
             joins.append(_join(req))
@@ -368,6 +374,7 @@ class DecodeScheduler:
             victim = self._retraction.victim(running)
             running.remove(victim)
             del self._running[victim.rid]
+            self._leave_slot(victim)
             self._retraction.retract(victim)
             retracted = True
         if retracted:
@@ -389,10 +396,6 @@ class DecodeScheduler:
             self.memory.commit(req)
             self.memory.release(req)
             self._refuse(req, "stale", "retracted, and host memory had no room for its pages")
-        for req in self._retraction.requests:
-            if req.slot is not None and req.launched_len == req.kv_len:
-                self._free_slots.append(req.slot)
-                req.slot = None
 
     def _resume(self) -> None:
         while self._free_slots:

@@ -178,8 +178,8 @@ class PrefillScheduler:
         return self.leases.next_expiry()
 
     def awaits_transfer(self) -> bool:
-        """Whether readers may be at work: their notifications are polled for."""
-        return len(self.leases) > 0
+        """No: the notifications of readers change nothing here, they can wait for the next turn."""
+        return False
 
     @property
     def slots_used(self) -> int:
@@ -203,8 +203,8 @@ class PrefillScheduler:
 
     def _intake(self, router: str, command: Prefill, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1)
-        if command.rid in self._waiting or command.rid in self._running:
-            return  # a newer attempt is here already
+        if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
+            return  # the same attempt or a newer one is here already
         total_tokens = len(command.token_ids)
         if total_tokens > self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
             self.counters.refused += 1
