@@ -1,0 +1,111 @@
+"""Settings of a router: where it listens, whom it dials, its bounds.
+
+Those that the pure core is told have the names that `RouterSettings` has.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from router.settings import RouterSettings
+from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds
+
+Policy = Literal[
+    "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
+]
+
+
+class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
+    """Segue's router: OpenAI's HTTP API in front of prefill and decode workers."""
+
+    model: Annotated[
+        str, Meta(description="folder with tokenizer, chat template and config; the router reads no weights")
+    ] = ""
+    served_model_name: Annotated[
+        str, Meta(description="what clients call the model; empty: the name of its folder")
+    ] = ""
+    port: Annotated[Port, Meta(description="OpenAI's API, probes and metrics")] = 8000
+    workers: Annotated[
+        tuple[str, ...],
+        Meta(description="static discovery: prefill=HOST:PORT and decode=HOST:PORT, their links ports"),
+    ] = ()
+    tokenizer_threads: Annotated[
+        PositiveInt, Meta(description="threads that tokenize, off the event loop; tokenizers release the GIL")
+    ] = 2
+    max_body_bytes: Annotated[
+        PositiveInt,
+        Meta(description="a larger request body is a 413; a prompt of a million tokens is smaller"),
+    ] = 4 << 20
+    stream_backlog_bytes: Annotated[
+        PositiveInt,
+        Meta(description="unread output after which a client is cut: it reads slower than it types"),
+    ] = 1 << 20
+    keepalive_seconds: Annotated[
+        Seconds, Meta(description="a stream silent for so long gets a comment line: proxies cut at 60 s")
+    ] = 10.0
+    queue_max: Annotated[
+        PositiveInt,
+        Meta(description="waiting requests; above it 429: a later answer would come too late anyway"),
+    ] = 1024
+    ready_max: Annotated[
+        PositiveInt, Meta(description="requests in prefill or ready: each ties up pages of a prefill worker")
+    ] = 512
+    prefill_policy: Annotated[
+        Policy, Meta(description="placement of prefill; a computed prefix is the cheapest one")
+    ] = "cache_aware"
+    decode_policy: Annotated[
+        Policy, Meta(description="placement of decode; KV held is what slows a step and fills a pool")
+    ] = "total_tokens"
+    losses_max: Annotated[
+        PositiveInt,
+        Meta(description="lost attempts of one request, so that one that kills workers cannot kill all"),
+    ] = 3
+    waiting_seconds_max: Annotated[
+        Seconds, Meta(description="until a worker takes a new request; then 503")
+    ] = 30.0
+    ready_seconds_max: Annotated[
+        Seconds, Meta(description="from the first token until a decode worker has room; then 503")
+    ] = 30.0
+    worker_return_seconds: Annotated[
+        Seconds, Meta(description="a broken-off stream waits so long for a worker: one restarts within it")
+    ] = 60.0
+    request_seconds_max: Annotated[
+        float,
+        Meta(ge=0.0, description="the whole request, then 504; 0: no limit, long outputs are legitimate"),
+    ] = 0.0
+    renew_seconds: Annotated[
+        Seconds, Meta(description="between renewals of a lease; several fit into the worker's leaseSeconds")
+    ] = 1.0
+    retry_after_seconds: Annotated[Seconds, Meta(description="told to clients with 429 and 503")] = 1.0
+    no_room_seconds: Annotated[
+        Seconds,
+        Meta(description="a worker that refused is left alone so long: as often as it tells its load"),
+    ] = 0.1
+    prefilling_per_slot: Annotated[
+        float,
+        Meta(gt=0.0, description="outstanding requests a prefill slot: one computes, one stands behind it"),
+    ] = 2.0
+    cache_hit_tokens_min: Annotated[
+        Count, Meta(description="a shorter expected hit saves too little to unbalance the fleet")
+    ] = 128
+    imbalance_tokens_max: Annotated[
+        Count, Meta(description="above this gap in queued tokens a hit no longer attracts")
+    ] = 8192
+    imbalance_ratio_max: Annotated[
+        float, Meta(ge=1.0, description="… if the fullest also has so many times the tokens of the emptiest")
+    ] = 1.5
+    prefix_blocks_max: Annotated[
+        PositiveInt, Meta(description="remembered prefix blocks a worker: about a million tokens of prompts")
+    ] = 16384
+    ended_requests_max: Annotated[
+        PositiveInt, Meta(description="ended requests kept for /debug/requests")
+    ] = 1000
+
+    def core_settings(self) -> RouterSettings:
+        """What of this the pure core is told."""
+        shared = {
+            name: getattr(self, name) for name in RouterSettings.__dataclass_fields__ if name != "models"
+        }
+        return RouterSettings(models=(self.served_model_name,), **shared)

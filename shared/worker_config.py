@@ -1,0 +1,90 @@
+"""Settings that both kinds of worker have: the model, the device, the KV pool and how pages travel.
+
+What only one role decides by lies in `prefill/config.py` and `decode/config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds, Share
+
+
+class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
+    """What every worker can be told."""
+
+    model: Annotated[
+        str,
+        Meta(description="folder with safetensors, config and tokenizer; `segue up` resolves names and ids"),
+    ] = ""
+    served_model_name: Annotated[
+        str, Meta(description="what clients call the model; empty: the name of its folder")
+    ] = ""
+    http_port: Annotated[Port, Meta(description="/livez, /readyz and /metrics; 0: any free port")] = 8001
+    links_port: Annotated[Port, Meta(description="where routers dial in; 0: any free port")] = 8002
+    kv_ports: Annotated[
+        str,
+        Meta(
+            pattern=r"^\d{1,5}-\d{1,5}$",
+            description="ports of the KV plane (UCX_TCP_PORT_RANGE): one range that a NetworkPolicy can close; "
+            "workers on one host may share it, each takes the next free port",
+        ),
+    ] = "20000-20999"
+    kv_interface: Annotated[
+        str, Meta(description="network interface of the KV plane; `lo` keeps it on this machine; empty: all")
+    ] = "lo"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda where torch finds it, else cpu")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="of weights and KV; auto: float32 on cpu (exact), the model's own on cuda"),
+    ] = "auto"
+    threads: Annotated[
+        Count,
+        Meta(description="CPU threads of the device; 0: the cgroup's share of cores, else the machine's"),
+    ] = 0
+    page_size: Annotated[
+        PositiveInt,
+        Meta(le=1024, description="tokens a page; 16 wastes half a page a request and still moves fast"),
+    ] = 16
+    pages: Annotated[
+        Count, Meta(description="pages of the KV pool; 0: what memory leaves after weights and 1 GiB of room")
+    ] = 0
+    slots: Annotated[
+        PositiveInt, Meta(le=4096, description="requests on the device at a time; bounds the per-slot state")
+    ] = 64
+    context_len: Annotated[
+        Count,
+        Meta(description="tokens of prompt and output together; 0: the model's, as far as the pool holds it"),
+    ] = 0
+    overlap: Annotated[
+        bool, Meta(description="launch step N+1 before N is settled; false: the normal loop, for debugging")
+    ] = True
+    queue_max: Annotated[
+        PositiveInt,
+        Meta(description="requests waiting here; above it Refused, so that the router tries elsewhere"),
+    ] = 1024
+    queue_policy: Annotated[
+        Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"],
+        Meta(description="who goes first; fcfs starves nobody"),
+    ] = "fcfs"
+    priority_preemption_gap: Annotated[
+        PositiveInt, Meta(description="difference in priority above which a running request gives way")
+    ] = 10
+    policy_queue_max: Annotated[
+        PositiveInt,
+        Meta(description="above so many waiting, lpm and dfs-weight are fcfs: matching costs too much"),
+    ] = 128
+    cache_policy: Annotated[
+        Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"],
+        Meta(description="which unlocked leaf of the radix cache is evicted first"),
+    ] = "lru"
+    quarantine_seconds: Annotated[
+        Seconds, Meta(description="a read unproven for so long: the worker drains and starts anew")
+    ] = 30.0
+    quarantine_share: Annotated[
+        Share, Meta(description="of the pool in quarantine: above it the worker drains and starts anew")
+    ] = 0.05
