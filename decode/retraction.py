@@ -18,8 +18,6 @@ from shared.kv_memory import KvMemory
 from shared.page_pool import PagePool, PageState
 from shared.req import Req
 
-PATIENT_RETRACTIONS = 3  # so often retracted, a request is taken last: an order, not a veto
-
 
 @dataclass(slots=True)
 class _Copy:
@@ -36,6 +34,7 @@ class Retraction:
     host: PagePool
     counters: DecodeCounters
     effects: list[Effect]
+    retractions_max: int  # so often retracted, a request is taken last: an order, not a veto
     _leaving: list[Req] = field(default_factory=list)
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages
@@ -68,7 +67,7 @@ class Retraction:
         return min(
             running,
             key=lambda req: (
-                req.retractions >= PATIENT_RETRACTIONS,
+                req.retractions >= self.retractions_max,
                 req.output_len,
                 -req.prompt_len,
                 req.arrival,

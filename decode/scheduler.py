@@ -49,14 +49,17 @@ class DecodeScheduler:
         self._context_len = context_len
         self._kv_format = kv_format
         self._eos_token_ids = eos_token_ids
-        self.memory = KvMemory(pages, config.page_size, config.eviction_policy)
+        self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self._effects: list[Effect] = []
         self._arrivals = Arrivals(self.memory, self.counters, self._effects)
-        self._retraction = Retraction(self.memory, self.host, self.counters, self._effects)
+        self._retraction = Retraction(
+            self.memory, self.host, self.counters, self._effects, config.retractions_max
+        )
         self._ratio = NewTokenRatio(
             init=config.init_new_token_ratio,
+            conservativeness=config.schedule_conservativeness,
             min_factor=config.min_new_token_ratio_factor,
             decay_steps=config.new_token_ratio_decay_steps,
         )
@@ -67,6 +70,9 @@ class DecodeScheduler:
         self._running: dict[str, Req] = {}
         self._free_slots = deque(range(config.slots))
         self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
+        self._unsent: dict[str, list[Row]] = {}  # by router, until the next flush
+        self._next_flush = 0.0
+        self._readmitting = True  # False after a retraction, until enough of the pool is free
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
     # ---- what comes in ----
@@ -105,7 +111,9 @@ class DecodeScheduler:
             self._drop(req, now)
 
     def tick(self, now: float) -> None:
-        """Tell the load."""
+        """Send the tokens that have waited long enough; tell the load."""
+        if now >= self._next_flush:
+            self._flush(now)
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
 
@@ -129,8 +137,6 @@ class DecodeScheduler:
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, tell the routers."""
-        del now
-        rows: dict[str, list[Row]] = {}
         finished: list[Send] = []
         for req, token_id in zip(self._planned.pop(batch.step), token_ids, strict=True):
             if self._reqs.get(req.rid) is not req:
@@ -138,16 +144,14 @@ class DecodeScheduler:
                 continue
             req.token_ids.append(token_id)
             req.kv_len += 1
-            rows.setdefault(req.router, []).append(
-                Row(req.rid, req.attempt, req.output_len - 1, (token_id,))
-            )
+            row = Row(req.rid, req.attempt, req.output_len - 1, (token_id,))
+            self._unsent.setdefault(req.router, []).append(row)
             if reason := req.finish_reason(self._eos_token_ids):
                 message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
                 finished.append(Send(req.router, message))
                 self._finish(req)
-        for router, its_rows in rows.items():
-            self.counters.generated_tokens += len(its_rows)
-            self._effects.append(Send(router, Generated(tuple(its_rows))))
+        if finished or now >= self._next_flush:
+            self._flush(now)
         self._effects.extend(finished)
         self._send_back()
 
@@ -160,8 +164,8 @@ class DecodeScheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """Nothing here happens by the clock alone."""
-        return None
+        """When unsent tokens have waited long enough."""
+        return self._next_flush if self._unsent else None
 
     def awaits_transfer(self) -> bool:
         """Whether a fetch or a copy will report."""
@@ -242,7 +246,9 @@ class DecodeScheduler:
 
     def _has_room(self, req: Req, missing: int) -> bool:
         """Whether the request fits beside the growth of those that are here already."""
-        if not self._free_slots or self._retraction.pressed:
+        share = self.memory.room / self.memory.pool.total
+        self._readmitting |= share >= self._config.readmit_share or len(self._reqs) == 0
+        if not self._free_slots or self._retraction.pressed or not self._readmitting:
             return False
         present = [*self._running.values(), *self._joining, *self._arrivals.requests]
         if not present:
@@ -256,7 +262,7 @@ class DecodeScheduler:
         return arriving + largest <= usable and self.memory.cache.make_room(missing)
 
     def _expected_growth(self, req: Req) -> float:
-        return min(req.remaining_new_tokens, self._config.output_reserve_tokens) * self._ratio.value
+        return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self._ratio.value
 
     def _final_len(self, req: Req) -> int:
         """Tokens whose KV the request can ever need: all but the very last one."""
@@ -365,7 +371,7 @@ class DecodeScheduler:
         return ScheduleBatch(self.memory.launched_step, mode, joins, grants, decode_slots=slots)
 
     def _make_room_ahead(self) -> None:
-        """Retract until the next `retract_decode_steps` steps of those who stay fit; one always stays."""
+        """Retract until the next `retract_steps` steps of those who stay fit; one always stays."""
         running = list(self._running.values())
         retracted = False
         while len(running) > 1 and self._pages_wanted(running) > (
@@ -378,13 +384,14 @@ class DecodeScheduler:
             self._retraction.retract(victim)
             retracted = True
         if retracted:
+            self._readmitting = False
             self._ratio.after_retraction(
                 [req.output_len for req in running], [req.params.max_new_tokens for req in running]
             )
             self._send_back()
 
     def _pages_wanted(self, running: list[Req]) -> int:
-        ahead = self._config.retract_decode_steps
+        ahead = self._config.retract_steps
         return sum(
             req.pages_missing(min(req.launched_len + ahead, self._final_len(req)), self.memory.page_size)
             for req in running
@@ -405,6 +412,15 @@ class DecodeScheduler:
             if req is None:
                 return
             req.slot = self._free_slots.popleft()
+
+    def _flush(self, now: float) -> None:
+        """One message a router, whatever the number of steps and requests in it."""
+        for router, rows in self._unsent.items():
+            self.counters.generated_tokens += len(rows)
+            self._effects.append(Send(router, Generated(tuple(rows))))
+        if self._unsent:
+            self._unsent = {}
+            self._next_flush = now + self._config.flush_seconds
 
     def _load(self) -> Load:
         in_slots = [*self._running.values(), *self._joining, *self._arrivals.requests]

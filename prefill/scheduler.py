@@ -69,7 +69,7 @@ class PrefillScheduler:
         self._holder = holder
         self._kv_format = kv_format
         self._eos_token_ids = eos_token_ids
-        self.memory = KvMemory(pages, config.page_size, config.eviction_policy)
+        self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.leases = Leases(words, epoch, config.lease_seconds)
         self.counters = PrefillCounters()
         self._audience = Audience(config.load_seconds)
@@ -210,6 +210,10 @@ class PrefillScheduler:
             self.counters.refused += 1
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
+            return
+        if len(self._waiting) >= self._config.queue_max:
+            self.counters.refused += 1
+            self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", "queue_max")))
             return
         self._arrivals += 1
         self.counters.requests += 1
