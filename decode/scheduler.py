@@ -15,20 +15,21 @@ from __future__ import annotations
 
 from collections import deque
 
+from decode.admission import Admission
 from decode.arrivals import Arrivals, Arrived, NotArrived
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
 from decode.retraction import Retraction
+from decode.unsent import Unsent
 from shared.audience import Audience
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Decode, Finished, Generated, Joined, Load, Refused, RefusalReason, Row
+from shared.messages import Cancel, Decode, Finished, Joined, Load, RefusalReason, Refused, Row
 from shared.page_pool import PagePool, PageState
 from shared.req import Req
 from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
-from shared.schedule_policy import NewTokenRatio
 from shared.transfer.protocol import FetchEvent
 
 
@@ -46,8 +47,6 @@ class DecodeScheduler:
         eos_token_ids: frozenset[int],
     ):
         self._config = config
-        self._context_len = context_len
-        self._kv_format = kv_format
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.host = PagePool(host_pages)
@@ -57,12 +56,7 @@ class DecodeScheduler:
         self._retraction = Retraction(
             self.memory, self.host, self.counters, self._effects, config.retractions_max
         )
-        self._ratio = NewTokenRatio(
-            init=config.init_new_token_ratio,
-            conservativeness=config.schedule_conservativeness,
-            min_factor=config.min_new_token_ratio_factor,
-            decay_steps=config.new_token_ratio_decay_steps,
-        )
+        self._admission = Admission(config, self.memory, context_len, kv_format)
         self._audience = Audience(config.load_seconds)
         self._number = 0
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
@@ -70,9 +64,7 @@ class DecodeScheduler:
         self._running: dict[str, Req] = {}
         self._free_slots = deque(range(config.slots))
         self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
-        self._unsent: dict[str, list[Row]] = {}  # by router, until the next flush
-        self._next_flush = 0.0
-        self._readmitting = True  # False after a retraction, until enough of the pool is free
+        self._unsent = Unsent(config.flush_seconds)
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
     # ---- what comes in ----
@@ -112,7 +104,7 @@ class DecodeScheduler:
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough; tell the load."""
-        if now >= self._next_flush:
+        if self._unsent.due(now):
             self._flush(now)
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
@@ -144,13 +136,13 @@ class DecodeScheduler:
                 continue
             req.token_ids.append(token_id)
             req.kv_len += 1
-            row = Row(req.rid, req.attempt, req.output_len - 1, (token_id,))
-            self._unsent.setdefault(req.router, []).append(row)
+            self.counters.generated_tokens += 1
+            self._unsent.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
             if reason := req.finish_reason(self._eos_token_ids):
                 message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
                 finished.append(Send(req.router, message))
                 self._finish(req)
-        if finished or now >= self._next_flush:
+        if finished or self._unsent.due(now):
             self._flush(now)
         self._effects.extend(finished)
         self._send_back()
@@ -165,7 +157,7 @@ class DecodeScheduler:
 
     def next_deadline(self) -> float | None:
         """When unsent tokens have waited long enough."""
-        return self._next_flush if self._unsent else None
+        return self._unsent.deadline()
 
     def awaits_transfer(self) -> bool:
         """Whether a fetch or a copy will report."""
@@ -215,7 +207,7 @@ class DecodeScheduler:
             arrived_at=now,
             started_at=now,
         )
-        if problem := self._never_fits(req, command):
+        if problem := self._admission.never_fits(req, command.baton):
             self._refuse(req, *problem)
             return
         if present is not None:
@@ -233,40 +225,11 @@ class DecodeScheduler:
         if arrived := self._arrivals.start(req, command.baton):
             self._join(arrived)
 
-    def _never_fits(self, req: Req, command: Decode) -> tuple[RefusalReason, str] | None:
-        baton = command.baton
-        final_len = self._final_len(req)
-        if final_len >= self._context_len or self.memory.pages_for(final_len) > self.memory.pool.total:
-            return "too_long", f"up to {final_len + 1} tokens exceed this worker's context or pages"
-        if baton.kv_format != self._kv_format:
-            return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
-        if baton.kv_len != len(req.token_ids) - 1:
-            return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
-        return None
-
     def _has_room(self, req: Req, missing: int) -> bool:
-        """Whether the request fits beside the growth of those that are here already."""
-        share = self.memory.room / self.memory.pool.total
-        self._readmitting |= share >= self._config.readmit_share or len(self._reqs) == 0
-        if not self._free_slots or self._retraction.pressed or not self._readmitting:
+        if not self._free_slots or self._retraction.pressed:
             return False
-        present = [*self._running.values(), *self._joining, *self._arrivals.requests]
-        if not present:
-            return self.memory.cache.make_room(missing)
-        growth = sum(self._expected_growth(other) for other in [*present, req])
-        if self.memory.room < missing + self.memory.pages_for(int(growth)) + len(present):
-            return False
-        arriving = sum(len(other.owned) for other in self._arrivals.requests) + missing
-        largest = max(self.memory.pages_for(self._final_len(other)) for other in present)
-        usable = self.memory.pool.total - self._arrivals.quarantined_pages
-        return arriving + largest <= usable and self.memory.cache.make_room(missing)
-
-    def _expected_growth(self, req: Req) -> float:
-        return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self._ratio.value
-
-    def _final_len(self, req: Req) -> int:
-        """Tokens whose KV the request can ever need: all but the very last one."""
-        return req.prompt_len + req.params.max_new_tokens - 1
+        settled = [*self._running.values(), *self._joining]
+        return self._admission.has_room(req, missing, settled, self._arrivals.requests)
 
     def _join(self, arrived: Arrived) -> None:
         req = arrived.req
@@ -317,7 +280,7 @@ class DecodeScheduler:
             self._running.pop(req.rid, None)
         self._leave_slot(req)
         if not self._reqs:
-            self._ratio.reset()
+            self._admission.reset()
 
     def _leave_slot(self, req: Req) -> None:
         """The slot may be taken again at once: the device applies joins in the order of the steps."""
@@ -332,7 +295,7 @@ class DecodeScheduler:
         for req in self._joining:
             req.launched_len = req.kv_len
             self._running[req.rid] = req
-            joins.append(_join(req))
+            joins.append(req.join(last_token=req.token_ids[-1]))
         self._joining.clear()
         self.counters.prebuilt_steps += 1
         return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
@@ -341,7 +304,7 @@ class DecodeScheduler:
         self._make_room_ahead()
         rows, grants = [], []
         for req in self._running.values():
-            if req.launched_len >= self._final_len(req):
+            if req.launched_len >= req.final_kv_len:
                 continue  # ends by length with the step in flight
             if req.pages_missing(req.launched_len + 1, self.memory.page_size):
                 pages = self.memory.give(req, 1)
@@ -354,7 +317,7 @@ class DecodeScheduler:
             rows.append(req)
         if not rows:
             return None
-        self._ratio.decay()
+        self._admission.ratio.decay()
         self.counters.decode_steps += 1
         return self._step(ForwardMode.DECODE, rows, grants=tuple(grants))
 
@@ -384,16 +347,13 @@ class DecodeScheduler:
             self._retraction.retract(victim)
             retracted = True
         if retracted:
-            self._readmitting = False
-            self._ratio.after_retraction(
-                [req.output_len for req in running], [req.params.max_new_tokens for req in running]
-            )
+            self._admission.after_retraction(running)
             self._send_back()
 
     def _pages_wanted(self, running: list[Req]) -> int:
         ahead = self._config.retract_steps
         return sum(
-            req.pages_missing(min(req.launched_len + ahead, self._final_len(req)), self.memory.page_size)
+            req.pages_missing(min(req.launched_len + ahead, req.final_kv_len), self.memory.page_size)
             for req in running
         )
 
@@ -414,13 +374,7 @@ class DecodeScheduler:
             req.slot = self._free_slots.popleft()
 
     def _flush(self, now: float) -> None:
-        """One message a router, whatever the number of steps and requests in it."""
-        for router, rows in self._unsent.items():
-            self.counters.generated_tokens += len(rows)
-            self._effects.append(Send(router, Generated(tuple(rows))))
-        if self._unsent:
-            self._unsent = {}
-            self._next_flush = now + self._config.flush_seconds
+        self._effects.extend(self._unsent.flush(now))
 
     def _load(self) -> Load:
         in_slots = [*self._running.values(), *self._joining, *self._arrivals.requests]
@@ -432,16 +386,3 @@ class DecodeScheduler:
             slots_free=len(self._free_slots),
             accepting=not self._retraction.pressed,
         )
-
-
-def _join(req: Req) -> SlotJoin:
-    assert req.slot is not None
-    return SlotJoin(
-        slot=req.slot,
-        pages=tuple(req.pages),
-        kv_len=req.kv_len,
-        params=req.params,
-        prompt_len=req.prompt_len,
-        token_ids=tuple(req.token_ids) if req.params.needs_history else (),
-        last_token=req.token_ids[-1],
-    )

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from shared.schedule_policy import AddResult, Extend, PrefillAdder, order_waiting
+
 from prefill.config import PrefillConfig
 from shared.audience import Audience
 from shared.baton import Baton, Holder
@@ -25,8 +27,7 @@ from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused, Release, Renew
 from shared.page_pool import PageState
 from shared.req import Req
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
-from shared.schedule_policy import AddResult, Extend, PrefillAdder, order_waiting
+from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 
@@ -158,7 +159,7 @@ class PrefillScheduler:
         sampled = iter(token_ids)
         for extend in self._planned.pop(batch.step):
             token_id = next(sampled) if extend.last else None
-            req = extend.req
+            req: Req = extend.req
             if self._running.get(req.rid) is not req:
                 continue  # cancelled while the step ran
             req.kv_len = extend.end
@@ -294,7 +295,7 @@ class PrefillScheduler:
             req = extend.req
             assert req.slot is not None
             if extend.start == req.cached_len:
-                joins.append(_join(req))
+                joins.append(req.join())
             else:
                 held = self.memory.pages_for(extend.start)
                 grants.append(PageGrant(req.slot, tuple(req.pages[held:])))
@@ -367,15 +368,3 @@ class PrefillScheduler:
             free_pages=self.memory.room,
             slots_free=len(self._free_slots),
         )
-
-
-def _join(req: Req) -> SlotJoin:
-    assert req.slot is not None
-    return SlotJoin(
-        slot=req.slot,
-        pages=tuple(req.pages),
-        kv_len=req.cached_len,
-        params=req.params,
-        prompt_len=req.prompt_len,
-        token_ids=tuple(req.token_ids) if req.params.needs_history else (),
-    )

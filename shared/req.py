@@ -18,6 +18,7 @@ from shared.baton import pages_of
 from shared.messages import FinishReason
 from shared.radix_cache import Node
 from shared.sampling_params import SamplingParams
+from shared.schedule_batch import SlotJoin
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +56,11 @@ class Req:
         """Tokens that may still be generated, by settled length."""
         return self.params.max_new_tokens - self.output_len
 
+    @property
+    def final_kv_len(self) -> int:
+        """Tokens whose KV the request can ever need: all but the very last one."""
+        return self.prompt_len + self.params.max_new_tokens - 1
+
     def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Why the request ends with its last token; None if it goes on."""
         last = self.token_ids[-1]
@@ -65,3 +71,16 @@ class Req:
     def pages_missing(self, tokens: int, page_size: int) -> int:
         """Pages still lacking to hold the KV of `tokens` tokens."""
         return max(0, pages_of(tokens, page_size) - len(self.pages))
+
+    def join(self, last_token: int | None = None) -> SlotJoin:
+        """What the device must know of the request before its first step in its slot."""
+        assert self.slot is not None
+        return SlotJoin(
+            slot=self.slot,
+            pages=tuple(self.pages),
+            kv_len=self.kv_len,
+            params=self.params,
+            prompt_len=self.prompt_len,
+            token_ids=tuple(self.token_ids) if self.params.needs_history else (),
+            last_token=last_token,
+        )

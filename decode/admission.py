@@ -1,0 +1,79 @@
+"""Whether a request may come in: never, not now, or yes.
+
+Room is what is free or only cached, less what those that are here are expected to grow by (`NewTokenRatio` guesses
+how much of their `max_new_tokens` they will use). After a retraction nothing new comes in until a share of the pool
+is free again. One request must always be able to finish: requests that cannot be retracted, the arriving ones, never
+take the room that the largest running one may still need.
+"""
+
+from __future__ import annotations
+
+from shared.schedule_policy import NewTokenRatio
+
+from decode.config import DecodeConfig
+from shared.baton import Baton
+from shared.kv_memory import KvMemory
+from shared.messages import RefusalReason
+from shared.page_pool import PageState
+from shared.req import Req
+
+
+class Admission:
+    """Judges new requests by the room left in `memory`."""
+
+    def __init__(self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str):
+        self.ratio = NewTokenRatio(
+            init=config.init_new_token_ratio,
+            conservativeness=config.schedule_conservativeness,
+            min_factor=config.min_new_token_ratio_factor,
+            decay_steps=config.new_token_ratio_decay_steps,
+        )
+        self._config = config
+        self._memory = memory
+        self._context_len = context_len
+        self._kv_format = kv_format
+        self._open = True  # False after a retraction, until `readmit_share` of the pool is free
+
+    def never_fits(self, req: Req, baton: Baton) -> tuple[RefusalReason, str] | None:
+        """Why this worker can never take the request; None if it can."""
+        final_len = req.final_kv_len
+        if final_len >= self._context_len or self._memory.pages_for(final_len) > self._memory.pool.total:
+            return "too_long", f"up to {final_len + 1} tokens exceed this worker's context or pages"
+        if baton.kv_format != self._kv_format:
+            return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
+        if baton.kv_len != len(req.token_ids) - 1:
+            return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
+        return None
+
+    def has_room(self, req: Req, missing: int, settled: list[Req], arriving: list[Req]) -> bool:
+        """Whether `missing` pages can be given to the request beside the growth of the others.
+
+        `settled` are the requests whose KV is here; its own cached prefix is locked already.
+        """
+        present = [*settled, *arriving]
+        if not present:
+            return self._memory.cache.make_room(missing)
+        pool = self._memory.pool
+        self._open |= self._memory.room >= self._config.readmit_share * pool.total
+        growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
+        if not self._open or self._memory.room < missing + growth:
+            return False
+        unretractable = missing + sum(len(other.owned) for other in arriving)
+        largest = max(self._memory.pages_for(other.final_kv_len) for other in present)
+        usable = pool.total - pool.count(PageState.QUARANTINED)
+        return unretractable + largest <= usable and self._memory.cache.make_room(missing)
+
+    def after_retraction(self, running: list[Req]) -> None:
+        """Expect more growth, and close until enough is free again."""
+        self._open = False
+        self.ratio.after_retraction(
+            [req.output_len for req in running], [req.params.max_new_tokens for req in running]
+        )
+
+    def reset(self) -> None:
+        """Nobody is here any more."""
+        self._open = True
+        self.ratio.reset()
+
+    def _expected_growth(self, req: Req) -> float:
+        return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value

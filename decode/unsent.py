@@ -1,0 +1,38 @@
+"""Tokens on their way to the routers: one message a router and flush, not one a token.
+
+Tokens wait at most `flush_seconds` for others to share their message; after a quiet time the first ones go at once.
+"""
+
+from __future__ import annotations
+
+from shared.effects import Send
+from shared.messages import Generated, Row
+
+
+class Unsent:
+    """Rows since the last flush, by router."""
+
+    def __init__(self, flush_seconds: float):
+        self._flush_seconds = flush_seconds
+        self._rows: dict[str, list[Row]] = {}
+        self._next_flush = 0.0
+
+    def add(self, router: str, row: Row) -> None:
+        """Keep a row until the next flush."""
+        self._rows.setdefault(router, []).append(row)
+
+    def due(self, now: float) -> bool:
+        """Whether what is here has waited long enough."""
+        return bool(self._rows) and now >= self._next_flush
+
+    def deadline(self) -> float | None:
+        """When what is here is due."""
+        return self._next_flush if self._rows else None
+
+    def flush(self, now: float) -> list[Send]:
+        """The messages with everything that is here."""
+        sends = [Send(router, Generated(tuple(rows))) for router, rows in self._rows.items()]
+        if self._rows:
+            self._rows = {}
+            self._next_flush = now + self._flush_seconds
+        return sends
