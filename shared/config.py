@@ -1,12 +1,12 @@
 """Settings: one frozen struct in; flags, environment, file, JSON schema and the reference page out.
 
-A setting is a field of a msgspec struct, annotated with its bounds and one line that gives the reason for its
-default; its unit is the end of its name. The field `drain_seconds` is the flag `--drain-seconds`, the variable
-`SEGUE_DRAIN_SECONDS` and `drainSeconds` in the YAML file given with `--config`; the first of these that names it
-wins, then the default. Nothing else declares a setting.
+A setting is a field of a msgspec struct, annotated with its bounds and one line that gives the reason for
+its default; its unit is the end of its name. The field `drain_seconds` is the flag `--drain-seconds`, the
+variable `SEGUE_DRAIN_SECONDS` and `drainSeconds` in the YAML file given with `--config`; the first of these that
+names it wins, then the default. Nothing else declares a setting.
 
-The structs themselves live with what they configure (`prefill/config.py`, `decode/config.py`, `router/config.py`);
-here are only the settings that every process has, and the reading of them all.
+The structs themselves live with what they configure (`prefill/config.py`, `decode/config.py`,
+`router/config.py`); here are only the settings that every process has, and the reading of them all.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
 def load(struct: type[Settings], argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The settings of one process: flags over `SEGUE_*` variables over the `--config` file over defaults.
 
-    `--help` and `--version` are answered on stdout and leave with status 0. Raises ConfigError, one sentence, for
-    an unknown flag or key, a wrong type, or a value out of bounds.
+    `--help` and `--version` are answered on stdout and leave with status 0. Raises ConfigError, one sentence,
+    for an unknown flag or key, a wrong type, or a value out of bounds.
     """
     flags = _read_flags(struct, argv)
     file = flags.pop("config", None)
@@ -185,9 +185,7 @@ def _read_file(struct: type[msgspec.Struct], file: Path) -> dict[str, Any]:
     for key, value in content.items():
         if key not in known:
             raise ConfigError(f"unknown setting {key!r} in {file}{_near_miss(str(key), list(known))}")
-        _checked(
-            lambda key=key, value=value: msgspec.convert(value, known[key].type), f"{key} in {file}", value
-        )
+        _checked(value, known[key].type, f"{key} in {file}", strict=True)
     return content
 
 

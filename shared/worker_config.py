@@ -28,7 +28,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         str,
         Meta(
             pattern=r"^\d{1,5}-\d{1,5}$",
-            description="ports of the KV plane (UCX_TCP_PORT_RANGE): one range that a NetworkPolicy can close; "
+            description="ports of the KV plane (UCX_TCP_PORT_RANGE): one range for NetworkPolicy; "
             "workers on one host may share it, each takes the next free port",
         ),
     ] = "20000-20999"
@@ -71,13 +71,14 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"],
         Meta(description="who goes first; fcfs starves nobody"),
     ] = "fcfs"
-    priority_preemption_gap: Annotated[
-        PositiveInt, Meta(description="difference in priority above which a running request gives way")
-    ] = 10
     policy_queue_max: Annotated[
         PositiveInt,
         Meta(description="above so many waiting, lpm and dfs-weight are fcfs: matching costs too much"),
     ] = 128
+    load_seconds: Annotated[
+        Seconds,
+        Meta(description="between two reports of a changed load: placement needs it fresh, not exact"),
+    ] = 0.1
     cache_policy: Annotated[
         Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"],
         Meta(description="which unlocked leaf of the radix cache is evicted first"),
