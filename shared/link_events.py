@@ -11,6 +11,7 @@ This file knows no sockets, so that cores can import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.messages import Hello, Message
 
@@ -45,3 +46,13 @@ class Received:
 
 
 LinkEvent = PeerUp | PeerDown | Received
+
+
+class Links(Protocol):
+    """One process's links, as its shell uses them: `RouterLinks`, `WorkerLinks` or `MemoryLinks`."""
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """Wait for events up to the timeout; returns all that wait, in order."""
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue a message for the session of `peer` that `receive` told of; never blocks."""

@@ -152,7 +152,9 @@ class LinkThread:
         self._ring()
 
     def close(self) -> None:
-        """End all sessions, close the sockets and join the thread."""
+        """End all sessions, close the sockets and join the thread; a second time is a no-op."""
+        if self._closing:
+            return
         self._closing = True
         self._ring()
         self._thread.join(CLOSE_SECONDS)

@@ -1,0 +1,1 @@
+"""Measurements on demand, each printed beside a baseline of the same run."""

@@ -1,0 +1,42 @@
+"""A worker process that answers each `Cancel` with a `Refused` of the same rid, for tests and measurements.
+
+    python -m tests.integration.echo_worker SEED_FILE EPOCH [PORT]
+
+Prints the address it listens on, then serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from shared.link_events import Received
+from shared.link_keys import read_seed
+from shared.link_session import LinkSettings
+from shared.links import WorkerLinks
+from shared.messages import Cancel, Hello, Refused
+
+
+def main(seed_file: str, epoch: str, port: str = "0") -> None:
+    hello = Hello(session=0, role="decode", uid="echo", epoch=int(epoch))
+    links = WorkerLinks("127.0.0.1", int(port), read_seed(Path(seed_file)), hello, LinkSettings())
+    sys.stdout.write(links.address + "\n")
+    sys.stdout.flush()
+    ended = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        ended.set()
+        links.wake()
+
+    threading.Thread(target=watch, daemon=True).start()
+    while not ended.is_set():
+        for event in links.receive(10.0):
+            if isinstance(event, Received) and isinstance(event.message, Cancel):
+                links.send(event.peer, Refused(event.message.rid, 0, "stale"))
+    links.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

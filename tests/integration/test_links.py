@@ -1,0 +1,319 @@
+"""Links over real sockets: processes that are killed, frozen and restarted, and everyone who is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import zmq
+
+from shared.errors import StartError
+from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.link_keys import derive_keys, read_seed, write_new_seed
+from shared.link_session import LinkSettings, seal
+from shared.links import RouterLinks, WorkerLinks
+from shared.messages import Cancel, Hello, Message, Refused, encode
+
+PATIENCE_SECONDS = 20.0
+WORKER_HELLO = Hello(session=0, role="prefill", uid="prefill-a", epoch=5)
+ROUTER_HELLO = Hello(session=0, role="router", uid="router-a", epoch=6)
+WORKER, ROUTER = "prefill-a/0000000000000005", "router-a/0000000000000006"
+Event = TypeVar("Event", PeerUp, PeerDown, Received)
+
+
+class Watched:
+    """Links, and all that they have told."""
+
+    def __init__(self, links: RouterLinks | WorkerLinks):
+        self.links = links
+        self.seen: list[LinkEvent] = []
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}, saw {self.seen[-5:]}"
+            self.seen += self.links.receive(0.05)
+
+    def until_up(self, times: int = 1) -> PeerUp:
+        self.until(lambda: len(self.of(PeerUp)) >= times, f"PeerUp number {times}")
+        return self.of(PeerUp)[-1]
+
+    def until_down(self, times: int = 1) -> PeerDown:
+        self.until(lambda: len(self.of(PeerDown)) >= times, f"PeerDown number {times}")
+        return self.of(PeerDown)[-1]
+
+    def messages(self) -> list[Message]:
+        return [event.message for event in self.of(Received)]
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.seen if isinstance(event, kind)]
+
+
+def address_of(watched: Watched) -> str:
+    assert isinstance(watched.links, WorkerLinks)
+    return watched.links.address
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def seed_file(tmp_path: Path) -> Path:
+    write_new_seed(tmp_path / "seed")
+    return tmp_path / "seed"
+
+
+def listen(stack: ExitStack, seed: bytes, settings: LinkSettings | None = None) -> WorkerLinks:
+    links = WorkerLinks("127.0.0.1", 0, seed, WORKER_HELLO, settings or LinkSettings())
+    stack.callback(links.close)
+    return links
+
+
+def dial(stack: ExitStack, seed: bytes, address: str, settings: LinkSettings | None = None) -> RouterLinks:
+    links = RouterLinks(seed, ROUTER_HELLO, settings or LinkSettings())
+    stack.callback(links.close)
+    links.connect(address)
+    return links
+
+
+def start_echo(
+    stack: ExitStack, seed_file: Path, epoch: int, port: str = "0"
+) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "tests.integration.echo_worker", str(seed_file), str(epoch), port]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, line.strip()
+
+
+def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
+    seed = os.urandom(32)
+    worker = Watched(listen(stack, seed))
+    router = Watched(dial(stack, seed, address_of(worker)))
+    assert router.until_up().peer == WORKER
+    assert worker.until_up().peer == ROUTER
+    for number in range(3000):
+        router.links.send(WORKER, Cancel(str(number), 0))
+        worker.links.send(ROUTER, Refused(str(number), 0, "stale"))
+    worker.until(lambda: len(worker.messages()) == 3000, "all commands")
+    router.until(lambda: len(router.messages()) == 3000, "all answers")
+    assert worker.messages() == [Cancel(str(number), 0) for number in range(3000)]
+    assert router.messages() == [Refused(str(number), 0, "stale") for number in range(3000)]
+
+
+def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack) -> None:
+    seed = os.urandom(32)
+    settings = LinkSettings(heartbeat_seconds=0.1, silence_seconds=0.5)
+    worker = Watched(listen(stack, seed, settings))
+    router = Watched(dial(stack, seed, address_of(worker), settings))
+    worker.until_up()
+    router.until_up()
+    assert router.links.receive(2.0) == []  # and nobody asks the worker's links for anything meanwhile
+    assert worker.links.receive(0.0) == []
+
+
+def test_a_killed_worker_is_down_at_once_and_its_successor_is_another_peer(
+    stack: ExitStack, seed_file: Path
+) -> None:
+    process, address = start_echo(stack, seed_file, epoch=1)
+    router = Watched(dial(stack, read_seed(seed_file), address))
+    assert router.until_up().peer == "echo/0000000000000001"
+    process.kill()
+    process.wait()
+    killed_at = time.monotonic()
+    assert router.until_down().peer == "echo/0000000000000001"
+    assert time.monotonic() - killed_at < LinkSettings().silence_seconds - 1
+    start_echo(stack, seed_file, epoch=2, port=address.rpartition(":")[2])
+    assert router.until_up(2).peer == "echo/0000000000000002"
+
+
+def test_a_frozen_worker_says_nothing_more_in_the_session_that_ended_meanwhile(
+    stack: ExitStack, seed_file: Path
+) -> None:
+    process, address = start_echo(stack, seed_file, epoch=1)
+    router = Watched(dial(stack, read_seed(seed_file), address))
+    peer = router.until_up().peer
+    process.send_signal(signal.SIGSTOP)
+    router.links.send(peer, Cancel("asked while frozen", 0))
+    assert router.until_down().reason == "silence"
+    process.send_signal(signal.SIGCONT)
+    assert router.until_up(2).peer == peer
+    router.links.send(peer, Cancel("asked afterwards", 0))
+    router.until(lambda: router.messages(), "an answer")
+    assert router.messages() == [Refused("asked afterwards", 0, "stale")]
+
+
+def test_a_router_that_leaves_says_so(stack: ExitStack) -> None:
+    seed = os.urandom(32)
+    worker = Watched(listen(stack, seed))
+    router = dial(stack, seed, address_of(worker))
+    worker.until_up()
+    router.close()
+    assert worker.until_down().reason == "closed by the router: disconnected here"
+
+
+def test_a_worker_that_is_disconnected_is_not_dialed_again(stack: ExitStack) -> None:
+    seed = os.urandom(32)
+    settings = LinkSettings(redial_seconds=0.01)
+    worker = Watched(listen(stack, seed, settings))
+    router = dial(stack, seed, address_of(worker), settings)
+    worker.until_up()
+    router.disconnect(address_of(worker))
+    worker.until_down()
+    assert worker.links.receive(0.3) == []
+
+
+def test_a_reader_that_never_reads_loses_its_session_and_the_sender_never_blocks(stack: ExitStack) -> None:
+    seed = os.urandom(32)
+    worker = listen(stack, seed, LinkSettings(unread_messages_max=100))
+    router = Watched(dial(stack, seed, worker.address))
+    router.until_up()
+    for number in range(20_000):
+        router.links.send(WORKER, Cancel(str(number), 0))
+    router.until_down()
+    events = worker.receive(0.0)
+    messages = [event.message for event in events if isinstance(event, Received)]
+    numbers = [int(message.rid) for message in messages if isinstance(message, Cancel)]
+    assert numbers == list(range(len(numbers)))
+    assert len(events) < 1000
+
+
+def stranger(stack: ExitStack, address: str, own: bytes | None, server: bytes | None) -> zmq.Socket[bytes]:
+    """A DEALER that greets like a router; its keys are those of seed and role `own`, dialing `server`."""
+    context = zmq.Context()
+    stack.callback(context.term)
+    dealer = context.socket(zmq.DEALER)
+    stack.callback(dealer.close)
+    dealer.linger = 0
+    if own is not None and server is not None:
+        dealer.curve_secretkey = own
+        dealer.curve_publickey = zmq.curve_public(own)
+        dealer.curve_serverkey = server
+    dealer.connect(address)
+    dealer.send_multipart(seal(1, 0, encode(Hello(session=1, role="router", uid="stranger", epoch=1))))
+    return dealer
+
+
+SEED, FOREIGN_SEED = bytes(range(32)), bytes(range(1, 33))
+WORKER_KEYS, ROUTER_KEYS = derive_keys(SEED, "worker"), derive_keys(SEED, "router")
+FOREIGN_KEYS = derive_keys(FOREIGN_SEED, "router")
+
+
+@pytest.mark.parametrize(
+    ("own", "server", "counter"),
+    [
+        pytest.param(None, None, "refused_unencrypted", id="no key"),
+        pytest.param(FOREIGN_KEYS.secret, WORKER_KEYS.public, "refused_foreign_key", id="a foreign key"),
+        pytest.param(
+            FOREIGN_KEYS.secret,
+            derive_keys(FOREIGN_SEED, "worker").public,
+            "refused_foreign_key",
+            id="another deployment",
+        ),
+        pytest.param(WORKER_KEYS.secret, WORKER_KEYS.public, "refused_wrong_role", id="a worker's key"),
+    ],
+)
+def test_whoever_lacks_the_routers_key_is_refused_and_counted(
+    stack: ExitStack, own: bytes | None, server: bytes | None, counter: str
+) -> None:
+    worker = Watched(listen(stack, SEED))
+    stranger(stack, address_of(worker), own, server)
+    counters = worker.links.counters
+    # Both sides see at once that the mechanisms differ; if the stranger hangs up first, there was no handshake.
+    also = "refused_no_handshake" if counter == "refused_unencrypted" else counter
+    worker.until(lambda: getattr(counters, counter) + getattr(counters, also) > 0, counter)
+    assert worker.seen == []
+
+
+def test_plain_bytes_are_refused_and_counted_and_routers_still_get_in(stack: ExitStack) -> None:
+    worker = Watched(listen(stack, SEED))
+    host, port = address_of(worker).removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n" * 10)
+        worker.until(lambda: worker.links.counters.refused_no_handshake == 1, "the refusal")
+    dial(stack, SEED, address_of(worker))
+    worker.until_up()
+    assert worker.links.counters.refused_no_handshake == 1
+
+
+def test_the_routers_own_key_is_admitted_so_the_refusals_above_are_about_keys(stack: ExitStack) -> None:
+    worker = Watched(listen(stack, SEED))
+    stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    assert worker.until_up().peer == "stranger/0000000000000001"
+
+
+def test_malformed_bytes_of_an_admitted_peer_are_counted_and_harm_nobody_else(stack: ExitStack) -> None:
+    worker = Watched(listen(stack, SEED))
+    router = Watched(dial(stack, SEED, address_of(worker)))
+    router.until_up()
+    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker.until_up(2)
+    dealer.send_multipart([b"\xff" * 8, b"", b"rubbish", b"more"])
+    assert worker.until_down().peer == "stranger/0000000000000001"
+    assert worker.links.counters.malformed == 1
+    router.links.send(WORKER, Cancel("a", 0))
+    worker.until(lambda: worker.messages() == [Cancel("a", 0)], "the command of the other router")
+
+
+def test_a_router_that_vanished_is_down_within_a_heartbeat(stack: ExitStack) -> None:
+    worker = Watched(listen(stack, SEED))
+    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker.until_up()
+    dealer.close()
+    assert worker.until_down().reason == "cannot send: Host unreachable"
+
+
+def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_blocks(
+    stack: ExitStack,
+) -> None:
+    settings = LinkSettings(unsent_messages_max=10)
+    worker = Watched(listen(stack, SEED, settings))
+    stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    peer = worker.until_up().peer
+    for _ in range(2000):
+        worker.links.send(peer, Refused("a", 0, "stale", detail="x" * 100_000))
+    assert worker.until_down().reason == "cannot send: Resource temporarily unavailable"
+
+
+def test_a_port_in_use_is_a_start_error(stack: ExitStack) -> None:
+    port = int(listen(stack, SEED).address.rpartition(":")[2])
+    with pytest.raises(StartError, match=f"cannot listen for routers on 127.0.0.1:{port}"):
+        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, LinkSettings())
+
+
+def test_nobody_at_the_address_is_no_event_until_somebody_comes(stack: ExitStack, seed_file: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = str(reserved.getsockname()[1])
+    router = Watched(dial(stack, read_seed(seed_file), f"tcp://127.0.0.1:{port}"))
+    assert router.links.receive(0.3) == []
+    start_echo(stack, seed_file, epoch=4, port=port)
+    router.until_up()
+
+
+def test_readiness_is_told_once_for_each_batch_that_waits(stack: ExitStack) -> None:
+    worker = Watched(listen(stack, SEED))
+    calls: list[float] = []
+    router = RouterLinks(SEED, ROUTER_HELLO, LinkSettings(), on_ready=lambda: calls.append(time.monotonic()))
+    stack.callback(router.close)
+    router.connect(address_of(worker))
+    worker.until_up()
+    for number in range(100):
+        worker.links.send(ROUTER, Refused(str(number), 0, "stale"))
+    watched = Watched(router)
+    watched.until(lambda: len(watched.messages()) == 100, "all answers")
+    assert 1 <= len(calls) <= 101
