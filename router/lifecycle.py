@@ -171,7 +171,7 @@ class Lifecycle:
         except InvariantError as error:
             raise InvariantError(f"request {self.rid}: {error}") from None
         if before is not self._state:
-            fields = {"from": before.value, "event": name, "to": self._state.value}
+            fields = {"from": before.value, "on": name, "to": self._state.value}
             log.info("request", rid=self.rid, worker=event.worker, cause=event.cause, **fields)
         return self._state
 
