@@ -1,0 +1,81 @@
+"""The paged KV cache: one contiguous allocation that a transfer agent can register as a whole.
+
+    [page, layer, K|V, kv_head, slot, head_dim]
+
+One page is one span of bytes that holds `page_size` tokens of all layers: the unit of transfer and of host backup.
+A layer's keys are a strided view of the same memory. Which page belongs to whom is `page_pool`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shared.engine.model_config import ModelConfig
+
+INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
+
+
+class KVCache:
+    """Device pages and host pages of one model, in the same layout."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        pages: int,
+        page_size: int,
+        host_pages: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.page_size = page_size
+        self.pages = pages
+        self.host_pages = host_pages
+        shape = (config.layers, 2, config.kv_heads, page_size, config.head_dim)
+        # Zeros, not garbage: what has never been written is still multiplied by a probability of zero.
+        self.store = torch.zeros((pages, *shape), dtype=dtype)
+        self.host = torch.zeros((host_pages, *shape), dtype=dtype)
+
+    @property
+    def address(self) -> int:
+        """Where the device pages begin, in bytes."""
+        return self.store.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all device pages in bytes."""
+        return self.pages * self.page_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of one page in bytes."""
+        return self.store[0].numel() * self.store.element_size()
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each a view [pages, kv_heads, page_size, head_dim]."""
+        return self.store[:, layer, 0], self.store[:, layer, 1]
+
+    def backup(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        """Copy device pages into host pages."""
+        assert len(pages) == len(host_pages)
+        for page, host_page in zip(pages, host_pages, strict=True):
+            self.host[host_page].copy_(self.store[page])
+
+    def restore(self, host_pages: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy host pages into device pages."""
+        assert len(pages) == len(host_pages)
+        for page, host_page in zip(pages, host_pages, strict=True):
+            self.store[page].copy_(self.host[host_page])
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Size in bytes of a page of this model."""
+    return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
+
+
+def kv_format(config: ModelConfig, page_size: int, dtype: torch.dtype) -> str:
+    """Fingerprint of the layout: pages move only between workers with equal ones."""
+    shape = f"layers={config.layers},kv_heads={config.kv_heads},head_dim={config.head_dim}"
+    return f"page-major-1,page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,149 @@
+"""Chooses tokens: a pure function of (logits, params, the request's own tokens, seed, position).
+
+Position is the index in the output, counted from the end of the prompt across all attempts. Order of what is applied,
+as in vLLM and SGLang: penalties, bias and barred ends → temperature → top_k → top_p → min_p → Gumbel noise → argmax,
+ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last admitted one are admitted too.
+
+What a slot asks for lies in arrays indexed by slot, written when a request joins; its token history is kept on the
+device, so a step never waits for the CPU. A row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from shared.engine.gumbel import gumbel_noise, row_keys, signed
+from shared.schedule_batch import SlotJoin
+
+
+class Sampler:
+    """Sampling parameters and histories of all slots, and the choice itself."""
+
+    def __init__(self, *, slots: int, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._token_ids = torch.arange(vocab_size)
+        self._temperature = torch.zeros(slots)
+        self._top_k = torch.full((slots,), vocab_size)
+        self._top_p = torch.ones(slots)
+        self._min_p = torch.zeros(slots)
+        self._seed = torch.zeros(slots, dtype=torch.int64)
+        self._prompt_len = torch.zeros(slots, dtype=torch.int64)
+        self._min_new_tokens = torch.zeros(slots, dtype=torch.int64)
+        self._repetition_penalty = torch.ones(slots)
+        self._frequency_penalty = torch.zeros(slots)
+        self._presence_penalty = torch.zeros(slots)
+        self._needs_history = torch.zeros(slots, dtype=torch.bool)
+        # Rows of slots without history are never touched, so they cost address space, not memory.
+        self._output_counts = torch.zeros(slots, vocab_size, dtype=torch.int32)
+        self._in_prompt = torch.zeros(slots, vocab_size, dtype=torch.bool)
+        self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # slot → ids, values
+        self._ends: dict[int, Tensor] = {}  # slot → ids barred before min_new_tokens
+
+    def join(self, join: SlotJoin) -> None:
+        """Overwrite what the slot held."""
+        slot, params, vocab_size = join.slot, join.params, len(self._token_ids)
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = signed(params.seed)
+        self._prompt_len[slot] = join.prompt_len
+        self._min_new_tokens[slot] = params.min_new_tokens
+        self._repetition_penalty[slot] = params.repetition_penalty
+        self._frequency_penalty[slot] = params.frequency_penalty
+        self._presence_penalty[slot] = params.presence_penalty
+        self._needs_history[slot] = params.needs_history
+        if params.needs_history:
+            tokens = torch.tensor(join.token_ids, dtype=torch.int64)
+            output = tokens[join.prompt_len :]
+            self._in_prompt[slot].zero_()[tokens[: join.prompt_len]] = True
+            self._output_counts[slot] = torch.bincount(output, minlength=vocab_size).to(torch.int32)
+        self._bias.pop(slot, None)
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias.items(), strict=True)
+            self._bias[slot] = torch.tensor(ids), torch.tensor(values, dtype=torch.float32)
+        self._ends.pop(slot, None)
+        if params.min_new_tokens:
+            ends = sorted(self._eos_token_ids.union(params.stop_token_ids))
+            self._ends[slot] = torch.tensor(ends, dtype=torch.int64)
+
+    def sample(self, logits: Tensor, slots: Tensor, sequence_lens: Tensor) -> Tensor:
+        """Choose a token for each row and remember it; logits are overwritten.
+
+        logits float32 [rows, vocab], slots and sequence_lens int64 [rows], the latter the tokens of each request
+        before the one to choose → int64 [rows].
+        """
+        positions = sequence_lens - self._prompt_len[slots]
+        self._penalize(logits, slots)
+        self._adjust(logits, slots, positions)
+        drawn = torch.nonzero(self._temperature[slots] > 0)[:, 0]
+        if len(drawn) == len(slots):
+            self._perturb(logits, slots, positions)
+        elif len(drawn):
+            logits[drawn] = self._perturb(logits[drawn], slots[drawn], positions[drawn])
+        tokens = logits.argmax(-1)  # the first of equal ones
+        remembered = torch.nonzero(self._needs_history[slots])[:, 0]
+        if len(remembered):
+            self._output_counts[slots[remembered], tokens[remembered]] += 1
+        return tokens
+
+    def _penalize(self, logits: Tensor, slots: Tensor) -> None:
+        rows = torch.nonzero(self._needs_history[slots])[:, 0]
+        if not len(rows):
+            return
+        slots, found = slots[rows], logits[rows]
+        counts = self._output_counts[slots]
+        seen = self._in_prompt[slots] | (counts > 0)
+        repetition = self._repetition_penalty[slots].unsqueeze(1)
+        repeated = torch.where(found > 0, found / repetition, found * repetition)
+        found = torch.where(seen, repeated, found)
+        found -= self._frequency_penalty[slots].unsqueeze(1) * counts
+        found -= self._presence_penalty[slots].unsqueeze(1) * (counts > 0)
+        logits[rows] = found
+
+    def _adjust(self, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Bias, and ends that may not come yet; few rows have either."""
+        barred = positions < self._min_new_tokens[slots]
+        for row, slot in enumerate(slots.tolist()):
+            if slot in self._bias:
+                ids, values = self._bias[slot]
+                logits[row, ids] += values
+            if slot in self._ends and bool(barred[row]):
+                logits[row, self._ends[slot]] = -torch.inf
+
+    def _perturb(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Temperature, filters and noise, in place; returns its argument."""
+        logits -= logits.amax(-1, keepdim=True)  # the highest is 0: no temperature can overflow it
+        logits /= self._temperature[slots].unsqueeze(1)
+        self._filter(logits, slots)
+        keys = row_keys(self._seed[slots], positions)
+        logits += gumbel_noise(keys.unsqueeze(1), self._token_ids)
+        return logits
+
+    def _filter(self, logits: Tensor, slots: Tensor) -> None:
+        """Set to -inf what top_k, top_p and min_p exclude; the highest logit of each row is 0."""
+        top_k, top_p, min_p = self._top_k[slots], self._top_p[slots], self._min_p[slots]
+        floors = min_p.log()  # [rows]; -inf where min_p is 0
+        rows = torch.nonzero((top_k < logits.shape[1]) | (top_p < 1))[:, 0]
+        if len(rows):
+            ranked = logits[rows].sort(-1, descending=True).values
+            kth = ranked.gather(1, top_k[rows].unsqueeze(1) - 1)
+            last = _nucleus_floor(ranked.masked_fill_(ranked < kth, -torch.inf), top_p[rows])
+            floors[rows] = torch.maximum(floors[rows], torch.maximum(kth[:, 0], last))
+        logits.masked_fill_(logits < floors.unsqueeze(1), -torch.inf)
+
+
+def _nucleus_floor(ranked: Tensor, top_p: Tensor) -> Tensor:
+    """The lowest logit of the smallest set that holds `top_p` of the probability.
+
+    ranked [rows, vocab] in descending order, top_p [rows] → [rows]. Sums are running sums in float64: they depend on
+    nothing but the row.
+    """
+    mass = ranked.double().exp_().cumsum(-1)
+    before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)  # of the tokens ranked higher
+    held = before < top_p.double().unsqueeze(1) * mass[:, -1:]
+    count = held.sum(-1, keepdim=True).clamp_(min=1)
+    return torch.where(top_p < 1, ranked.gather(1, count - 1)[:, 0], -torch.inf)

@@ -1,0 +1,214 @@
+"""`Device` on torch: an ordered queue of steps and copies, carried out by one forward thread.
+
+Per-slot state (page table, length, last token, sampling) lives beside the model and is changed only by the deltas
+that batches carry, in order, by the forward thread. So a step may be launched before the one before it has finished:
+its input token is read from `last_tokens`, the FutureMap, when its turn comes. Nothing here knows of requests,
+leases or who owns a page; an invalid plan is an `InvariantError` that `wait` raises.
+
+After an error the device is broken: that step and all later ones raise it, and none hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from shared.engine.attention.protocol import Attention, BatchLayout
+from shared.engine.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.model import DecoderModel
+from shared.engine.sampler import Sampler
+from shared.errors import InvariantError
+from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+
+OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
+
+
+class SlotState:
+    """What the device remembers of each slot between steps."""
+
+    def __init__(self, slots: int, pages_per_slot: int) -> None:
+        self.page_tables = torch.full((slots, pages_per_slot), INVALID_PAGE, dtype=torch.int32)
+        self.kv_lens = torch.zeros(slots, dtype=torch.int64)  # tokens in the cache
+        self.last_tokens = torch.zeros(slots, dtype=torch.int64)  # the FutureMap
+        self._page_counts = [0] * slots
+
+    def join(self, join: SlotJoin) -> None:
+        """Overwrite the slot."""
+        self.page_tables[join.slot].fill_(INVALID_PAGE)
+        self._page_counts[join.slot] = 0
+        self.grant(PageGrant(join.slot, join.pages))
+        self.kv_lens[join.slot] = join.kv_len
+        if join.last_token is not None:
+            self.last_tokens[join.slot] = join.last_token
+
+    def grant(self, grant: PageGrant) -> None:
+        """Append pages to the slot's table."""
+        start = self._page_counts[grant.slot]
+        end = start + len(grant.pages)
+        if end > self.page_tables.shape[1]:
+            raise InvariantError(
+                f"slot {grant.slot} is given {end} pages, a table holds {self.page_tables.shape[1]}"
+            )
+        self.page_tables[grant.slot, start:end] = torch.tensor(grant.pages, dtype=torch.int32)
+        self._page_counts[grant.slot] = end
+
+
+class TorchDevice:
+    """`Device` around a model, its attention and its cache."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        attention: Attention,
+        cache: KVCache,
+        sampler: Sampler,
+        *,
+        slots: int,
+        pages_per_slot: int,
+        threads: int,
+        on_logits: OnLogits | None = None,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._cache = cache
+        self._sampler = sampler
+        self._state = SlotState(slots, pages_per_slot)
+        self._on_logits = on_logits
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._launched = 0
+        self._completed = 0
+        self._results: dict[int, Future[list[int]]] = {}
+        self._copies_done: deque[int] = deque()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._forward_loop, args=(threads,), name="forward", daemon=True
+        )
+        self._thread.start()
+
+    # ---- the scheduler's side ----------------------------------------------------------------------------------
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        """See `Device`."""
+        if batch.step != self._launched + 1:
+            raise InvariantError(f"step {batch.step} was launched after step {self._launched}")
+        self._launched = batch.step
+        result: Future[list[int]] = Future()
+        self._results[batch.step] = result
+        self._queue.put(lambda: self._run(batch, result))
+
+    def wait(self, step: int) -> list[int]:
+        """See `Device`; raises what the step raised."""
+        if step not in self._results:
+            raise InvariantError(f"step {step} was never launched, or has been waited for")
+        return self._results.pop(step).result()
+
+    def completed(self) -> int:
+        """See `Device`."""
+        return self._completed
+
+    def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        """See `Device`."""
+        self._queue.put(lambda: self._copy(copy_id, lambda: self._cache.backup(pages, host_pages)))
+
+    def start_restore(self, copy_id: int, host_pages: Sequence[int], pages: Sequence[int]) -> None:
+        """See `Device`."""
+        self._queue.put(lambda: self._copy(copy_id, lambda: self._cache.restore(host_pages, pages)))
+
+    def copies_done(self) -> list[int]:
+        """See `Device`; raises if the device is broken."""
+        if self._broken is not None:
+            raise self._broken
+        return [self._copies_done.popleft() for _ in range(len(self._copies_done))]
+
+    def close(self) -> None:
+        """Finish what was launched and end the forward thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    # ---- the forward thread ------------------------------------------------------------------------------------
+
+    def _forward_loop(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # OpenMP keeps this number per calling thread
+        with torch.inference_mode():
+            while (work := self._queue.get()) is not None:
+                work()
+
+    def _run(self, batch: ScheduleBatch, result: Future[list[int]]) -> None:
+        if self._broken is None:
+            try:
+                tokens = self._step(batch)
+            except BaseException as error:  # whatever it is, `wait` must raise it rather than hang
+                self._broken = error
+        if self._broken is not None:
+            result.set_exception(self._broken)
+            return
+        self._completed = batch.step
+        result.set_result(tokens)
+
+    def _copy(self, copy_id: int, copy: Callable[[], None]) -> None:
+        if self._broken is None:
+            try:
+                copy()
+                self._copies_done.append(copy_id)
+            except BaseException as error:  # surfaces in `copies_done` and in every later `wait`
+                self._broken = error
+
+    def _step(self, batch: ScheduleBatch) -> list[int]:
+        for join in batch.joins:
+            self._state.join(join)
+            self._sampler.join(join)
+        for grant in batch.grants:
+            self._state.grant(grant)
+        if batch.mode is ForwardMode.EXTEND:
+            return self._extend(batch)
+        if batch.mode is ForwardMode.DECODE:
+            return self._decode(batch)
+        return []
+
+    def _extend(self, batch: ScheduleBatch) -> list[int]:
+        state, rows = self._state, batch.extend
+        slots = torch.tensor([row.slot for row in rows])
+        starts = torch.tensor([row.start for row in rows])
+        query_lens = torch.tensor([len(row.token_ids) for row in rows])
+        if not torch.equal(state.kv_lens[slots], starts):
+            raise InvariantError(f"step {batch.step} extends a slot elsewhere than at the end of its cache")
+        state.kv_lens[slots] = starts + query_lens
+        token_ids = torch.tensor([token for row in rows for token in row.token_ids])
+        last_rows = query_lens.cumsum(0) - 1
+        samples = torch.tensor([row.samples for row in rows])
+        return self._forward(batch.step, token_ids, slots, query_lens, last_rows[samples], slots[samples])
+
+    def _decode(self, batch: ScheduleBatch) -> list[int]:
+        slots = torch.tensor(batch.decode_slots, dtype=torch.int64)
+        self._state.kv_lens[slots] += 1
+        ones, rows = torch.ones_like(slots), torch.arange(len(slots))
+        return self._forward(batch.step, self._state.last_tokens[slots], slots, ones, rows, slots)
+
+    def _forward(
+        self,
+        step: int,
+        token_ids: Tensor,  # [tokens]
+        slots: Tensor,  # [requests]
+        query_lens: Tensor,  # [requests]
+        sampled_rows: Tensor,  # [sampled] rows among the tokens
+        sampled_slots: Tensor,  # [sampled]
+    ) -> list[int]:
+        kv_lens = self._state.kv_lens[slots]
+        requests = torch.repeat_interleave(torch.arange(len(slots)), query_lens)
+        ends = query_lens.cumsum(0)
+        positions = torch.arange(len(token_ids)) - ends[requests] + kv_lens[requests]
+        layout = BatchLayout(query_lens, kv_lens, positions, requests, self._state.page_tables[slots])
+        logits = self._model.forward(token_ids, positions, self._attention.plan(layout), sampled_rows)
+        if self._on_logits is not None:
+            self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
+        if not len(sampled_slots):
+            return []
+        tokens = self._sampler.sample(logits, sampled_slots, self._state.kv_lens[sampled_slots])
+        self._state.last_tokens[sampled_slots] = tokens
+        return [int(token) for token in tokens.tolist()]
