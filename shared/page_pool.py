@@ -1,8 +1,8 @@
 """Which KV page belongs to whom, and the proof that all of them are accounted for.
 
 A page is in exactly one state, and this class is the only writer of page states. It knows page numbers and
-step numbers, nothing of what a page holds, of requests, of prefixes or of memory: the same class keeps the books
-of the device's pages and of the pages in host memory.
+step numbers, nothing of what a page holds, of requests, of prefixes or of memory: the same class keeps the
+books of the device's pages and of the pages in host memory.
 
     FREE ──allocate──► OWNED | ARRIVING | COPYING
                          │ move, along the edges of MOVES: an arrived page is OWNED, an inserted one TREE, …

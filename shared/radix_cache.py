@@ -1,9 +1,9 @@
 """The prefix cache: a radix tree from token ids to the KV pages that hold them.
 
 The tree is page-aligned: an edge is a run of whole pages, children are told apart by their first page of
-tokens, and a partial match splits the edge at a page boundary. Pages in the tree are read-only and shared; the
-tree owns them (`PageState.TREE`) until it evicts them. It knows nothing of requests: whoever uses a node locks
-it, which locks the path to the root, and tells at unlock which launched step may still touch the pages.
+tokens, and a partial match splits the edge at a page boundary. Pages in the tree are read-only and shared;
+the tree owns them (`PageState.TREE`) until it evicts them. It knows nothing of requests: whoever uses a node
+locks it, which locks the path to the root, and tells at unlock which launched step may still touch the pages.
 
     match_prefix ─► lock ─► compute ─► insert ─► lock the new node, unlock the old one ─► … ─► unlock
 
