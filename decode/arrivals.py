@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from decode.counters import DecodeCounters
 from shared.baton import Baton
 from shared.effects import AbandonFetch, Effect, StartFetch
+from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
 from shared.page_pool import PageState
 from shared.req import Req
@@ -90,27 +91,33 @@ class Arrivals:
 
     def on_fetch(self, event: FetchEvent, now: float) -> Arrived | NotArrived | None:
         """What a fetch event means for its request; None if the request is gone already."""
+        if isinstance(event, Collected):
+            return None  # nobody reads from a decode worker yet
+        req = self._fetching.pop(event.fetch_id, None)
+        if req is None:
+            self._on_given_up(event)
+            return None
         match event:
-            case Ended(fetch_id):
-                _, pages = self._quarantined.pop(fetch_id)
-                self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
-                return None
-            case Collected():
-                return None  # nobody reads from a decode worker yet
-            case Landed(fetch_id, fetched_bytes, seconds):
-                req = self._fetching.pop(fetch_id)
+            case Landed(_, fetched_bytes, seconds):
                 self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
                 return self._arrive(req, fetched_bytes, seconds)
-            case Stale(fetch_id):
-                req = self._fetching.pop(fetch_id)
+            case Stale():
                 self.counters.stale += 1
                 self.memory.release(req, PageState.ARRIVING)
                 return NotArrived(req, stale=True, detail="the lease ended before the pages were read")
             case Failed(fetch_id, reason, ended):
-                req = self._fetching.pop(fetch_id)
                 self.counters.unreachable += 1
                 self._give_up(fetch_id, req, ended, now)
                 return NotArrived(req, stale=False, detail=reason)
+            case Ended(fetch_id):
+                raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but nobody gave it up")
+
+    def _on_given_up(self, event: Landed | Stale | Failed | Ended) -> None:
+        """News of a fetch that was given up, perhaps in this very turn: all but one kind prove that it has ended."""
+        if isinstance(event, Failed) and not event.ended:
+            return
+        _, pages = self._quarantined.pop(event.fetch_id)
+        self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
 
     def abandon(self, req: Req, now: float) -> bool:
         """Stop waiting for the request's pages. False: it is not arriving."""
