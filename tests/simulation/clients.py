@@ -1,0 +1,169 @@
+"""A router process of the simulated world, and the clients behind it who check every token they are given.
+
+The shell around the real `RouterCore` does here what `router.shell` does: events in, effects out, a timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from router.dispatch import RouterCore
+from router.effects import Aborted, ClientRequest, Completed, Ended, Failed, Outcome, Send, Tokens
+from router.settings import RouterSettings
+from shared.link_events import LinkEvent
+from shared.messages import FinishReason, Hello
+from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
+from tests.simulation.scenario import PlannedRequest
+from tests.simulation.timeline import Process
+from tests.simulation.worker import MODEL_NAME, Surroundings
+
+REFUSALS = (400, 429, 500, 503)  # the statuses that a request of these worlds may fail with
+
+
+@dataclass(eq=False)
+class Client:
+    """One request, and what has come back."""
+
+    planned: PlannedRequest
+    output: list[int] = field(default_factory=list)
+    outcome: Outcome | None = None
+    disconnected: bool = False  # its router crashed: nobody can answer any more
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome is not None or self.disconnected
+
+    def tokens(self, index: int, token_ids: tuple[int, ...]) -> None:
+        """Every token comes once, in order, and as the oracle says."""
+        rid, known = self.planned.rid, len(self.output)
+        assert self.outcome is None, f"{rid}: tokens after the end"
+        assert index == known, f"{rid}: tokens {index} … after {known}"
+        self.output.extend(token_ids)
+        expected = self.answer[0][: len(self.output)]
+        assert tuple(self.output) == expected, f"{rid}: output {self.output}, expected {list(expected)}"
+
+    def end(self, outcome: Outcome) -> None:
+        """A request ends once: complete with all its tokens, stopped or gone at the client's wish, or refused."""
+        rid, planned = self.planned.rid, self.planned
+        assert self.outcome is None, f"{rid}: ended twice, {self.outcome} and {outcome}"
+        self.outcome = outcome
+        match outcome:
+            case Completed(reason, usage):
+                if not self.stopped:
+                    assert (tuple(self.output), reason) == self.answer, f"{rid}: ended early, {outcome}"
+                assert usage.completion_tokens == len(self.output), f"{rid}: {usage}"
+            case Failed(status):
+                assert status in REFUSALS, f"{rid}: {outcome}"
+            case Aborted():
+                assert self.aborts, f"{rid}: aborted by nobody"
+
+    @cached_property
+    def answer(self) -> tuple[tuple[int, ...], FinishReason]:
+        """All tokens that must come, and why they end."""
+        return expected_output(self.planned.prompt, self.planned.params)
+
+    @property
+    def stopped(self) -> bool:
+        """The text layer has found its stop string."""
+        limit = self.planned.stop_after_tokens
+        return limit is not None and len(self.output) >= limit
+
+    @property
+    def aborts(self) -> bool:
+        return self.planned.abort_after_seconds is not None or self.planned.abort_after_tokens is not None
+
+
+class Router:
+    """One router process, from its start to its death."""
+
+    def __init__(self, uid: str, process: Process, world: Surroundings, note: Callable[[str, object], None]):
+        sizes = world.scenario.sizes
+        self.process = process
+        self.hello = Hello(session=0, role="router", uid=uid, epoch=world.rng.getrandbits(64))
+        self.clients: dict[str, Client] = {}
+        settings = RouterSettings(
+            models=(MODEL_NAME,),
+            prefill_policy=sizes.prefill_policy,
+            decode_policy=sizes.decode_policy,
+            queue_max=sizes.queue_max,
+            renew_seconds=sizes.lease_seconds / 4,
+            cache_hit_tokens_min=1,
+            imbalance_tokens_max=200,
+        )
+        self.core = RouterCore(settings, process.now)
+        self._network = world.network
+        self._note = note
+        self._pumping = False
+        self._tick_at: float | None = None
+
+    def deliver(self, event: LinkEvent) -> None:
+        self.core.link(event, self.process.now)
+        self._pump()
+
+    def submit(self, client: Client) -> None:
+        """A client connects; what it does later it does by itself."""
+        planned = client.planned
+        self.clients[planned.rid] = client
+        request = ClientRequest(
+            rid=planned.rid,
+            model=MODEL_NAME,
+            token_ids=planned.prompt,
+            params=planned.params,
+            priority=planned.priority,
+            extra_key=planned.extra_key,
+            session=planned.session,
+            eos_token_ids=EOS_TOKEN_IDS,
+        )
+        self.core.submit(request, self.process.now)
+        self._pump()
+        if planned.abort_after_seconds is not None:
+            self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
+
+    def _abort(self, client: Client) -> None:
+        self.core.cancel(client.planned.rid, self.process.now)
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._pumping:
+            return
+        self._pumping = True
+        while effects := self.core.drain():
+            for effect in effects:
+                self._carry_out(effect)
+        self._pumping = False
+        self._set_timer()
+
+    def _carry_out(self, effect: Send | Tokens | Ended) -> None:
+        match effect:
+            case Send(peer, message):
+                self._network.send(self, peer, message)
+            case Tokens(rid, index, token_ids):
+                self._note(rid, token_ids)
+                client = self.clients[rid]
+                client.tokens(index, token_ids)
+                self._hear(client)
+            case Ended(rid, outcome):
+                self._note(rid, outcome)
+                self.clients[rid].end(outcome)
+
+    def _hear(self, client: Client) -> None:
+        """The client, or the text layer, has enough."""
+        planned, heard = client.planned, len(client.output)
+        if client.stopped:
+            self.core.stop(planned.rid, self.process.now)
+        elif planned.abort_after_tokens is not None and heard >= planned.abort_after_tokens:
+            self.core.cancel(planned.rid, self.process.now)
+
+    def _set_timer(self) -> None:
+        deadline = self.core.next_deadline()
+        if deadline is not None and (self._tick_at is None or deadline < self._tick_at):
+            self._tick_at = deadline
+            self.process.at(deadline, lambda: self._tick(deadline))
+
+    def _tick(self, at: float) -> None:
+        if at == self._tick_at:
+            self._tick_at = None
+            self.core.tick(self.process.now)
+            self._pump()

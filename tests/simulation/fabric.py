@@ -1,0 +1,229 @@
+"""One-sided reads of pages between workers, with everything that NIXL and UCX may do to them.
+
+    start ──── page ── page ──────── page ──── word read, holder notified ── Landed | Stale
+                 each page is copied at a time of its own, out of memory as it is then
+    start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
+
+A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
+agent, which nobody finds under the old name. Readers that gave up are told `Ended` only when it is true.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shared.baton import Baton, Holder
+from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
+from tests.simulation.oracle_device import Pages
+from tests.simulation.timeline import Action, Process
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricFaults:
+    """How reads go: seconds and probabilities."""
+
+    page_seconds: float = 0.004  # mean of each page's own time
+    slow: float = 0.0  # share of fetches that take `slow_seconds`
+    slow_seconds: float = 3.0
+    late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
+    error: float = 0.0  # share of fetches that fail by themselves
+    unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
+    endless: float = 0.0  # share of the unproven that never end
+
+
+@dataclass(slots=True)
+class Words:
+    """The lease words of one worker."""
+
+    values: list[int]
+
+    def write(self, lease: int, nonce: int) -> None:
+        self.values[lease] = nonce
+
+    def clear(self, lease: int) -> None:
+        self.values[lease] = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """One fetch under way."""
+
+    fetch_id: int
+    baton: Baton
+    agent: str
+    into: tuple[int, ...]
+    pending: int  # pages that have not landed
+    begun_at: float
+    given_up: bool = False  # Failed was told or the reader has abandoned it: bytes may land, news may not
+    ended: bool = False  # nothing lands any more
+
+
+@dataclass(slots=True)
+class Fabric:
+    """All agents by name; the network between the workers' memories."""
+
+    faults: FabricFaults
+    rng: random.Random
+    count: Callable[[str], None]  # notes that something happened, by name
+    agents: dict[str, Agent] = field(default_factory=dict)
+
+    def died(self, agent: str) -> None:
+        """A process has ended: its memory is nobody's, and whoever reads from it will hear so."""
+        del self.agents[agent]
+        for reader in self.agents.values():
+            reader.lose(agent)
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """The `Fetcher` of one worker process, and its memory as others see it."""
+
+    fabric: Fabric
+    process: Process
+    holder: Holder
+    pages: Pages
+    words: Words
+    on_event: Action  # wakes the worker
+    endless_pages: list[int] = field(default_factory=list)  # targets of reads that will never end
+    _reads: dict[int, Read] = field(default_factory=dict)
+    _events: list[FetchEvent] = field(default_factory=list)
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        now, faults, rng = self.process.now, self.fabric.faults, self.fabric.rng
+        source = baton.pages[start_page - baton.first_page :]
+        if len(source) < len(into):
+            raise AssertionError(f"fetch of {len(into)} pages out of {len(source)}")
+        read = Read(fetch_id, baton, baton.holder.agent, tuple(into), len(into), now)
+        self._reads[fetch_id] = read
+        if read.agent not in self.fabric.agents:
+            self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no such agent"))
+            return
+        latest = 2 * faults.page_seconds * (1 + len(into))
+        if rng.random() < faults.slow:
+            self.fabric.count("fetch slow")
+            latest = faults.slow_seconds * rng.uniform(0.5, 2)
+        for page, target in zip(source, into, strict=False):
+            at = now + rng.uniform(0, latest)
+            self.process.at(at, lambda page=page, target=target: self._read_page(read, page, target))  # type: ignore[misc]
+        if not into:
+            self._read_word_later(read)
+        if rng.random() < faults.error:
+            self.process.at(now + rng.uniform(0, latest), lambda: self._err(read, "injected error"))
+
+    def abandon(self, fetch_id: int) -> None:
+        read = self._reads.get(fetch_id)
+        if read is None or read.given_up:
+            self._retract_news(fetch_id)
+            return
+        self.fabric.count("fetch abandoned")
+        read.given_up = True
+        self._end_some_day(read)
+
+    def poll(self) -> list[FetchEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def lose(self, agent: str) -> None:
+        """The process behind `agent` is dead; each read from it fails after a while."""
+        for read in self._reads.values():
+            if read.agent == agent and not read.given_up:
+                seconds = self.fabric.rng.uniform(0.001, 1.0)
+                self.process.after(seconds, lambda read=read: self._err(read, "holder died"))  # type: ignore[misc]
+
+    @property
+    def idle(self) -> bool:
+        return not self._reads and not self._events
+
+    def _tell(self, event: FetchEvent) -> None:
+        self._events.append(event)
+        self.on_event()
+
+    def _with_holder(self, read: Read, action: Callable[[Agent], None]) -> None:
+        """Do something at the holder's memory as soon as both processes run; never if the holder is dead."""
+        holder = self.fabric.agents.get(read.agent)
+        if holder is None:
+            return
+        if holder.process.frozen:
+            holder.process.do(lambda: self.process.do(lambda: self._with_holder(read, action)))
+        else:
+            action(holder)
+
+    def _read_page(self, read: Read, page: int, target: int) -> None:
+        def copy(holder: Agent) -> None:
+            if read.ended:
+                return
+            if read.given_up:
+                self.fabric.count("bytes landed after the end of interest")
+            self.pages.copy(target, holder.pages, page)
+            read.pending -= 1
+            if not read.pending and not read.given_up:
+                self._read_word_later(read)
+
+        if not read.ended:
+            self._with_holder(read, copy)
+
+    def _read_word_later(self, read: Read) -> None:
+        late = self.fabric.rng.random() < self.fabric.faults.late_word
+        seconds = self.fabric.rng.uniform(0, 1.0 if late else 0.002)
+        self.process.after(seconds, lambda: self._with_holder(read, lambda holder: self._read_word(read, holder)))
+
+    def _read_word(self, read: Read, holder: Agent) -> None:
+        if read.given_up:
+            return
+        baton = read.baton
+        self._forget(read)
+        collected = Collected(baton.lease, baton.nonce, baton.rid, baton.attempt)
+        holder.process.after(self.fabric.rng.uniform(0, 0.002), lambda: holder._tell(collected))
+        if holder.words.values[baton.lease] != baton.nonce:
+            self.fabric.count("fetch stale")
+            self._tell(Stale(read.fetch_id))
+        else:
+            self._tell(Landed(read.fetch_id, len(read.into) * PAGE_BYTES, self.process.now - read.begun_at))
+
+    def _err(self, read: Read, reason: str) -> None:
+        if read.given_up or read.ended:
+            return
+        read.given_up = True
+        ended = self.fabric.rng.random() >= self.fabric.faults.unproven
+        self.fabric.count("fetch failed" if ended else "fetch failed unproven")
+        self._tell(Failed(read.fetch_id, reason, ended))
+        if ended:
+            self._forget(read)
+        else:
+            self._end_some_day(read)
+
+    def _end_some_day(self, read: Read) -> None:
+        """Until then the remaining pages land when their time comes, or not at all."""
+        rng, faults = self.fabric.rng, self.fabric.faults
+        if rng.random() < faults.endless:
+            self.fabric.count("fetch endless")
+            self.endless_pages += read.into
+            del self._reads[read.fetch_id]
+        else:
+            late = rng.random() < faults.unproven
+            self.process.after(rng.uniform(0.1, 2.0) if late else 0.001, lambda: self._end(read))
+
+    def _end(self, read: Read) -> None:
+        self._forget(read)
+        self.fabric.count("fetch ended late")
+        self._tell(Ended(read.fetch_id))
+
+    def _forget(self, read: Read) -> None:
+        read.ended = True
+        del self._reads[read.fetch_id]
+
+    def _retract_news(self, fetch_id: int) -> None:
+        """Abandoned when the last event waits to be polled: the reader hears `Ended` instead."""
+        news = [event for event in self._events if not isinstance(event, Collected) and event.fetch_id == fetch_id]
+        if not news or isinstance(news[-1], Ended):
+            return
+        self._events = [event for event in self._events if event not in news]
+        if fetch_id not in self._reads:
+            self._events.append(Ended(fetch_id))

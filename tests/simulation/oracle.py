@@ -1,0 +1,54 @@
+"""A language model whose every mistake shows: what a request must answer is a pure function of the request.
+
+A KV cell is a hash of its token and of all cells before it, and the next token is a hash of all cells. So one
+wrong page, stale read, lost or doubled token, or sampling at a wrong position changes everything that follows, and
+comparing the output with `expected_output` finds it. Nothing here knows pages, batches, workers or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.messages import FinishReason
+from shared.sampling_params import SamplingParams
+
+VOCAB_SIZE = 64
+EOS_TOKEN_IDS = frozenset({0})  # one token in 64: streams of a few dozen tokens end either way
+
+
+def kv_cell(before: Sequence[int], token_id: int) -> int:
+    """The KV of a token behind the cells `before`."""
+    return hash((token_id, *before))
+
+
+def sample(cells: Sequence[int], params: SamplingParams, prompt_len: int, history: Sequence[int]) -> int:
+    """The token that follows `cells`; `history` (all tokens so far) matters only to penalties."""
+    position = len(cells) - prompt_len
+    seed = params.seed if params.temperature else 0
+    seen = tuple(history) if params.needs_history else ()
+    token_id = hash((position, seed, seen, *cells)) % VOCAB_SIZE
+    if position < params.min_new_tokens:
+        while token_id in EOS_TOKEN_IDS or token_id in params.stop_token_ids:
+            token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+def finish_reason(output: Sequence[int], params: SamplingParams) -> FinishReason | None:
+    """Why an output ends with its last token; None if it goes on."""
+    last = output[-1]
+    if last in params.stop_token_ids or (last in EOS_TOKEN_IDS and not params.ignore_eos):
+        return "stop"
+    return "length" if len(output) == params.max_new_tokens else None
+
+
+def expected_output(prompt: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
+    """All tokens of the answer, and why it ends."""
+    token_ids, cells, output = list(prompt), list[int](), list[int]()
+    reason = None
+    while reason is None:
+        for token_id in token_ids[len(cells) :]:
+            cells.append(kv_cell(cells, token_id))
+        output.append(sample(cells, params, len(prompt), token_ids))
+        token_ids.append(output[-1])
+        reason = finish_reason(output, params)
+    return tuple(output), reason

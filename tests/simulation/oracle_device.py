@@ -1,0 +1,199 @@
+"""The fake device: paged memory that computes the oracle's model, as adversarially as the protocol allows.
+
+    step   launch ───────────────────── completion: read the pages, write cells, sample
+    copy   start ── page ─── page ─ page ─ done     each page moves at a time of its own, beside the steps
+
+All effects of a step happen at its completion, not at its launch: a page that is given to somebody else in
+between is read or overwritten, and the oracle shows it. A position without a page goes to the invalid page,
+which everybody scribbles on. Nothing here raises for a wrong page; only what no device could execute does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from tests.simulation.oracle import kv_cell, sample
+from tests.simulation.timeline import Action, Process
+
+
+class Pages:
+    """Memory for `total` pages of cells; a cell that was never written holds garbage found nowhere else."""
+
+    def __init__(self, total: int, page_size: int, salt: int):
+        self.cells = [[hash((salt, page, i)) for i in range(page_size)] for page in range(total)]
+
+    def copy(self, page: int, source: Pages, source_page: int) -> None:
+        """Overwrite a page with a page of `source`, as it is now."""
+        self.cells[page][:] = source.cells[source_page]
+
+
+@dataclass(slots=True)
+class Slot:
+    """What the device keeps of a request between steps."""
+
+    pages: list[int]
+    kv_len: int
+    params: SamplingParams
+    prompt_len: int
+    history: list[int]
+    last_token: int | None
+
+
+@dataclass(slots=True)
+class Step:
+    """A launched step; inputs are copied at the launch, as a real device does."""
+
+    batch: ScheduleBatch
+    extend: tuple[ExtendRow, ...]
+    decode_slots: tuple[int, ...]
+    completes_at: float
+    token_ids: list[int] | None = None  # once completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How long a worker's device takes, in seconds."""
+
+    step: float = 0.010
+    token: float = 0.0002  # an EXTEND token on top
+    jitter: float = 0.5  # as a share, both ways
+    copied_page: float = 0.004
+
+
+@dataclass(slots=True, kw_only=True)
+class OracleDevice:
+    """The `Device` of one worker process."""
+
+    process: Process
+    pages: Pages
+    host_pages: Pages
+    speed: Speed
+    rng: random.Random
+    on_copied: Action  # wakes the worker
+    launched: int = 0
+    settled: int = 0
+    _completed: int = 0
+    _busy_until: float = 0.0
+    _copying_until: float = 0.0
+    _slots: dict[int, Slot] = field(default_factory=dict)
+    _steps: deque[Step] = field(default_factory=deque)  # launched, not yet waited for
+    _copied: list[int] = field(default_factory=list)
+
+    @property
+    def page_size(self) -> int:
+        return len(self.pages.cells[0])
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        if batch.step != self.launched + 1:
+            raise AssertionError(f"step {batch.step} launched after {self.launched}")
+        self.launched = batch.step
+        extend = tuple(ExtendRow(r.slot, tuple(r.token_ids), r.start, r.samples) for r in batch.extend)
+        seconds = 0.0001 if batch.mode is ForwardMode.PREBUILT else self.speed.step
+        seconds += self.speed.token * sum(len(row.token_ids) for row in extend)
+        seconds *= 1 + self.speed.jitter * self.rng.uniform(-1, 1)
+        self._busy_until = max(self._busy_until, self.process.now) + seconds
+        step = Step(batch, extend, tuple(batch.decode_slots), self._busy_until)
+        self._steps.append(step)
+        self.process.at(step.completes_at, lambda: self._complete(step.batch.step))
+
+    def completes_at(self, step: int) -> float:
+        """When a step that was not waited for yet completes (seconds), if the process is not frozen."""
+        return next(each.completes_at for each in self._steps if each.batch.step == step)
+
+    def wait(self, step: int) -> list[int]:
+        oldest = self._steps[0]
+        if oldest.batch.step != step:
+            raise AssertionError(f"waits for step {step} before {oldest.batch.step}")
+        self.process.block(oldest.completes_at)
+        self._complete(step)
+        self._steps.popleft()
+        self.settled = step
+        assert oldest.token_ids is not None
+        return oldest.token_ids
+
+    def completed(self) -> int:
+        return self._completed
+
+    def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        self._start_copy(copy_id, self.pages, tuple(pages), self.host_pages, tuple(host_pages))
+
+    def start_restore(self, copy_id: int, host_pages: Sequence[int], pages: Sequence[int]) -> None:
+        self._start_copy(copy_id, self.host_pages, tuple(host_pages), self.pages, tuple(pages))
+
+    def copies_done(self) -> list[int]:
+        done, self._copied = self._copied, []
+        return done
+
+    def _start_copy(
+        self, copy_id: int, source: Pages, sources: tuple[int, ...], target: Pages, targets: tuple[int, ...]
+    ) -> None:
+        begin = max(self._copying_until, self.process.now)
+        self._copying_until = begin + self.speed.copied_page * (1 + len(sources))
+        for source_page, page in zip(sources, targets, strict=True):
+            self.process.at(
+                self.rng.uniform(begin, self._copying_until),
+                lambda page=page, source_page=source_page: target.copy(page, source, source_page),  # type: ignore[misc]
+            )
+        self.process.at(self._copying_until, lambda: self._end_copy(copy_id))
+
+    def _end_copy(self, copy_id: int) -> None:
+        self._copied.append(copy_id)
+        self.on_copied()
+
+    def _complete(self, number: int) -> None:
+        """Carry out all steps up to `number` that are not carried out yet."""
+        for step in self._steps:
+            if self._completed < step.batch.step <= number:
+                self._completed = step.batch.step
+                step.token_ids = self._execute(step)
+
+    def _execute(self, step: Step) -> list[int]:
+        for join in step.batch.joins:
+            self._slots[join.slot] = _joined(join)
+        for grant in step.batch.grants:
+            self._slots[grant.slot].pages.extend(grant.pages)
+        token_ids = [self._extend(row) for row in step.extend]
+        token_ids += [self._decode(self._slots[slot]) for slot in step.decode_slots]
+        return [token_id for token_id in token_ids if token_id is not None]
+
+    def _extend(self, row: ExtendRow) -> int | None:
+        slot = self._slots[row.slot]
+        cells = [self._read(slot, position) for position in range(row.start)]
+        for token_id in row.token_ids:
+            self._append(slot, cells, token_id)
+        slot.kv_len = len(cells)
+        return self._sample(slot, cells) if row.samples else None
+
+    def _decode(self, slot: Slot) -> int:
+        cells = [self._read(slot, position) for position in range(slot.kv_len)]
+        assert slot.last_token is not None, "a slot without a token to go on from"
+        self._append(slot, cells, slot.last_token)
+        slot.kv_len = len(cells)
+        return self._sample(slot, cells)
+
+    def _sample(self, slot: Slot, cells: list[int]) -> int:
+        slot.last_token = sample(cells, slot.params, slot.prompt_len, slot.history)
+        slot.history.append(slot.last_token)
+        return slot.last_token
+
+    def _read(self, slot: Slot, position: int) -> int:
+        page, offset = divmod(position, self.page_size)
+        if page >= len(slot.pages):
+            return self.rng.getrandbits(60)  # the invalid page: everybody scribbles on it
+        return self.pages.cells[slot.pages[page]][offset]
+
+    def _append(self, slot: Slot, cells: list[int], token_id: int) -> None:
+        page, offset = divmod(len(cells), self.page_size)
+        cells.append(kv_cell(cells, token_id))
+        if page < len(slot.pages):
+            self.pages.cells[slot.pages[page]][offset] = cells[-1]
+
+
+def _joined(join: SlotJoin) -> Slot:
+    history = list(join.token_ids) if join.params.needs_history else []
+    return Slot(list(join.pages), join.kv_len, join.params, join.prompt_len, history, join.last_token)

@@ -1,0 +1,220 @@
+"""What a seed means: the sizes of a world, its requests and what will go wrong, all drawn before it begins.
+
+Nothing here acts. A third of the worlds have pools that overflow, a quarter are calm: there nothing is allowed to
+fail, so the machinery for faults cannot hide a fault of the ordinary way.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from shared.sampling_params import SamplingParams
+from tests.simulation.fabric import FabricFaults
+from tests.simulation.network import NetworkFaults
+from tests.simulation.oracle import VOCAB_SIZE
+from tests.simulation.oracle_device import Speed
+
+CONTEXT_LEN = 160
+REQUEST_SECONDS = 2.5  # within which all requests come
+FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """One request of one client, and when the client changes its mind."""
+
+    rid: str
+    at: float  # seconds
+    router: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    extra_key: str = ""
+    session: str = ""
+    abort_after_seconds: float | None = None
+    abort_after_tokens: int | None = None
+    stop_after_tokens: int | None = None  # the text layer finds a stop string there
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that will happen to the world; `choice` picks the victim among those alive then."""
+
+    at: float
+    kind: str
+    choice: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of the fleet and of each of its workers."""
+
+    routers: int = 2
+    prefill_workers: int = 3
+    decode_workers: int = 3
+    page_size: int = 4
+    prefill_pages: int = 400
+    decode_pages: int = 400
+    host_pages: int = 200
+    prefill_slots: int = 4
+    decode_slots: int = 8
+    chunked_prefill_size: int = 64
+    leases_max: int = 32
+    lease_seconds: float = 4.0
+    fetch_seconds_max: float = 3.0
+    retract_steps: int = 20
+    queue_max: int = 64
+    overlap: bool = True
+    queue_policy: str = "fcfs"
+    prefill_policy: str = "cache_aware"
+    decode_policy: str = "total_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a seed decides."""
+
+    seed: int
+    calm: bool
+    sizes: Sizes
+    speed: Speed
+    network: NetworkFaults
+    fabric: FabricFaults
+    requests: tuple[PlannedRequest, ...]
+    faults: tuple[Fault, ...]
+
+    def random(self, purpose: str) -> random.Random:
+        """A generator of its own for each purpose, so that one more draw here changes nothing there."""
+        return random.Random(f"{self.seed} {purpose}")
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(f"{seed} scenario")
+    calm = rng.random() < 0.25
+    sizes = _sizes(rng)
+    requests = _requests(rng, sizes, calm)
+    scenario = Scenario(
+        seed=seed,
+        calm=calm,
+        sizes=sizes,
+        speed=Speed(step=rng.choice((0.002, 0.01, 0.03)), copied_page=rng.choice((0.0005, 0.004, 0.02))),
+        network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004))),
+        requests=requests,
+        faults=(),
+    )
+    return scenario if calm else _troubled(rng, scenario)
+
+
+def _sizes(rng: random.Random) -> Sizes:
+    sizes = Sizes(
+        page_size=rng.choice((2, 4, 8)),
+        prefill_slots=rng.randint(1, 5),
+        decode_slots=rng.randint(2, 10),
+        chunked_prefill_size=rng.choice((8, 16, 40, 200)),
+        overlap=rng.random() < 0.75,
+        retract_steps=rng.choice((3, 8, 20)),
+        queue_policy=rng.choice(("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")),
+        prefill_policy=rng.choice(("cache_aware", "cache_aware", "round_robin", "power_of_two")),
+        decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
+    )
+    if rng.random() < 0.4:  # a third of the worlds really overflow
+        alone = CONTEXT_LEN // sizes.page_size  # the largest request just fits
+        sizes = replace(
+            sizes,
+            prefill_pages=int(alone * rng.uniform(1, 2)),
+            decode_pages=int(alone * rng.uniform(1, 2)),
+            host_pages=rng.choice((0, alone // 2, 3 * alone)),
+            decode_slots=rng.randint(4, 10),
+            leases_max=rng.choice((2, 4, 32)),
+        )
+    return sizes
+
+
+def _requests(rng: random.Random, sizes: Sizes, calm: bool) -> tuple[PlannedRequest, ...]:
+    families = [[rng.randrange(VOCAB_SIZE) for _ in range(CONTEXT_LEN)] for _ in range(3)]
+    aborts = 0.0 if calm else rng.choice((0.0, 0.1, 0.5))
+    prompts: list[tuple[int, ...]] = []
+    requests = []
+    for number in range(rng.randint(30, 40)):
+        prompts.append(_prompt(rng, sizes, families, prompts))
+        params = _params(rng, len(prompts[-1]))
+        request = PlannedRequest(
+            rid=f"r{number}",
+            at=rng.uniform(0.2, REQUEST_SECONDS),
+            router=rng.randrange(sizes.routers),
+            prompt=prompts[-1],
+            params=params,
+            priority=rng.choice((0, 0, 0, 5, 20)),
+            extra_key=rng.choice(("", "", "", "tenant")),
+            session=rng.choice(("", "a", "b")),
+        )
+        if rng.random() < aborts:
+            how = rng.choice(("abort_after_seconds", "abort_after_tokens"))
+            when = rng.expovariate(5) if how.endswith("seconds") else rng.randint(1, params.max_new_tokens)
+            request = replace(request, **{how: when})
+        elif rng.random() < 0.1:
+            request = replace(request, stop_after_tokens=rng.randint(1, params.max_new_tokens))
+        requests.append(request)
+    return tuple(requests)
+
+
+def _prompt(
+    rng: random.Random, sizes: Sizes, families: list[list[int]], earlier: list[tuple[int, ...]]
+) -> tuple[int, ...]:
+    kind = rng.random()
+    if kind < 0.2 and earlier:
+        return rng.choice(earlier)
+    length = rng.choice((rng.randint(1, 12), rng.randint(1, 40), rng.randint(30, 100)))
+    if kind < 0.5:
+        length = max(1, length // sizes.page_size) * sizes.page_size + rng.choice((0, 0, 1, -1))
+        length = max(1, length)
+    shared = rng.choice((0, length // 2, length - 1, length))
+    return tuple(rng.choice(families)[:shared] + [rng.randrange(VOCAB_SIZE) for _ in range(length - shared)])
+
+
+def _params(rng: random.Random, prompt_len: int) -> SamplingParams:
+    most = min(CONTEXT_LEN - prompt_len, rng.choice((1, 2, 10, 30, 50)))
+    return SamplingParams(
+        max_new_tokens=most,
+        seed=rng.getrandbits(32),
+        temperature=rng.choice((0.0, 1.0)),
+        frequency_penalty=rng.choice((0.0, 0.0, 0.5)),
+        min_new_tokens=rng.choice((0, 0, most // 2)),
+        stop_token_ids=rng.choice(((), (7,), (11, 13))),
+        ignore_eos=rng.random() < 0.2,
+    )
+
+
+def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
+    kinds = [kind for kind in FAULTS if rng.random() < 0.3]
+    faults = [
+        Fault(rng.uniform(0.1, REQUEST_SECONDS + 1), kind, rng.randrange(1000), _seconds(rng, kind))
+        for kind in kinds
+        for _ in range(rng.randint(1, 3))
+    ]
+    return replace(
+        scenario,
+        sizes=replace(
+            scenario.sizes,
+            lease_seconds=rng.choice((0.5, 2.0, 4.0)),
+            queue_max=rng.choice((6, 64, 64)),
+        ),
+        network=replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05))),
+        fabric=replace(
+            scenario.fabric,
+            slow=rng.choice((0.0, 0.0, 0.1, 0.3)),
+            late_word=rng.choice((0.0, 0.2)),
+            error=rng.choice((0.0, 0.0, 0.1, 0.3)),
+            endless=rng.choice((0.0, 0.0, 0.1)),
+        ),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+def _seconds(rng: random.Random, kind: str) -> float:
+    """How long it lasts: a freeze, or the time until a crashed process is back."""
+    return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.uniform(0.05, 1.0)

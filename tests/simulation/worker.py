@@ -1,0 +1,182 @@
+"""A worker process of the simulated world: the real event loop around a real scheduler, everything else simulated.
+
+The world drives the two halves of the loop's turn: `begin` when there is something to do, `finish` when the step
+that it waits for has completed. The scheduler proves its books after each half.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from prefill.config import PrefillConfig
+from prefill.scheduler import PrefillScheduler
+from shared.baton import Holder
+from shared.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
+from shared.link_events import LinkEvent
+from shared.messages import Hello, Limits, Role, WorkerToRouter
+from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, Words
+from tests.simulation.network import Network
+from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.simulation.oracle_device import OracleDevice, Pages
+from tests.simulation.scenario import CONTEXT_LEN, Scenario, Sizes
+from tests.simulation.timeline import Process
+
+MODEL_NAME = "oracle"
+KV_FORMAT = "oracle pages"
+TURN_SECONDS = 0.0005  # what the CPU takes for a turn
+
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a process is started into."""
+
+    scenario: Scenario
+    network: Network
+    fabric: Fabric
+    rng: random.Random
+
+
+class Worker:
+    """One prefill or decode process, from its start to its death."""
+
+    def __init__(self, role: Role, uid: str, process: Process, world: Surroundings):
+        scenario, sizes = world.scenario, world.scenario.sizes
+        pages = sizes.prefill_pages if role == "prefill" else sizes.decode_pages
+        slots = sizes.prefill_slots if role == "prefill" else sizes.decode_slots
+        epoch = world.rng.getrandbits(64)
+        self.process = process
+        self._network = world.network
+        self.hello = Hello(
+            session=0,
+            role=role,
+            uid=uid,
+            epoch=epoch,
+            model_name=MODEL_NAME,
+            model="oracle 1",
+            kv_format=KV_FORMAT,
+            determinism="oracle",
+            limits=Limits(CONTEXT_LEN, sizes.page_size, pages, slots, VOCAB_SIZE),
+        )
+        self.device = OracleDevice(
+            process=process,
+            pages=Pages(pages, sizes.page_size, salt=epoch),
+            host_pages=Pages(sizes.host_pages, sizes.page_size, salt=epoch + 1),
+            speed=scenario.speed,
+            rng=world.rng,
+            on_copied=self.wake,
+        )
+        self.agent = Agent(
+            world.fabric,
+            process,
+            Holder(uid, epoch, f"{uid}/{epoch:016x}", b"", 0, PAGE_BYTES, 0),
+            self.device.pages,
+            Words([0] * sizes.leases_max),
+            on_event=self.wake,
+        )
+        world.fabric.agents[self.agent.holder.agent] = self.agent
+        self.scheduler = _prefill(sizes, self.agent) if role == "prefill" else _decode(sizes)
+        self.loop = EventLoop(
+            self.scheduler, self.device, self.agent, self, lambda: process.now, overlap=sizes.overlap
+        )
+        self._inbox: list[LinkEvent] = []
+        self._turns = 0  # scheduled so far
+        self._turn_at: float | None = None  # when the next begins; None while one is under way
+        self.turn_at(process.now)
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """All that has come; the waiting is done by `_rest`."""
+        del timeout_seconds
+        events, self._inbox = self._inbox, []
+        return events
+
+    def send(self, peer: str, message: WorkerToRouter) -> None:
+        self._network.send(self, peer, message)
+
+    def deliver(self, event: LinkEvent) -> None:
+        self._inbox.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has happened that the loop notices when it is idle."""
+        if self._turn_at is not None:
+            self.turn_at(self.process.now)
+
+    def turn_at(self, seconds: float) -> None:
+        """Begin the next turn at `seconds`, unless it begins earlier anyway."""
+        if self._turn_at is None or seconds < self._turn_at:
+            self._turn_at = seconds
+            self._turns += 1
+            turn = self._turns
+            self.process.at(seconds, lambda: self._begin(turn))
+
+    def _begin(self, turn: int) -> None:
+        if turn != self._turns:
+            return  # it was woken, and this turn began earlier
+        self._turn_at = None
+        self.loop.begin()
+        self.scheduler.check()
+        step = self.loop.awaits
+        if step is None:
+            self._rest()
+        else:
+            self.process.at(max(self.process.now, self.device.completes_at(step)), self._finish)
+
+    def _finish(self) -> None:
+        self.loop.finish()
+        self.scheduler.check()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Go on at once while there is work; else sleep until a deadline, or until woken."""
+        now = self.process.now
+        seconds = TURN_SECONDS
+        if not self._inbox and self.loop.patience_seconds() > 0:
+            deadline = self.scheduler.next_deadline()
+            until_deadline = IDLE_WAIT_SECONDS_MAX if deadline is None else deadline - now
+            seconds = max(TURN_SECONDS, min(IDLE_WAIT_SECONDS_MAX, until_deadline))
+        self.turn_at(now + seconds)
+
+
+def _prefill(sizes: Sizes, agent: Agent) -> PrefillScheduler:
+    return PrefillScheduler(
+        PrefillConfig(
+            page_size=sizes.page_size,
+            slots=sizes.prefill_slots,
+            chunked_prefill_size=sizes.chunked_prefill_size,
+            max_prefill_tokens=4 * sizes.chunked_prefill_size,
+            lease_seconds=sizes.lease_seconds,
+            leases_max=sizes.leases_max,
+            queue_policy=sizes.queue_policy,
+            queue_max=sizes.queue_max,
+            shared_prefix_cached_tokens_max=sizes.page_size,
+            shared_prefix_tokens_min=sizes.page_size,
+        ),
+        pages=sizes.prefill_pages,
+        context_len=CONTEXT_LEN,
+        holder=agent.holder,
+        words=agent.words,
+        kv_format=KV_FORMAT,
+        eos_token_ids=EOS_TOKEN_IDS,
+        epoch=agent.holder.epoch,
+    )
+
+
+def _decode(sizes: Sizes) -> DecodeScheduler:
+    return DecodeScheduler(
+        DecodeConfig(
+            page_size=sizes.page_size,
+            slots=sizes.decode_slots,
+            host_pages=sizes.host_pages,
+            retract_steps=sizes.retract_steps,
+            fetch_seconds_max=sizes.fetch_seconds_max,
+        ),
+        pages=sizes.decode_pages,
+        host_pages=sizes.host_pages,
+        context_len=CONTEXT_LEN,
+        kv_format=KV_FORMAT,
+        eos_token_ids=EOS_TOKEN_IDS,
+    )

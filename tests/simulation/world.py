@@ -1,0 +1,206 @@
+"""One simulated deployment from its first request to the proof that nothing is left of any.
+
+    run ─► requests come, faults strike, clients listen ─► all have ended ─► heal ─► settle ─► prove
+
+Everything is deterministic in the scenario: two runs give equal journals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from shared.errors import SegueError
+from shared.messages import Role
+from shared.page_pool import PageState
+from tests.simulation.clients import Client, Router
+from tests.simulation.fabric import Fabric
+from tests.simulation.network import Network
+from tests.simulation.scenario import Fault, PlannedRequest, Scenario
+from tests.simulation.timeline import Journal, Process, Timeline
+from tests.simulation.worker import Surroundings, Worker
+
+END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
+SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
+
+Machine = Worker | Router
+
+
+class SimulationFailure(Exception):
+    """The world is not as it should be."""
+
+
+class World:
+    """All processes of a scenario."""
+
+    def __init__(self, scenario: Scenario, show: Callable[[str], None] | None = None):
+        self.scenario = scenario
+        self.timeline = Timeline()
+        self.journal = Journal(self.timeline, show)
+        self.counts: Counter[str] = Counter()
+        self.clients = [Client(planned) for planned in scenario.requests]
+        self._rng = scenario.random("world")
+        self.network = Network(scenario.network, scenario.random("network"), self.count)
+        self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
+        self.workers: dict[str, Worker] = {}
+        self.routers: dict[str, Router] = {}
+        self.buried: list[Machine] = []
+
+    def run(self) -> None:
+        """Live through the scenario; raises `SimulationFailure`."""
+        try:
+            self._start()
+            self._advance_until(self._all_ended, END_SECONDS_MAX)
+            self._heal()
+            settled_at = self.timeline.now + SETTLE_SECONDS
+            self._advance_until(lambda: self.timeline.now >= settled_at, settled_at + 1)
+            self._prove_nothing_is_left()
+        except (SegueError, AssertionError, LookupError, AttributeError, ValueError, TypeError) as error:
+            raise SimulationFailure(f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}") from error
+        self._count_ends()
+
+    def count(self, name: str) -> None:
+        """Something happened that the report is about."""
+        self.counts[name] += 1
+        self.journal.note("", name)
+
+    # ---- what happens ----
+
+    def _start(self) -> None:
+        sizes = self.scenario.sizes
+        for number in range(sizes.prefill_workers):
+            self._start_worker("prefill", f"prefill-{number}")
+        for number in range(sizes.decode_workers):
+            self._start_worker("decode", f"decode-{number}")
+        for number in range(sizes.routers):
+            self._start_router(f"router-{number}")
+        for client in self.clients:
+            self.timeline.at(client.planned.at, lambda client=client: self._submit(client))  # type: ignore[misc]
+        for fault in self.scenario.faults:
+            self.timeline.at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+
+    def _submit(self, client: Client) -> None:
+        router = self.routers.get(f"router-{client.planned.router}")
+        if router is None:
+            client.disconnected = True
+        else:
+            router.submit(client)
+
+    def _start_worker(self, role: Role, uid: str) -> None:
+        worker = Worker(role, uid, Process(self.timeline, uid), self._surroundings())
+        self.workers[uid] = worker
+        for router in self.routers.values():
+            self.network.connect(router, worker)
+
+    def _start_router(self, uid: str) -> None:
+        router = Router(uid, Process(self.timeline, uid), self._surroundings(), self.journal.note)
+        self.routers[uid] = router
+        for worker in self.workers.values():
+            self.network.connect(router, worker)
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(self.scenario, self.network, self.fabric, self._rng)
+
+    # ---- faults ----
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.kind:
+            case "crash prefill" | "crash decode" | "crash router":
+                role = fault.kind.split()[1]
+                self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
+            case "freeze" | "long freeze":
+                self._freeze(self._victim(fault, list(self.workers.values())), fault)
+            case "loss" | "reconnect":
+                links = self.network.links
+                link = links[fault.choice % len(links)] if links else None
+                if link is not None and link.break_off(fault.kind, both_ways=fault.kind == "reconnect"):
+                    self.count(f"fault {fault.kind}")
+
+    def _machines(self) -> list[Machine]:
+        return [*self.workers.values(), *self.routers.values()]
+
+    def _victim(self, fault: Fault, machines: list[Machine] | list[Worker]) -> Machine | None:
+        running = [machine for machine in machines if machine.process.runs]
+        return running[fault.choice % len(running)] if running else None
+
+    def _crash(self, machine: Machine | None, fault: Fault) -> None:
+        if machine is None:
+            return
+        self.count(f"fault {fault.kind}")
+        self._bury(machine)
+        uid = machine.hello.uid
+        if isinstance(machine, Worker):
+            role = machine.hello.role
+            self.timeline.after(fault.seconds, lambda: self._start_worker(role, uid))
+        else:
+            self.timeline.after(fault.seconds, lambda: self._start_router(uid))
+
+    def _bury(self, machine: Machine) -> None:
+        machine.process.kill()
+        self.network.died(machine.process)
+        if isinstance(machine, Worker):
+            del self.workers[machine.hello.uid]
+            self.fabric.died(machine.agent.holder.agent)
+        else:
+            del self.routers[machine.hello.uid]
+            for client in machine.clients.values():
+                client.disconnected = client.disconnected or not client.ended
+        self.buried.append(machine)
+
+    def _freeze(self, machine: Machine | None, fault: Fault) -> None:
+        if machine is None:
+            return
+        self.count(f"fault {fault.kind}")
+        process = machine.process
+        process.freeze()
+        if fault.seconds > self.scenario.network.silence_seconds:
+            self.timeline.after(self.scenario.network.silence_seconds, lambda: self.network.silent(process))
+        self.timeline.after(fault.seconds, process.thaw)
+
+    def _heal(self) -> None:
+        for machine in self._machines():
+            if machine.process.frozen:
+                machine.process.thaw()
+
+    # ---- the end ----
+
+    def _advance_until(self, done: Callable[[], bool], seconds_max: float) -> None:
+        while not done():
+            if not self.timeline.advance() or self.timeline.now > seconds_max:
+                waiting = [client.planned.rid for client in self.clients if not client.ended]
+                raise SimulationFailure(f"still not ended at {self.timeline.now:.3f} s: {waiting}")
+
+    def _all_ended(self) -> bool:
+        return all(client.ended for client in self.clients) and len(self.routers) == self.scenario.sizes.routers
+
+    def _prove_nothing_is_left(self) -> None:
+        for router in self.routers.values():
+            assert not any(router.core.requests_by_state.values()), f"{router.hello.uid} still has requests"
+            for worker in router.core.fleet.workers.values():
+                assert not worker.assigned, f"{router.hello.uid} counts {worker.assigned} at {worker.peer}"
+                assert not worker.leases, f"{router.hello.uid} counts leases {worker.leases} at {worker.peer}"
+        for worker in self.workers.values():
+            self._prove_empty(worker)
+        if self.scenario.calm:
+            failed = [client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"]
+            assert not failed, f"{failed} failed in a calm world"
+
+    def _prove_empty(self, worker: Worker) -> None:
+        worker.scheduler.check()
+        uid, scheduler = worker.hello.uid, worker.scheduler
+        pool, cache = scheduler.memory.pool, scheduler.memory.cache
+        endless = len(worker.agent.endless_pages)
+        left = {
+            state.name: pool.count(state)
+            for state in PageState
+            if state not in (PageState.FREE, PageState.TREE) and pool.count(state)
+        }
+        assert left == ({"QUARANTINED": endless} if endless else {}), f"{uid} still has pages {left}"
+        assert not cache.locks, f"{uid} still has {cache.locks} locks"
+        assert not scheduler.slots_used, f"{uid} still uses {scheduler.slots_used} slots"
+        assert not any(worker.agent.words.values), f"{uid} still has lease words"
+
+    def _count_ends(self) -> None:
+        for client in self.clients:
+            outcome = "disconnected" if client.outcome is None else type(client.outcome).__name__
+            self.counts[f"outcome {outcome}"] += 1
