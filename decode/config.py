@@ -20,9 +20,12 @@ class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
         Seconds,
         Meta(description="tokens wait at most so long to share a message; below what a reader notices"),
     ] = 0.01
-    host_pages: Annotated[
-        Count, Meta(description="host memory for retracted requests, in pages; 0: a quarter of `pages`")
-    ] = 0
+    host_share: Annotated[
+        float,
+        Meta(
+            ge=0.0, le=16.0, description="host memory for retracted requests, in pages for each page of the pool"
+        ),
+    ] = 0.25
     retract_steps: Annotated[
         PositiveInt,
         Meta(description="steps that must fit after a retraction, so that it does not happen each step"),

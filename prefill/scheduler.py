@@ -123,6 +123,8 @@ class PrefillScheduler:
         for lease in self.leases.expired(now):
             self.counters.leases_expired += 1
             self._end(lease)
+            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "the lease was not renewed")
+            self._effects.append(Send(lease.req.router, refused))
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
 
@@ -186,6 +188,11 @@ class PrefillScheduler:
     def slots_used(self) -> int:
         """Requests in slots."""
         return len(self._running)
+
+    @property
+    def leases_held(self) -> int:
+        """Leases that live."""
+        return len(self.leases)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""

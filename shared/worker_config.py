@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds, Share
 
+Device = Literal["auto", "cpu", "cuda"]
+
 
 class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     """What every worker can be told."""
@@ -35,9 +37,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     kv_interface: Annotated[
         str, Meta(description="network interface of the KV plane; `lo` keeps it on this machine; empty: all")
     ] = "lo"
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda where torch finds it, else cpu")
-    ] = "auto"
+    device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="of weights and KV; auto: float32 on cpu (exact), the model's own on cuda"),
@@ -45,6 +45,10 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     threads: Annotated[
         Count,
         Meta(description="CPU threads of the device; 0: the cgroup's share of cores, else the machine's"),
+    ] = 0
+    memory_bytes: Annotated[
+        Count,
+        Meta(description="memory this process may take; 0: the cgroup's limit, else what the machine has"),
     ] = 0
     page_size: Annotated[
         PositiveInt,

@@ -39,6 +39,7 @@ class Engine:
     kv_format: str
     determinism: str
     eos_token_ids: frozenset[int]
+    host_pages: int
     description: str  # which device, dtype, pages and context, and why
 
 
@@ -50,7 +51,7 @@ def load(
     pages: int | None = None,
     page_size: int = 16,
     slots: int = 64,
-    host_pages: int = 0,
+    host_share: float = 0.0,
     context_len: int | None = None,
     threads: int = 1,
     memory_bytes: int | None = None,
@@ -68,12 +69,13 @@ def load(
         weights_bytes=config.parameters * torch_dtype.itemsize,
         page_bytes=page_bytes(config, page_size, torch_dtype),
         page_size=page_size,
-        host_pages=host_pages,
+        host_share=host_share,
         slots=slots,
         context_len=context,
     )
     page_count, pages_reason = choose_pages(demand, memory_budget(memory_bytes), pages)
     context = min(context, page_count * page_size)
+    host_pages = int(page_count * host_share)
     cache = KVCache(config, pages=page_count, page_size=page_size, host_pages=host_pages, dtype=torch_dtype)
     attention = BlockedAttention(config, cache)
     eos_token_ids = read_eos_token_ids(folder)
@@ -106,6 +108,7 @@ def load(
         kv_format=kv_format(config, page_size, torch_dtype),
         determinism=_determinism(dtype_name),
         eos_token_ids=eos_token_ids,
+        host_pages=host_pages,
         description=(
             f"{config.architecture} on cpu (the only device this version has) in {dtype_name} (exact on every CPU), "
             f"{threads} {'thread' if threads == 1 else 'threads'}, {page_count} KV pages of {page_size} tokens "

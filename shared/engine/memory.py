@@ -24,7 +24,7 @@ class Demand:
     weights_bytes: int
     page_bytes: int
     page_size: int  # tokens
-    host_pages: int
+    host_share: float  # pages in host memory for each page of the pool
     slots: int
     context_len: int  # tokens
 
@@ -53,28 +53,27 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
 
     Raises `ConfigError` if explicit pages cannot fit, `ModelError` if the model leaves no room for one full request.
     """
-    host_bytes = demand.host_pages * demand.page_bytes
-    rest = budget.memory_bytes - demand.weights_bytes - RESERVE_BYTES - host_bytes
+    page_bytes = round(demand.page_bytes * (1 + demand.host_share))
+    rest = budget.memory_bytes - demand.weights_bytes - RESERVE_BYTES
     figures = (
-        f"{_gib(budget.memory_bytes)} ({budget.origin}) less {_gib(demand.weights_bytes)} of weights, "
-        f"{_gib(RESERVE_BYTES)} of reserve and {_gib(host_bytes)} of host pages leaves {_gib(max(rest, 0))} for KV"
+        f"{_gib(budget.memory_bytes)} ({budget.origin}) less {_gib(demand.weights_bytes)} of weights and "
+        f"{_gib(RESERVE_BYTES)} of reserve leaves {_gib(max(rest, 0))} for KV"
+        + (f" and {demand.host_share:.0%} of it again in host pages" if demand.host_share else "")
     )
     if pages is not None:
-        if pages * demand.page_bytes > rest:
-            raise ConfigError(
-                f"{pages} pages need {_gib(pages * demand.page_bytes)}; {figures}: ask for fewer"
-            )
+        if pages * page_bytes > rest:
+            raise ConfigError(f"{pages} pages need {_gib(pages * page_bytes)}; {figures}: ask for fewer")
         return pages, "as configured"
     needed = pages_of(demand.context_len, demand.page_size)
-    if rest < needed * demand.page_bytes:
+    if rest < needed * page_bytes:
         raise ModelError(
             f"too little memory: {figures}, one request of {demand.context_len} tokens needs "
-            f"{_gib(needed * demand.page_bytes)}: give more memory, or a shorter context"
+            f"{_gib(needed * page_bytes)}: give more memory, or a shorter context"
         )
     most = demand.slots * needed
-    if rest // demand.page_bytes >= most:
+    if rest // page_bytes >= most:
         return most, f"enough for {demand.slots} requests of {demand.context_len} tokens"
-    return rest // demand.page_bytes, figures
+    return rest // page_bytes, figures
 
 
 def _gib(size: int) -> str:

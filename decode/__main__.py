@@ -1,0 +1,35 @@
+"""`python -m decode`: one decode worker."""
+
+from __future__ import annotations
+
+from decode.config import DecodeConfig
+from shared.entry import enter
+
+
+def serve(config: DecodeConfig) -> None:
+    """Load what is heavy and run until told to end."""
+    from decode.scheduler import DecodeScheduler
+    from shared import worker
+
+    def build(parts: worker.Parts) -> DecodeScheduler:
+        return DecodeScheduler(
+            config,
+            pages=parts.engine.limits.pages,
+            host_pages=parts.engine.host_pages,
+            context_len=parts.engine.limits.context_len,
+            kv_format=parts.engine.kv_format,
+            eos_token_ids=parts.engine.eos_token_ids,
+        )
+
+    worker.serve(
+        config,
+        "decode",
+        build,
+        leases_max=1,  # nobody reads from a decode worker but its own check at the start
+        fetch_seconds_max=config.fetch_seconds_max,
+        host_share=config.host_share,
+    )
+
+
+if __name__ == "__main__":
+    enter("decode", DecodeConfig, serve)

@@ -1,0 +1,37 @@
+"""`python -m prefill`: one prefill worker."""
+
+from __future__ import annotations
+
+from prefill.config import PrefillConfig
+from shared.entry import enter
+
+
+def serve(config: PrefillConfig) -> None:
+    """Load what is heavy and run until told to end."""
+    from prefill.scheduler import PrefillScheduler
+    from shared import worker
+
+    def build(parts: worker.Parts) -> PrefillScheduler:
+        return PrefillScheduler(
+            config,
+            pages=parts.engine.limits.pages,
+            context_len=parts.engine.limits.context_len,
+            holder=parts.transfer.holder,
+            words=parts.transfer.words,
+            kv_format=parts.engine.kv_format,
+            eos_token_ids=parts.engine.eos_token_ids,
+            epoch=parts.epoch,
+        )
+
+    worker.serve(
+        config,
+        "prefill",
+        build,
+        leases_max=config.leases_max,
+        fetch_seconds_max=config.lease_seconds,  # it fetches from nobody but itself, at its start
+        host_share=0.0,
+    )
+
+
+if __name__ == "__main__":
+    enter("prefill", PrefillConfig, serve)
