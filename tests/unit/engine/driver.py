@@ -1,0 +1,100 @@
+"""Drives a loaded engine step by step, keeping the logits of every sampled row, as a scheduler would but by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.engine.engine import Engine, load
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+
+GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
+
+
+class Driver:
+    """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order."""
+
+    def __init__(self, folder: Path, *, pages: int = 128, page_size: int = 16, threads: int = 1) -> None:
+        self.logits: dict[int, list[Tensor]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.step = 0
+        self.engine: Engine = load(
+            folder,
+            pages=pages,
+            page_size=page_size,
+            slots=16,
+            host_pages=32,
+            threads=threads,
+            on_logits=self._record,
+        )
+        self.device = self.engine.device
+
+    def _record(self, _step: int, slots: tuple[int, ...], logits: Tensor) -> None:
+        for slot, row in zip(slots, logits, strict=True):
+            self.logits.setdefault(slot, []).append(row)
+
+    def join(
+        self,
+        slot: int,
+        pages: Sequence[int],
+        *,
+        prompt_len: int,
+        kv_len: int = 0,
+        params: SamplingParams = GREEDY,
+        token_ids: Sequence[int] = (),
+        last_token: int | None = None,
+    ) -> SlotJoin:
+        """A join that also forgets what the slot had sampled."""
+        self.logits[slot], self.tokens[slot] = [], []
+        return SlotJoin(slot, tuple(pages), kv_len, params, prompt_len, token_ids, last_token)
+
+    def run(
+        self,
+        mode: ForwardMode,
+        *,
+        joins: Sequence[SlotJoin] = (),
+        extend: Sequence[ExtendRow] = (),
+        decode_slots: Sequence[int] = (),
+    ) -> list[int]:
+        """Launch a step, wait for it, and keep its tokens."""
+        self.step += 1
+        batch = ScheduleBatch(
+            self.step, mode, joins=tuple(joins), extend=tuple(extend), decode_slots=tuple(decode_slots)
+        )
+        self.device.launch(batch)
+        sampled = self.device.wait(self.step)
+        slots = [row.slot for row in extend if row.samples] or list(decode_slots)
+        for slot, token in zip(slots, sampled, strict=True):
+            self.tokens[slot].append(token)
+        return sampled
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], pages: Sequence[int], chunk: int | None = None
+    ) -> None:
+        """Extend a slot by a whole prompt, in chunks."""
+        joins = [self.join(slot, pages, prompt_len=len(token_ids))]
+        size = chunk or len(token_ids)
+        for start in range(0, len(token_ids), size):
+            part = token_ids[start : start + size]
+            row = ExtendRow(slot, part, start, start + len(part) == len(token_ids))
+            self.run(ForwardMode.EXTEND, joins=joins, extend=[row])
+            joins = []
+
+    def decode(self, slots: Sequence[int], steps: int) -> None:
+        """Decode steps with all these slots in the batch."""
+        for _ in range(steps):
+            self.run(ForwardMode.DECODE, decode_slots=slots)
+
+    def close(self) -> None:
+        """End the forward thread."""
+        self.device.close()
+
+
+def tokens_of(seed: int, length: int, vocab_size: int) -> list[int]:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return [int(token) for token in torch.randint(vocab_size, (length,), generator=generator).tolist()]

@@ -1,0 +1,71 @@
+"""Each family of dense decoders computes what transformers computes in float32.
+
+Measured largest gap of any logit: 4e-6 of the largest logit's size; the bound below leaves a factor of ten.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shared.schedule_batch import ForwardMode
+from tests.unit.engine.driver import Driver, tokens_of
+from tests.unit.engine.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
+
+RELATIVE_GAP_MAX = 4e-5
+NEAR_TIE = 1e-3
+PROMPT_LENS = (1, 7, 16, 131, 300)
+
+
+def _expected(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, tmp_path)
+    driver = Driver(tmp_path)
+    for length in PROMPT_LENS:
+        prompt = tokens_of(length, length, VOCAB_SIZE)
+        driver.prefill(0, prompt, range(20))
+        driver.decode([0], 12)
+        sequence = list(prompt)
+        for token, logits in zip(driver.tokens[0], driver.logits[0], strict=True):
+            expected = _expected(model, sequence)
+            gap = float((logits - expected).abs().max() / expected.abs().max())
+            assert gap < RELATIVE_GAP_MAX, f"{length} tokens of prompt, at {len(sequence)}: {gap:.1e}"
+            best, second = expected.topk(2).values.tolist()
+            assert token == int(expected.argmax()) or best - second < NEAR_TIE
+            sequence.append(token)
+        assert len(set(driver.tokens[0])) > 2, "a model that repeats one token shows little"
+    driver.close()
+
+
+def test_sharded_weights_are_the_same_model(tmp_path: Path) -> None:
+    family = "qwen3, qk-norm, head_dim 40"
+    tiny_model(family, tmp_path / "whole")
+    tiny_model(family, tmp_path / "shards", shard_bytes=100_000)
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    prompt = tokens_of(5, 40, VOCAB_SIZE)
+    found = []
+    for name in ("whole", "shards"):
+        driver = Driver(tmp_path / name)
+        driver.prefill(0, prompt, range(4))
+        found.append(driver.logits[0][0])
+        driver.close()
+    assert torch.equal(*found)
+
+
+def test_a_prebuilt_join_takes_no_forward_and_samples_nothing(tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    driver = Driver(tmp_path)
+    joins = [driver.join(0, range(2), prompt_len=20, kv_len=20, last_token=1)]
+    assert driver.run(ForwardMode.PREBUILT, joins=joins) == []
+    assert driver.logits[0] == []
+    driver.close()

@@ -1,0 +1,99 @@
+"""Tiny models with random weights, one for each thing that families of dense decoders differ in.
+
+Sizes are awkward on purpose: head dimensions and vocabularies that no vector width divides, an inner size above the
+1,024 inputs where oneDNN computes a single row another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 257
+CONTEXT_LEN = 512
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 72,
+    "intermediate_size": 136,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT_LEN,
+    "initializer_range": 0.25,  # wide enough that greedy decoding does not collapse into one token
+    "eos_token_id": 3,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, head_dim=24, tie_word_embeddings=True))
+
+
+def _llama_with_biases_and_scaled_rope() -> PreTrainedModel:
+    switches = {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}
+    return LlamaForCausalLM(LlamaConfig(**_SIZES | {"intermediate_size": 1100}, **switches))
+
+
+def _mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None))
+
+
+def _mistral_with_window() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=150))
+
+
+def _qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES | {"num_key_value_heads": 6}))
+
+
+def _qwen2_with_window_in_upper_layers() -> PreTrainedModel:
+    switches = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, **switches))
+
+
+def _qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40))
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama, tied, head_dim 24": _llama,
+    "llama, biases, llama3 rope, inner size 1100": _llama_with_biases_and_scaled_rope,
+    "mistral": _mistral,
+    "mistral, sliding window": _mistral_with_window,
+    "qwen2, one query head per kv head": _qwen2,
+    "qwen2, window in upper layers": _qwen2_with_window_in_upper_layers,
+    "qwen3, qk-norm, head_dim 40": _qwen3,
+}
+
+
+def tiny_model(family: str, folder: Path, *, shard_bytes: int | None = None) -> PreTrainedModel:
+    """Make a model of this family with weights from a fixed seed, and save it to `folder`."""
+    torch.manual_seed(17)
+    model = FAMILIES[family]().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.uniform_(
+                parameter, 0.5, 1.5
+            )  # as made they are ones and zeros, which hides mistakes
+    model.save_pretrained(folder, **({"max_shard_size": shard_bytes} if shard_bytes else {}))
+    return model
