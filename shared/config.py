@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read_flags(struct: type[msgspec.Struct], argv: Sequence[str]) -> dict[str, str]:
-    """Flags as given, by field name; every value is still text."""
+    """Flags as given, by field name; every value is still text. Repeated, lists grow, and else the last one wins."""
     parser = _Parser(
         prog=_program_name(),
         description=(struct.__doc__ or "").strip(),
@@ -145,7 +145,9 @@ def _read_flags(struct: type[msgspec.Struct], argv: Sequence[str]) -> dict[str, 
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, in camelCase")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="YAML file with settings, in camelCase"
+    )
     for field in msgspec.structs.fields(struct):
         help_text = f"{description_of(struct, field.name)} (default: {describe_default(field)})"
         parser.add_argument(
@@ -153,13 +155,15 @@ def _read_flags(struct: type[msgspec.Struct], argv: Sequence[str]) -> dict[str, 
             dest=field.name,
             metavar=describe_type(field.type).replace(" ", "-"),
             help=help_text.replace("%", "%%"),
+            action="append",
         )
     flags, unknown = parser.parse_known_args(list(argv))
     if unknown:
         known = [flag_of(field.name) for field in msgspec.structs.fields(struct)] + ["--config"]
         what = "flag" if unknown[0].startswith("-") else "argument"
         raise ConfigError(f"unknown {what} {unknown[0]}{_near_miss(unknown[0].split('=')[0], known)}")
-    return dict(vars(flags))
+    lists = {field.name for field in msgspec.structs.fields(struct) if _is_list(field.type)}
+    return {name: ",".join(texts) if name in lists else texts[-1] for name, texts in vars(flags).items()}
 
 
 def _program_name() -> str:
@@ -192,7 +196,7 @@ def _read_file(struct: type[msgspec.Struct], file: Path) -> dict[str, Any]:
 def _convert_text(text: str, kind: Any, source: str) -> Any:
     """The value that `text` stands for; lists are separated by commas."""
     value: Any = text
-    if get_origin(_plain(kind)) is tuple:
+    if _is_list(kind):
         value = tuple(part.strip() for part in text.split(",") if part.strip())
     return _checked(value, kind, source, strict=False)
 
@@ -208,6 +212,10 @@ def _checked(value: object, kind: Any, source: str, *, strict: bool) -> Any:
 def _near_miss(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else "; --help lists all settings"
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(_plain(kind)) is tuple
 
 
 def _plain(kind: Any) -> Any:

@@ -1,0 +1,52 @@
+"""The `segue` command. `segue up` is the whole deployment on this machine; everything else is `python -m ROLE`.
+
+Whatever is wrong is answered with one sentence and status 1, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import version
+from typing import NoReturn
+
+from shared.config import load
+from shared.entry import leave_with_sentence
+from shared.errors import ConfigError, StartError
+
+USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] …
+
+Serve a language model on this machine, with prefill and decode in processes of their own.
+`segue up --help` lists all flags; `segue --version` says the version.
+"""
+
+
+def main() -> NoReturn:
+    """Entry point of the `segue` command."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        run(sys.argv[1:])
+    except StartError as error:
+        leave_with_sentence(f"up: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def run(argv: list[str]) -> None:
+    """Carry out the command; raises StartError."""
+    match argv:
+        case [] | ["-h" | "--help"]:
+            sys.stdout.write(USAGE)
+        case ["--version"]:
+            sys.stdout.write(f"segue {version('segue')}\n")
+        case ["up", *flags]:
+            # Imported here: the rest of the command needs none of it.
+            from shared.local import LocalConfig, up
+            from shared.narration import Narration
+
+            up(load(LocalConfig, flags, os.environ), Narration())
+        case [word, *_]:
+            raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")

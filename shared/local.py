@@ -1,0 +1,150 @@
+"""The whole deployment on this machine: one router, some prefill and decode workers, each a child process.
+
+    segue up ──┬── python -m router  --port 8000 --workers prefill=…,decode=…
+               ├── python -m prefill --links-port … --http-port …
+               └── python -m decode  --links-port … --http-port …
+
+Ports are reserved without a race: each is bound here, not listened on, for as long as the deployment lives. Linux
+lets a child listen on it (both set SO_REUSEADDR), never lends it to anybody who asks for a free one, and a child that
+starts again finds its own. Here is decided what runs and with which settings; `deployment` runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.config import Count, LogLevel, Port, PositiveInt, variable_of
+from shared.deployment import HOST, Child, Deployment
+from shared.errors import ConfigError, StartError
+from shared.link_keys import write_new_seed
+from shared.machine import usable_cores, usable_memory_bytes
+from shared.messages import Role
+from shared.model_store import DEFAULT_MODEL, name_of, resolve
+from shared.narration import Narration
+from shared.worker_config import Device
+
+MEMORY_SHARE = 0.8  # of what is available; the rest is for the router and whoever else works here
+
+
+class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The whole deployment on this machine: router, prefill and decode, each a process of its own."""
+
+    model: Annotated[
+        str, Meta(description="a folder, a .gguf file, a Hub id, or smollm2, which is installed with Segue")
+    ] = DEFAULT_MODEL
+    served_model_name: Annotated[
+        str, Meta(description="what clients call the model; empty: as --model calls it")
+    ] = ""
+    prefill: Annotated[PositiveInt, Meta(le=64, description="prefill processes")] = 1
+    decode: Annotated[PositiveInt, Meta(le=64, description="decode processes")] = 1
+    router_port: Annotated[Port, Meta(description="OpenAI's API; the other ports are free ones")] = 8000
+    device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
+    log_level: Annotated[
+        LogLevel, Meta(description="least severe log line of the processes; info is one a state change")
+    ] = "warning"
+    log_format: Annotated[str, Meta(pattern="^(json|console)$", description="console is for eyes")] = (
+        "console"
+    )
+    set: Annotated[
+        tuple[str, ...],
+        Meta(description="settings of one role: prefill.pages=64,decode.slots=8; wins over its file"),
+    ] = ()
+    router_config: Annotated[str, Meta(description="YAML file with settings of the router")] = ""
+    prefill_config: Annotated[str, Meta(description="YAML file with settings of prefill processes")] = ""
+    decode_config: Annotated[str, Meta(description="YAML file with settings of decode processes")] = ""
+    threads: Annotated[
+        Count, Meta(description="CPU threads of each worker; 0: the cores divided among the workers")
+    ] = 0
+
+
+def up(config: LocalConfig, narration: Narration) -> None:
+    """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
+    settings_of = _settings_by_role(config)
+    with contextlib.ExitStack() as stack:
+        router_port = stack.enter_context(_reserved(config.router_port))
+        model = resolve(config.model, narration.say)
+        folder = Path(tempfile.mkdtemp(prefix="segue-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        seed_file = folder / "seed"
+        write_new_seed(seed_file)
+        name = config.served_model_name or name_of(config.model)
+        common = ["--model", str(model), "--served-model-name", name, "--link-seed-file", str(seed_file)]
+        common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
+        workers = [_worker(config, "prefill", number, common, stack) for number in range(config.prefill)]
+        workers += [_worker(config, "decode", number, common, stack) for number in range(config.decode)]
+        addresses = ",".join(f"{child.role}={HOST}:{_links_port(child)}" for child in workers)
+        router = Child(
+            "router", "router", router_port, [*common, "--port", str(router_port), "--workers", addresses]
+        )
+        children = [router, *workers]
+        for child in children:
+            child.arguments += ["--uid", child.name, *settings_of[child.role]]
+        Deployment(children, _environment(), narration).run(name)
+
+
+def _worker(
+    config: LocalConfig, role: Role, number: int, common: list[str], stack: contextlib.ExitStack
+) -> Child:
+    http_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
+    count = config.prefill + config.decode
+    threads = config.threads or max(1, usable_cores() // count)
+    memory_bytes = int(usable_memory_bytes() * MEMORY_SHARE / count)
+    arguments = [
+        *common,
+        "--device",
+        config.device,
+        "--threads",
+        str(threads),
+        "--memory-bytes",
+        str(memory_bytes),
+    ]
+    arguments += ["--http-port", str(http_port), "--links-port", str(links_port)]
+    return Child(f"{role}-{number}", role, http_port, arguments)
+
+
+def _links_port(child: Child) -> str:
+    return child.arguments[child.arguments.index("--links-port") + 1]
+
+
+def _settings_by_role(config: LocalConfig) -> dict[str, list[str]]:
+    """Flags for each role out of `--set` and the files."""
+    files = {"router": config.router_config, "prefill": config.prefill_config, "decode": config.decode_config}
+    flags: dict[str, list[str]] = {role: ["--config", file] if file else [] for role, file in files.items()}
+    for entry in config.set:
+        place, equals, value = entry.partition("=")
+        role, dot, setting = place.partition(".")
+        if not equals or not dot or role not in flags:
+            raise ConfigError(f"--set takes ROLE.SETTING=VALUE with router, prefill or decode, got {entry!r}")
+        flags[role].append(f"--{setting.replace('_', '-')}={value}")
+    return flags
+
+
+@contextlib.contextmanager
+def _reserved(port: int) -> Iterator[int]:
+    """Hold a port (0: a free one) that only a child will listen on."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind((HOST, port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} is not free on {HOST} ({error.strerror}); choose another --router-port"
+            ) from None
+        yield holder.getsockname()[1]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without our own settings, and with the working folder never imported from."""
+    ours = {variable_of(setting.name) for setting in msgspec.structs.fields(LocalConfig)}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return {**kept, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
