@@ -27,7 +27,7 @@ class Driver:
             pages=pages,
             page_size=page_size,
             slots=16,
-            host_pages=32,
+            host_share=0.25,
             threads=threads,
             on_logits=self._record,
         )

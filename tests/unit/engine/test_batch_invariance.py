@@ -42,7 +42,7 @@ def alone(driver: Driver) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def sequence(driver: Driver, alone: list[Tensor]) -> list[int]:
+def sequence(alone: list[Tensor]) -> list[int]:
     """The prompt and the tokens that follow it."""
     return [*PROMPT, *(int(logits.argmax()) for logits in alone)]
 

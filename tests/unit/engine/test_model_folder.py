@@ -1,0 +1,221 @@
+"""A model folder is read completely and exactly, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.engine.engine import load
+from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
+from shared.engine.weights import model_fingerprint
+from shared.errors import ConfigError, ModelError
+from tests.unit.engine.tiny_models import tiny_model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 100,
+}
+MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in ("Mistral", "Qwen2"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM; supported are LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "bert"}, "none named .model_type 'bert'."),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "its own code"),
+        ({"quantization_config": {"quant_method": "awq"}}, "unsupported quantization: awq"),
+        ({"hidden_act": "gelu"}, "unsupported activation: gelu"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "unsupported rope type: yarn; supported are default, llama3",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "unsupported rope type: longrope"),
+        ({"partial_rotary_factor": 0.5}, "unsupported partial_rotary_factor"),
+        (
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "layer types: linear_attention",
+        ),
+        ({"layer_types": ["full_attention"]}, "names 1 layers"),
+        ({"num_key_value_heads": 3}, "cannot share 3 key-value heads"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_model_config(LLAMA | change)
+
+
+def test_rope_is_read_from_old_and_new_files() -> None:
+    scaling = {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
+    old = parse_model_config(LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling})
+    new = parse_model_config(LLAMA | {"rope_parameters": scaling | {"rope_theta": 5e5}})
+    assert old == new
+    assert old.rope_theta == 5e5
+    assert old.rope_scaling is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | {"sliding_window": 9}, (None, None, None)),
+        (MISTRAL | {"sliding_window": 9}, (9, 9, 9)),
+        (MISTRAL | {"sliding_window": None}, (None, None, None)),
+        (QWEN2 | {"sliding_window": 9}, (None, None, None)),
+        (QWEN2 | {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 9)),
+    ],
+)
+def test_windows_are_those_of_the_family(config: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert parse_model_config(config).windows == windows
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _pickle_instead(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _drop_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors")
+
+
+def _reshape_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(71)
+    save_file(weights, folder / "model.safetensors")
+
+
+def _store_integers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(72, dtype=torch.int8)
+    save_file(weights, folder / "model.safetensors")
+
+
+def _drop_a_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _point_outside(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _drop_the_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _cut_the_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["Llama')
+
+
+def _forget_a_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "not a complete safetensors file"),
+        (_pickle_instead, "pytorch_model.bin is never read"),
+        (_drop_a_weight, "no weight named model.layers.1.mlp.up_proj.weight"),
+        (_reshape_a_weight, r"model.norm.weight should have shape \[72\], has \[71\]"),
+        (_store_integers, "supported are unquantized floating-point weights"),
+        (_drop_a_shard, "lacks model-00001-of-00002.safetensors"),
+        (_point_outside, "outside its folder"),
+        (_drop_the_config, "holds no config.json"),
+        (_cut_the_config, "cannot be read as JSON"),
+        (_forget_a_size, "lacks 'hidden_size'"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    tiny_model("mistral", tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path, pages=4)
+
+
+def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    config = read_model_config(tmp_path)
+
+    def fingerprint() -> str:
+        return model_fingerprint(tmp_path, config, torch.float32)
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert model_fingerprint(tmp_path, config, torch.bfloat16) != first
+    (tmp_path / "tokenizer.json").write_text("{}")
+    second = fingerprint()
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: weight * 1.001 for name, weight in weights.items()}, tmp_path / "model.safetensors")
+    assert len({first, second, fingerprint()}) == 3
+
+
+def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
+    def write(name: str, content: object) -> None:
+        (tmp_path / name).write_text(json.dumps(content))
+
+    write("config.json", {"eos_token_id": 5})
+    assert read_eos_token_ids(tmp_path) == {5}
+    write("generation_config.json", {"eos_token_id": [5, 8]})
+    write("tokenizer_config.json", {"eos_token": {"content": "<|im_end|>"}})
+    write(
+        "tokenizer.json", {"added_tokens": [{"id": 9, "content": "<|im_end|>"}, {"id": 1, "content": "<s>"}]}
+    )
+    assert read_eos_token_ids(tmp_path) == {5, 8, 9}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cuda"}, "unsupported device: cuda"),
+        ({"dtype": "float8"}, "unsupported dtype: float8"),
+        ({"context_len": 10_000}, "between 1 and the model's 512"),
+        ({"page_size": 24}, "page_size must divide 128"),
+        ({"pages": 10**9}, "pages need"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, **{"pages": 4} | settings)
+
+
+def test_a_loaded_engine_says_what_it_is(tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    engine = load(tmp_path, pages=10, page_size=16, slots=3)
+    engine.device.close()
+    limits = engine.limits
+    assert (limits.context_len, limits.page_size, limits.pages, limits.slots) == (160, 16, 10, 3)
+    assert engine.cache.nbytes == 10 * engine.cache.page_bytes
+    assert engine.cache.page_bytes == 2 * 2 * 2 * 16 * 12 * 4  # layers, K|V, heads, slots, head_dim, bytes
+    assert engine.cache.address == engine.cache.store.data_ptr()
+    assert engine.eos_token_ids == {3}
+    assert "10 KV pages of 16 tokens (as configured), context 160 tokens" in engine.description

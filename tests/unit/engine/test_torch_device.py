@@ -1,0 +1,92 @@
+"""The torch device keeps order, surfaces errors, and never waits for the CPU to know a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.device import Device
+from shared.errors import InvariantError
+from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from tests.unit.engine.driver import Driver, tokens_of
+from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
+
+PROMPT = tokens_of(2, 20, VOCAB_SIZE)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    tiny_model("mistral", tmp_path)
+    driver = Driver(tmp_path)
+    yield driver
+    driver.close()
+
+
+def test_steps_may_be_launched_before_their_tokens_are_known(driver: Driver) -> None:
+    driver.prefill(0, PROMPT, range(4))
+    driver.decode([0], 8)
+    expected = list(driver.tokens[0])
+    device: Device = driver.device
+    first = driver.step + 1
+    joins = (driver.join(1, range(10, 12), prompt_len=len(PROMPT)),)
+    device.launch(ScheduleBatch(first, ForwardMode.EXTEND, joins, extend=(ExtendRow(1, PROMPT, 0, True),)))
+    grants = {first + 4: (PageGrant(1, (12, 13)),)}
+    for step in range(first + 1, first + 9):
+        device.launch(ScheduleBatch(step, ForwardMode.DECODE, grants=grants.get(step, ()), decode_slots=(1,)))
+    assert [device.wait(step) for step in range(first, first + 9)] == [[token] for token in expected]
+    assert device.completed() == first + 8
+
+
+def test_only_rows_that_sample_have_results(driver: Driver) -> None:
+    joins = [driver.join(slot, range(4 * slot, 4 * slot + 4), prompt_len=20) for slot in (0, 1, 2)]
+    rows = [ExtendRow(0, PROMPT, 0, True), ExtendRow(1, PROMPT[:7], 0, False), ExtendRow(2, PROMPT, 0, True)]
+    sampled = driver.run(ForwardMode.EXTEND, joins=joins, extend=rows)
+    assert len(sampled) == 2
+    assert sampled[0] == sampled[1]
+    assert driver.run(ForwardMode.EXTEND, extend=[ExtendRow(1, PROMPT[7:], 7, True)]) == sampled[:1]
+
+
+def test_a_step_of_middle_chunks_alone_samples_nothing(driver: Driver) -> None:
+    joins = [driver.join(0, range(4), prompt_len=20)]
+    assert driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, PROMPT[:5], 0, False)]) == []
+
+
+def test_a_request_without_pages_is_an_error_of_its_step_and_of_all_later_ones(driver: Driver) -> None:
+    joins = [driver.join(0, range(1), prompt_len=20)]
+    with pytest.raises(InvariantError, match="fewer pages than tokens"):
+        driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, PROMPT, 0, True)])
+    with pytest.raises(InvariantError, match="fewer pages than tokens"):
+        driver.run(ForwardMode.IDLE)
+    with pytest.raises(InvariantError):
+        driver.device.copies_done()
+    assert driver.device.completed() == 0
+
+
+def test_extending_elsewhere_than_at_the_end_is_refused(driver: Driver) -> None:
+    joins = [driver.join(0, range(4), prompt_len=20, kv_len=3)]
+    with pytest.raises(InvariantError, match="end of its cache"):
+        driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, PROMPT, 0, True)])
+
+
+def test_a_broken_copy_surfaces(driver: Driver) -> None:
+    driver.device.start_backup(1, [5], [10_000])
+    with pytest.raises(IndexError):
+        driver.run(ForwardMode.IDLE)
+    with pytest.raises(IndexError):
+        driver.device.copies_done()
+
+
+def test_steps_are_consecutive_and_waited_for_once(driver: Driver) -> None:
+    with pytest.raises(InvariantError, match="step 5 was launched after step 0"):
+        driver.device.launch(ScheduleBatch(5, ForwardMode.IDLE))
+    driver.run(ForwardMode.IDLE)
+    with pytest.raises(InvariantError, match="waited for"):
+        driver.device.wait(1)
+
+
+def test_more_pages_than_a_table_holds_are_refused(driver: Driver) -> None:
+    joins = [driver.join(0, range(33), prompt_len=20)]
+    with pytest.raises(InvariantError, match="a table holds 32"):
+        driver.run(ForwardMode.PREBUILT, joins=joins)
