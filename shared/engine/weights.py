@@ -38,7 +38,8 @@ class Weights:
             try:
                 opened = safe_open(path, framework="pt")
                 self._opened[path] = opened
-                self._file_of.update(dict.fromkeys(opened.keys(), path))
+                names = opened.keys()  # type: ignore[no-untyped-call]
+                self._file_of.update(dict.fromkeys(names, path))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} is not a complete safetensors file: {error}") from None
 
