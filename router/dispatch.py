@@ -260,12 +260,11 @@ class RouterCore:
         elif message.reason == "too_long":
             failed = Failed(400, "The request is too long for its worker.", code="context_length_exceeded")
             self._requests.end(live, lifecycle.Rejected(worker.peer), failed, now, let_go=True)
-        elif message.reason == "no_room":
+        elif live.has_decoded:  # retracted, and its pages are nowhere any more; it has come further: no loss
+            again(live, lifecycle.Lost(worker.peer, "retracted"), now, let_go=True, counts=False)
+        elif message.reason == "no_room" and (live.state is State.PREFILLING or live.holder is not None):
             self._pause(worker, now)
-            if live.state is State.PREFILLING or live.holder is not None:
-                self._requests.step_back(live, now)
-            else:  # its pages are nowhere any more, but it has come further: no loss
-                again(live, lifecycle.Lost(worker.peer, "no_room"), now, let_go=True, counts=False)
+            self._requests.step_back(live, now)
         elif live.state is State.DECODING and message.reason in ("stale", "unreachable"):
             self.counters.stale_batons[message.reason] += 1
             again(live, lifecycle.Stale(worker.peer, message.reason), now, let_go=True)

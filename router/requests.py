@@ -111,7 +111,7 @@ class LiveRequests:
         live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, lifecycle.Prefilled(worker.peer), now)
         self._unassign(live)
-        live.holder, live.baton = worker, prefilled.baton
+        live.holder, live.baton, live.held_len = worker, prefilled.baton, len(live.output)
         worker.leases[live.rid] = None
         live.ready_until = now + self._settings.ready_seconds_max
         self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)

@@ -1,0 +1,181 @@
+"""Hand-made workers around a router core: feed it what workers say, look at what it wants done."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from router.dispatch import RouterCore
+from router.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
+from router.settings import RouterSettings
+from shared.baton import Baton, Holder
+from shared.link_events import PeerDown, PeerUp, Received
+from shared.messages import (
+    Decode,
+    Finished,
+    FinishReason,
+    Generated,
+    Hello,
+    Joined,
+    Limits,
+    Load,
+    Message,
+    Prefill,
+    Prefilled,
+    RefusalReason,
+    Refused,
+    Role,
+    Row,
+)
+from shared.sampling_params import SamplingParams
+
+LIMITS = Limits(context_len=4096, page_size=16, pages=512, slots=4, vocab_size=1000)
+M = TypeVar("M", bound=Message)
+
+
+def hello(role: Role, uid: str, **fields: object) -> Hello:
+    known: dict[str, object] = {"model_name": "m", "model": "weights", "kv_format": "kv", "limits": LIMITS}
+    return Hello(session=1, role=role, uid=uid, epoch=1, **(known | fields))  # type: ignore[arg-type]
+
+
+def request(
+    rid: str, prompt: tuple[int, ...] = (1, 2, 3), max_new_tokens: int = 8, **fields: object
+) -> ClientRequest:
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
+    known: dict[str, object] = {"model": "m", "token_ids": prompt, "params": params}
+    return ClientRequest(rid=rid, **(known | fields))  # type: ignore[arg-type]
+
+
+def baton(rid: str, attempt: int, kv_len: int) -> Baton:
+    holder = Holder("p", 1, "agent", b"", 0, 64, 0)
+    return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, kv_len, pages=(0,))
+
+
+class Deployment:
+    """A core, its time, and all effects so far."""
+
+    def __init__(self, prefill: int = 1, decode: int = 1, *, limits: Limits = LIMITS, **settings: object):
+        self.core = RouterCore(RouterSettings(models=("m",), **settings), 0.0)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        self.unread = 0
+        for number in range(prefill):
+            self.up("prefill", f"p{number}", limits=limits)
+        for number in range(decode):
+            self.up("decode", f"d{number}", limits=limits)
+
+    # ---- inputs
+
+    def up(self, role: Role, uid: str, **fields: object) -> None:
+        self.core.link(PeerUp(uid, hello(role, uid, **fields)), self.now)
+        self._drain()
+
+    def down(self, uid: str) -> None:
+        self.core.link(PeerDown(uid, "test"), self.now)
+        self._drain()
+
+    def say(self, uid: str, *words: Message) -> None:
+        for message in words:
+            self.core.link(Received(uid, message), self.now)
+        self._drain()
+
+    def submit(self, client: ClientRequest) -> None:
+        self.core.submit(client, self.now)
+        self._drain()
+
+    def cancel(self, rid: str) -> None:
+        self.core.cancel(rid, self.now)
+        self._drain()
+
+    def stop(self, rid: str) -> None:
+        self.core.stop(rid, self.now)
+        self._drain()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, stopping at every deadline as a shell does."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.core.tick(self.now)
+            self._drain()
+        self.now = end
+
+    # ---- what workers say, in short
+
+    def prefilled(
+        self,
+        uid: str,
+        rid: str,
+        token: int,
+        *,
+        attempt: int = 1,
+        index: int = 0,
+        finish: FinishReason | None = None,
+    ) -> None:
+        pages = None if finish else baton(rid, attempt, 3 + index)
+        self.say(uid, Prefilled(rid, attempt, index, (token,), pages, finish, cached_tokens=2))
+
+    def joined(self, uid: str, rid: str, attempt: int = 1) -> None:
+        self.say(uid, Joined(rid, attempt, fetched_bytes=64, cached_tokens=0, fetch_seconds=0.01))
+
+    def generated(self, uid: str, rid: str, index: int, *tokens: int, attempt: int = 1) -> None:
+        self.say(uid, Generated((Row(rid, attempt, index, tokens),)))
+
+    def finished(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
+        self.say(uid, Finished(rid, attempt, output_len, "length"))
+
+    def refused(self, uid: str, rid: str, reason: RefusalReason, attempt: int = 1) -> None:
+        self.say(uid, Refused(rid, attempt, reason))
+
+    def loaded(self, uid: str, **fields: object) -> None:
+        full: dict[str, object] = {"free_pages": LIMITS.pages, "slots_free": LIMITS.slots}
+        self.say(uid, Load(**(full | fields)))  # type: ignore[arg-type]
+
+    # ---- outputs
+
+    def news(self) -> list[Effect]:
+        """Effects since the last call."""
+        fresh, self.unread = self.effects[self.unread :], len(self.effects)
+        return fresh
+
+    def sent(self, kind: type[M], rid: str | None = None) -> list[tuple[str, M]]:
+        """All messages of a kind that were ever sent, with their receivers."""
+        sends = [(each.peer, each.message) for each in self.effects if isinstance(each, Send)]
+        return [
+            (peer, message)
+            for peer, message in sends
+            if isinstance(message, kind) and (rid is None or getattr(message, "rid", None) == rid)
+        ]
+
+    def placed(self, kind: type[Prefill] | type[Decode], rid: str) -> str | None:
+        """Where a request was sent last."""
+        return next((peer for peer, _ in reversed(self.sent(kind, rid))), None)
+
+    def output(self, rid: str) -> list[int]:
+        """Tokens delivered to the client, which must come in order."""
+        output: list[int] = []
+        for effect in self.effects:
+            if isinstance(effect, Tokens) and effect.rid == rid:
+                assert effect.index == len(output), "a token was doubled or left out"
+                output.extend(effect.token_ids)
+        return output
+
+    def outcome(self, rid: str) -> Outcome | None:
+        """How a request ended, which it does at most once."""
+        ends = [each.outcome for each in self.effects if isinstance(each, Ended) and each.rid == rid]
+        assert len(ends) <= 1, "a request ended twice"
+        return ends[0] if ends else None
+
+    def state(self, rid: str) -> object:
+        told = self.core.debug(rid)
+        assert told is not None
+        return told["state"]
+
+    def assert_nothing_left(self) -> None:
+        """No request, assignment, lease or deadline remains."""
+        assert not any(self.core.requests_by_state.values())
+        for worker in self.core.fleet.workers.values():
+            assert not worker.assigned
+            assert not worker.leases
+
+    def _drain(self) -> None:
+        self.effects += self.core.drain()

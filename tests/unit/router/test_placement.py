@@ -1,0 +1,211 @@
+"""Who gets a request: each policy, what it may never do, and how light traffic spreads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from router.fleet import Fleet, Worker
+from router.placement import POLICIES, Need, decode_workers, place_decode, place_prefill, prefill_workers
+from router.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
+from router.settings import RouterSettings
+from shared.messages import Limits, Load, Role
+from tests.unit.router.deployment import hello
+
+SETTINGS = RouterSettings()
+NEED = Need(rid="r", model_name="m", tokens=100, tokens_max=200)
+HANDED = replace(NEED, model="weights", kv_format="kv")
+
+
+def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Worker]]:
+    fleet = Fleet(1024)
+    for number in range(count):
+        fleet.up(f"{role[0]}{number}", hello(role, f"{role[0]}{number}", **fields))
+    return fleet, fleet.role(role)
+
+
+def chosen(need: Need, workers: list[Worker], policy: str, role: Role = "prefill") -> str | None:
+    settings = replace(SETTINGS, prefill_policy=policy, decode_policy=policy)
+    place = place_prefill if role == "prefill" else place_decode
+    choice = place(need, workers, settings, 0.0)
+    return choice.worker.peer if choice else None
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "follow_bootstrap_room"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_equal_workers_share_equally_under_every_policy_without_sessions(policy: str, role: Role) -> None:
+    fleet, workers = fleet_of(role, 4)
+    shares: Counter[str | None] = Counter()
+    for number in range(400):
+        peer = chosen(replace(HANDED, rid=f"r{number}"), workers, policy, role)
+        assert peer is not None
+        fleet.chosen(fleet.workers[peer])
+        shares[peer] += 1
+    assert len(shares) == 4
+    assert min(shares.values()) > 60
+
+
+@pytest.mark.parametrize("policy", ["total_requests", "total_tokens", "cache_aware"])
+def test_assignments_count_before_the_worker_reports_them(policy: str) -> None:
+    _, workers = fleet_of("prefill", 2)
+    workers[0].assign("a", tokens=500, pages=1)
+    assert chosen(NEED, workers, policy) == "p1"
+    workers[1].assign("b", tokens=900, pages=1)
+    workers[1].assign("c", tokens=900, pages=1)
+    assert chosen(NEED, workers, policy) == "p0"
+
+
+def test_a_report_replaces_the_guess_but_never_hides_what_this_router_has_there() -> None:
+    _, (worker, _) = fleet_of("prefill", 2)
+    worker.assign("a", tokens=500, pages=1)
+    assert worker.tokens == 500
+    worker.report(Load(queued_tokens=800, slots_free=4))
+    assert worker.tokens == 800
+    worker.assign("b", tokens=100, pages=1)
+    assert worker.tokens == 900
+    worker.report(Load(queued_tokens=0, slots_free=4))
+    assert worker.tokens == 600
+    worker.unassign("a")
+    worker.unassign("b")
+    assert worker.tokens == 0
+
+
+def test_cache_aware_goes_where_the_prefix_was_sent_unless_the_queue_there_is_longer() -> None:
+    _, workers = fleet_of("prefill", 2)
+    prompt = tuple(range(640))
+    need = replace(NEED, tokens=640, tokens_max=700, blocks=block_names(prompt, ""))
+    workers[1].prefixes.insert(need.blocks)
+    assert chosen(need, workers, "cache_aware") == "p1"
+    workers[1].assign("a", tokens=600, pages=1)
+    assert chosen(need, workers, "cache_aware") == "p1"
+    workers[1].assign("b", tokens=100, pages=1)
+    assert chosen(need, workers, "cache_aware") == "p0"
+
+
+def test_a_hot_prefix_cannot_starve_its_pod() -> None:
+    _, workers = fleet_of("prefill", 2, limits=Limits(200_000, 16, 100_000, 8, 1000))
+    blocks = block_names(tuple(range(50_000)), "")
+    need = replace(NEED, tokens=50_000, tokens_max=50_001, blocks=blocks)
+    workers[0].prefixes.insert(blocks)
+    workers[0].assign("a", tokens=10_000, pages=1)
+    assert chosen(need, workers, "cache_aware") == "p1"
+    settings = replace(SETTINGS, imbalance_tokens_max=20_000)
+    choice = place_prefill(need, workers, settings, 0.0)
+    assert choice is not None
+    assert choice.worker.peer == "p0"
+    assert choice.hit_tokens > 0
+
+
+def test_a_short_common_prefix_does_not_attract() -> None:
+    fleet, workers = fleet_of("prefill", 2)
+    need = replace(NEED, blocks=block_names(tuple(range(BLOCK_TOKENS)), ""))
+    workers[0].prefixes.insert(need.blocks)
+    fleet.chosen(workers[0])
+    assert chosen(need, workers, "cache_aware") == "p1"
+
+
+def test_power_of_two_never_takes_the_fuller_of_its_two_and_tries_all_pairs() -> None:
+    _, workers = fleet_of("prefill", 4)
+    workers[3].assign("a", tokens=1000, pages=1)
+    picks = {chosen(replace(NEED, rid=f"r{n}"), workers, "power_of_two") for n in range(100)}
+    assert picks == {"p0", "p1", "p2"}
+
+
+def test_a_session_stays_with_its_worker_and_only_those_of_a_lost_worker_move() -> None:
+    fleet, workers = fleet_of("prefill", 4)
+    sessions = [replace(NEED, session=f"s{number}") for number in range(200)]
+    before = [chosen(need, workers, "follow_bootstrap_room") for need in sessions]
+    assert set(before) == {"p0", "p1", "p2", "p3"}
+    fleet.down("p2")
+    after = [chosen(need, fleet.role("prefill"), "follow_bootstrap_room") for need in sessions]
+    assert all(new == old for old, new in zip(before, after, strict=True) if old != "p2")
+    assert "p2" not in after
+
+
+def test_decode_looks_for_room_first_then_for_the_emptier_worker_for_its_size() -> None:
+    fleet = Fleet(1024)
+    fleet.up("small", hello("decode", "small", limits=Limits(4096, 16, 100, 8, 1000)))
+    fleet.up("big", hello("decode", "big", limits=Limits(4096, 16, 1000, 8, 1000)))
+    small, big = fleet.role("decode")
+    small.report(Load(running_tokens=400, free_pages=75, slots_free=8))
+    big.report(Load(running_tokens=2000, free_pages=875, slots_free=8))
+    assert chosen(HANDED, [small, big], "total_tokens", "decode") == "big"
+    big.report(Load(running_tokens=2000, free_pages=875, slots_free=0))
+    assert chosen(HANDED, [small, big], "total_tokens", "decode") == "small"
+    small.report(Load(running_tokens=0, free_pages=6, slots_free=8))
+    assert chosen(HANDED, [small, big], "total_tokens", "decode") is None
+
+
+def test_room_shrinks_with_every_assignment_not_yet_reported() -> None:
+    _, (worker,) = fleet_of("decode", 1)
+    worker.report(Load(free_pages=10, slots_free=4))
+    assert worker.has_room(10, 0.0)
+    worker.assign("a", tokens=64, pages=4)
+    assert worker.has_room(6, 0.0)
+    assert not worker.has_room(7, 0.0)
+    worker.report(Load(free_pages=7, slots_free=1))
+    assert worker.has_room(7, 0.0)
+    worker.assign("b", tokens=16, pages=1)
+    assert not worker.has_room(1, 0.0), "the one slot is taken"
+
+
+def test_a_worker_that_drains_gets_nothing() -> None:
+    _, workers = fleet_of("prefill", 2)
+    workers[0].report(Load(accepting=False))
+    assert chosen(NEED, workers, "round_robin") == "p1"
+    assert chosen(NEED, workers[:1], "round_robin") is None
+
+
+def test_pages_move_only_between_equal_formats_and_tokens_continue_only_on_equal_weights() -> None:
+    fleet, _ = fleet_of("decode", 1)
+    fleet.up("format", hello("decode", "format", kv_format="other"))
+    fleet.up("weights", hello("decode", "weights", model="third"))
+    fleet.up("small", hello("decode", "small", limits=Limits(150, 16, 512, 4, 1000)))
+    assert [worker.peer for worker in decode_workers(HANDED, fleet)] == ["d0"]
+    fleet.up("p0", hello("prefill", "p0"))
+    fleet.up("p1", hello("prefill", "p1", model="other"))
+    assert [worker.peer for worker in prefill_workers(NEED, fleet)] == ["p0"], "p1 has no counterpart"
+    fleet.up("pair", hello("decode", "pair", model="other"))
+    assert [worker.peer for worker in prefill_workers(NEED, fleet)] == ["p0", "p1"]
+    assert [worker.peer for worker in prefill_workers(replace(NEED, model="other"), fleet)] == ["p1"]
+
+
+def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_failed_it() -> None:
+    fleet, _ = fleet_of("prefill", 1, determinism="avx2")
+    fleet.up("p1", hello("prefill", "p1", determinism="avx512"))
+    workers = fleet.role("prefill")
+    assert chosen(replace(NEED, determinism="avx512"), workers, "round_robin") == "p1"
+    assert chosen(replace(NEED, determinism="sve"), workers, "round_robin") == "p0", "a preference, no veto"
+    assert chosen(replace(NEED, avoided=("p0",)), workers, "round_robin") == "p1"
+    assert chosen(replace(NEED, avoided=("p0", "p1")), workers, "round_robin") == "p0"
+
+
+def test_every_choice_says_why() -> None:
+    _, workers = fleet_of("prefill", 2)
+    for policy in POLICIES:
+        choice = place_prefill(NEED, workers, replace(SETTINGS, prefill_policy=policy), 0.0)
+        assert choice is not None
+        assert choice.why
+
+
+def test_block_names_tell_prefixes_and_tenants_apart() -> None:
+    prompt = tuple(range(3 * BLOCK_TOKENS + 5))
+    names = block_names(prompt, "")
+    assert len(names) == 3
+    assert block_names((*prompt[: 2 * BLOCK_TOKENS], *([9] * BLOCK_TOKENS)), "")[:2] == names[:2]
+    assert block_names((5, *prompt[1:]), "")[1] != names[1]
+    assert not set(block_names(prompt, "tenant")) & set(names)
+
+
+def test_the_prefix_index_is_bounded_and_forgets_tails_before_heads() -> None:
+    index = PrefixIndex(blocks_max=4)
+    index.insert((1, 2, 3))
+    index.insert((1, 7, 8))
+    assert len(index) == 4
+    assert index.hit_tokens((1, 7, 8)) == 3 * BLOCK_TOKENS
+    assert index.hit_tokens((1, 2, 3)) == 2 * BLOCK_TOKENS
+    index.insert(tuple(range(100, 200)))
+    assert len(index) == 4
+    assert index.hit_tokens(tuple(range(100, 200))) == 4 * BLOCK_TOKENS
