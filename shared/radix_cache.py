@@ -112,7 +112,7 @@ class RadixCache:
         if within < len(node.token_ids):
             node = self._split(node, within)
         self._touch(node, hits=1)
-        path = list(_ancestry(node))
+        path = list(ancestry(node))
         return Match(node, [page for step in reversed(path) for page in step.pages])
 
     def insert(
@@ -140,7 +140,7 @@ class RadixCache:
         if adopted:
             self.pool.move(adopted, PageState.OWNED, PageState.TREE)
             node = self._attach(node, tokens[depth:], adopted, extra_key, last_step)
-        for ancestor in _ancestry(node):
+        for ancestor in ancestry(node):
             ancestor.priority = max(ancestor.priority, priority)
         self._touch(node, hits=0)
         return Inserted(node, adopted)
@@ -149,14 +149,14 @@ class RadixCache:
         """Keep the pages from the root down to `node`, until the paired `unlock`."""
         if not node.attached:
             raise InvariantError("lock of a node that was evicted")
-        for ancestor in _ancestry(node):
+        for ancestor in ancestry(node):
             if ancestor.lock_count == 0:
                 self.evictable -= len(ancestor.pages)
             ancestor.lock_count += 1
 
     def unlock(self, node: Node, last_step: int) -> None:
         """Undo one `lock`; the pages are not reused before the launched step `last_step` has completed."""
-        for ancestor in _ancestry(node):
+        for ancestor in ancestry(node):
             if ancestor.lock_count == 0:
                 raise InvariantError(f"unlock of a node that is not locked, pages {ancestor.pages[:4]} …")
             ancestor.lock_count -= 1
@@ -307,7 +307,7 @@ class RadixCache:
 
     def _touch(self, node: Node, hits: int) -> None:
         self._tick += 1
-        for ancestor in _ancestry(node):
+        for ancestor in ancestry(node):
             ancestor.last_access = self._tick
             ancestor.hit_count += hits
         self._offer(node)
@@ -330,7 +330,7 @@ class RadixCache:
         return self._is_victim(node) and rank == self._rank(node)
 
 
-def _ancestry(node: Node) -> Iterator[Node]:
+def ancestry(node: Node) -> Iterator[Node]:
     """`node`, its parent, … and the root."""
     current: Node | None = node
     while current is not None:
