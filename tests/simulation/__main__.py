@@ -1,20 +1,75 @@
-"""`python -m tests.simulation --seeds 1000`, or `--seed N --log` to live through one again."""
-from tests.simulation.scenario import draw
-from tests.simulation.world import World
-import sys, time, logging, structlog
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-a,b=int(sys.argv[1]),int(sys.argv[2])
-show=print if len(sys.argv)>3 else None
+"""Runs the simulation from the command line.
+
+    python -m tests.simulation --seeds 1000                      many seeds, then the report
+    python -m tests.simulation --seed 17 --log                   one seed, every event
+    python -m tests.simulation --seed 17 --mutation NAME --log   … with a mistake in the code
+    python -m tests.simulation --mutations                       how many seeds each mistake survives
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
 from collections import Counter
-total=Counter(); errs=Counter()
-t=time.time()
-for seed in range(a,b):
-    w=World(draw(seed),show)
-    try:
-        w.run(); total+=w.counts
-    except Exception as e:
-        print(seed, str(e)[:300]); errs[str(e)[15:60]]+=1
-        if show: raise
-print(time.time()-t)
-for k,v in sorted(total.items()): print(v,k)
-print(errs)
+
+from tests.simulation import report
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
+
+MUTATION_SEEDS_MAX = 300
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS], help="a mistake to make in the code")
+    parser.add_argument("--mutations", action="store_true", help="try every mutation")
+    parser.add_argument("--log", action="store_true", help="show every event")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if options.mutations:
+        return _try_mutations()
+    if options.seed is not None:
+        return _replay(options.seed, options.mutation, log=options.log)
+    return _run_many(range(options.first, options.first + options.seeds), options.processes)
+
+
+def _replay(seed: int, mutation: str, *, log: bool) -> int:
+    run = run_seed(seed, mutation, print if log else None)
+    print(run.story if run.failure else f"seed {seed} passes, journal {run.digest}")
+    return bool(run.failure)
+
+
+def _run_many(seeds: range, processes: int) -> int:
+    began = time.monotonic()
+    counts: Counter[str] = Counter()
+    failures = []
+    for run in run_seeds(seeds, processes):
+        counts += run.counts
+        if run.failure:
+            failures.append(run)
+            print(run.story, flush=True)
+    print(*report.lines(counts), sep="\n")
+    missing = report.missing(counts)
+    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s: {len(failures)} failed")
+    print(f"never happened: {', '.join(missing) or 'nothing of what should'}")
+    return bool(failures or missing)
+
+
+def _try_mutations() -> int:
+    needed = []
+    for name, mutation in MUTATIONS.items():
+        run = seeds_until_caught(name, MUTATION_SEEDS_MAX)
+        needed.append(run.seed + 1 if run else MUTATION_SEEDS_MAX)
+        verdict = f"{run.seed + 1:4d}  {run.failure[:90]}" if run else "SURVIVED"
+        print(f"{mutation.area:14} {name:48} {verdict}", flush=True)
+    print(f"median: {statistics.median(needed)} seeds")
+    return max(needed) == MUTATION_SEEDS_MAX
+
+
+if __name__ == "__main__":
+    sys.exit(main())

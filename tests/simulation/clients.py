@@ -19,7 +19,7 @@ from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import Process
 from tests.simulation.worker import MODEL_NAME, Surroundings
 
-REFUSALS = (400, 429, 500, 503)  # the statuses that a request of these worlds may fail with
+REFUSALS = (400, 429, 500, 503, 504)  # the statuses that a request of these worlds may fail with
 
 
 @dataclass(eq=False)
@@ -88,6 +88,10 @@ class Router:
             prefill_policy=sizes.prefill_policy,
             decode_policy=sizes.decode_policy,
             queue_max=sizes.queue_max,
+            losses_max=sizes.losses_max,
+            waiting_seconds_max=sizes.waiting_seconds_max,
+            ready_seconds_max=sizes.ready_seconds_max,
+            request_seconds_max=sizes.request_seconds_max,
             renew_seconds=sizes.lease_seconds / 4,
             cache_hit_tokens_min=1,
             imbalance_tokens_max=200,
@@ -125,6 +129,10 @@ class Router:
         self.core.cancel(client.planned.rid, self.process.now)
         self._pump()
 
+    def _stop(self, client: Client) -> None:
+        self.core.stop(client.planned.rid, self.process.now)
+        self._pump()
+
     def _pump(self) -> None:
         if self._pumping:
             return
@@ -151,7 +159,9 @@ class Router:
     def _hear(self, client: Client) -> None:
         """The client, or the text layer, has enough."""
         planned, heard = client.planned, len(client.output)
-        if client.stopped:
+        if client.stopped and planned.stop_delay_seconds:
+            self.process.after(planned.stop_delay_seconds, lambda: self._stop(client))
+        elif client.stopped:
             self.core.stop(planned.rid, self.process.now)
         elif planned.abort_after_tokens is not None and heard >= planned.abort_after_tokens:
             self.core.cancel(planned.rid, self.process.now)

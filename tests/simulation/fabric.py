@@ -90,6 +90,7 @@ class Agent:
     holder: Holder
     pages: Pages
     words: Words
+    seconds_max: float  # then a fetch is given up
     on_event: Action  # wakes the worker
     endless_pages: list[int] = field(default_factory=list)  # targets of reads that will never end
     _reads: dict[int, Read] = field(default_factory=dict)
@@ -114,6 +115,7 @@ class Agent:
             self.process.at(at, lambda page=page, target=target: self._read_page(read, page, target))  # type: ignore[misc]
         if not into:
             self._read_word_later(read)
+        self.process.at(now + self.seconds_max, lambda: self._err(read, "fetch_seconds_max"))
         if rng.random() < faults.error:
             self.process.at(now + rng.uniform(0, latest), lambda: self._err(read, "injected error"))
 

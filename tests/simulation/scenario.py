@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from shared.messages import Role
 from shared.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
 from tests.simulation.network import NetworkFaults
 from tests.simulation.oracle import VOCAB_SIZE
 from tests.simulation.oracle_device import Speed
 
+QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
+
 CONTEXT_LEN = 160
-REQUEST_SECONDS = 2.5  # within which all requests come
+REQUEST_SECONDS = 1.5  # within which all requests come
+OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
+QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
 FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect")
 
 
@@ -34,7 +40,8 @@ class PlannedRequest:
     session: str = ""
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None
-    stop_after_tokens: int | None = None  # the text layer finds a stop string there
+    stop_after_tokens: int | None = None  # the text layer finds a stop string there …
+    stop_delay_seconds: float = 0.0  # … and so much later
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,25 @@ class Sizes:
     lease_seconds: float = 4.0
     fetch_seconds_max: float = 3.0
     retract_steps: int = 20
+    init_new_token_ratio: float = 0.7
     queue_max: int = 64
+    waiting_seconds_max: float = 30.0
+    ready_seconds_max: float = 30.0
+    request_seconds_max: float = 0.0
+    losses_max: int = 3
     overlap: bool = True
-    queue_policy: str = "fcfs"
+    queue_policy: QueuePolicy = "fcfs"
     prefill_policy: str = "cache_aware"
     decode_policy: str = "total_tokens"
+    small_pages: int = 0  # the first worker of each role has so many pages; 0: as many as the others …
+    reticent: bool = False  # … and does not tell its limits
+    odd_kv_format: bool = False  # the last decode worker's pages go with nobody's
+
+    def pages(self, role: Role, number: int) -> int:
+        """KV pages of a worker."""
+        if number == 0 and self.small_pages:
+            return self.small_pages
+        return self.prefill_pages if role == "prefill" else self.decode_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +131,35 @@ def draw(seed: int) -> Scenario:
 
 
 def _sizes(rng: random.Random) -> Sizes:
+    page_size = rng.choice((2, 4, 8))
+    alone = CONTEXT_LEN // page_size  # pages of the largest request
     sizes = Sizes(
-        page_size=rng.choice((2, 4, 8)),
+        page_size=page_size,
+        prefill_pages=10 * alone,
+        decode_pages=10 * alone,
+        host_pages=5 * alone,
         prefill_slots=rng.randint(1, 5),
         decode_slots=rng.randint(2, 10),
         chunked_prefill_size=rng.choice((8, 16, 40, 200)),
-        overlap=rng.random() < 0.75,
         retract_steps=rng.choice((3, 8, 20)),
-        queue_policy=rng.choice(("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")),
+        init_new_token_ratio=rng.choice((0.0, 0.2, 0.7)),
+        overlap=rng.random() < 0.75,
+        queue_policy=rng.choice(QUEUE_POLICIES),
         prefill_policy=rng.choice(("cache_aware", "cache_aware", "round_robin", "power_of_two")),
         decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
+        odd_kv_format=rng.random() < 0.1,
     )
-    if rng.random() < 0.4:  # a third of the worlds really overflow
-        alone = CONTEXT_LEN // sizes.page_size  # the largest request just fits
-        sizes = replace(
-            sizes,
-            prefill_pages=int(alone * rng.uniform(1, 2)),
-            decode_pages=int(alone * rng.uniform(1, 2)),
-            host_pages=rng.choice((0, alone // 2, 3 * alone)),
-            decode_slots=rng.randint(4, 10),
-            leases_max=rng.choice((2, 4, 32)),
-        )
-    return sizes
+    if rng.random() >= OVERFLOWING:
+        return sizes
+    return replace(
+        sizes,
+        prefill_pages=int(alone * rng.uniform(1, 3)),
+        decode_pages=int(alone * rng.uniform(1, 2)),
+        host_pages=rng.choice((0, alone // 2, 3 * alone)),
+        decode_slots=rng.randint(6, 12),
+        leases_max=rng.choice((2, 4, 32)),
+        small_pages=rng.choice((0, alone // 2)),
+    )
 
 
 def _requests(rng: random.Random, sizes: Sizes, calm: bool) -> tuple[PlannedRequest, ...]:
@@ -157,7 +185,8 @@ def _requests(rng: random.Random, sizes: Sizes, calm: bool) -> tuple[PlannedRequ
             when = rng.expovariate(5) if how.endswith("seconds") else rng.randint(1, params.max_new_tokens)
             request = replace(request, **{how: when})
         elif rng.random() < 0.1:
-            request = replace(request, stop_after_tokens=rng.randint(1, params.max_new_tokens))
+            stop, delay = rng.randint(1, params.max_new_tokens), rng.choice((0.0, rng.uniform(0, 1.0)))
+            request = replace(request, stop_after_tokens=stop, stop_delay_seconds=delay)
         requests.append(request)
     return tuple(requests)
 
@@ -177,7 +206,7 @@ def _prompt(
 
 
 def _params(rng: random.Random, prompt_len: int) -> SamplingParams:
-    most = min(CONTEXT_LEN - prompt_len, rng.choice((1, 2, 10, 30, 50)))
+    most = min(CONTEXT_LEN - prompt_len, rng.choice((1, 2, 10, 30, 50, 80)))
     return SamplingParams(
         max_new_tokens=most,
         seed=rng.getrandbits(32),
@@ -202,6 +231,11 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
             scenario.sizes,
             lease_seconds=rng.choice((0.5, 2.0, 4.0)),
             queue_max=rng.choice((6, 64, 64)),
+            waiting_seconds_max=rng.choice((0.3, 30.0, 30.0)),
+            ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
+            request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),
+            losses_max=rng.choice((1, 2, 3, 6)),
+            reticent=rng.random() < 0.3,
         ),
         network=replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05))),
         fabric=replace(

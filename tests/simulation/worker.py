@@ -7,6 +7,7 @@ that it waits for has completed. The scheduler proves its books after each half.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode.config import DecodeConfig
@@ -23,9 +24,9 @@ from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
 from tests.simulation.scenario import CONTEXT_LEN, Scenario, Sizes
 from tests.simulation.timeline import Process
+from tests.simulation.witness import Witness
 
 MODEL_NAME = "oracle"
-KV_FORMAT = "oracle pages"
 TURN_SECONDS = 0.0005  # what the CPU takes for a turn
 
 
@@ -38,6 +39,7 @@ class Surroundings:
     network: Network
     fabric: Fabric
     rng: random.Random
+    count: Callable[[str], None]  # notes that something happened, by name
 
 
 class Worker:
@@ -45,7 +47,10 @@ class Worker:
 
     def __init__(self, role: Role, uid: str, process: Process, world: Surroundings):
         scenario, sizes = world.scenario, world.scenario.sizes
-        pages = sizes.prefill_pages if role == "prefill" else sizes.decode_pages
+        number = int(uid.rpartition("-")[2])
+        pages = sizes.pages(role, number)
+        odd = sizes.odd_kv_format and role == "decode" and number == sizes.decode_workers - 1
+        kv_format = "odd pages" if odd else "oracle pages"
         slots = sizes.prefill_slots if role == "prefill" else sizes.decode_slots
         epoch = world.rng.getrandbits(64)
         self.process = process
@@ -57,9 +62,11 @@ class Worker:
             epoch=epoch,
             model_name=MODEL_NAME,
             model="oracle 1",
-            kv_format=KV_FORMAT,
+            kv_format=kv_format,
             determinism="oracle",
-            limits=Limits(CONTEXT_LEN, sizes.page_size, pages, slots, VOCAB_SIZE),
+            limits=Limits(slots=slots)
+            if sizes.reticent and number == 0
+            else Limits(CONTEXT_LEN, sizes.page_size, pages, slots, VOCAB_SIZE),
         )
         self.device = OracleDevice(
             process=process,
@@ -75,12 +82,16 @@ class Worker:
             Holder(uid, epoch, f"{uid}/{epoch:016x}", b"", 0, PAGE_BYTES, 0),
             self.device.pages,
             Words([0] * sizes.leases_max),
+            sizes.fetch_seconds_max,
             on_event=self.wake,
         )
         world.fabric.agents[self.agent.holder.agent] = self.agent
-        self.scheduler = _prefill(sizes, self.agent) if role == "prefill" else _decode(sizes)
+        self.scheduler = (
+            _prefill(sizes, pages, self.agent, kv_format) if role == "prefill" else _decode(sizes, pages, kv_format)
+        )
+        self.witness = Witness(self.scheduler, world.count)
         self.loop = EventLoop(
-            self.scheduler, self.device, self.agent, self, lambda: process.now, overlap=sizes.overlap
+            self.witness, self.device, self.agent, self, lambda: process.now, overlap=sizes.overlap
         )
         self._inbox: list[LinkEvent] = []
         self._turns = 0  # scheduled so far
@@ -141,7 +152,7 @@ class Worker:
         self.turn_at(now + seconds)
 
 
-def _prefill(sizes: Sizes, agent: Agent) -> PrefillScheduler:
+def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillScheduler:
     return PrefillScheduler(
         PrefillConfig(
             page_size=sizes.page_size,
@@ -155,28 +166,28 @@ def _prefill(sizes: Sizes, agent: Agent) -> PrefillScheduler:
             shared_prefix_cached_tokens_max=sizes.page_size,
             shared_prefix_tokens_min=sizes.page_size,
         ),
-        pages=sizes.prefill_pages,
+        pages=pages,
         context_len=CONTEXT_LEN,
         holder=agent.holder,
         words=agent.words,
-        kv_format=KV_FORMAT,
+        kv_format=kv_format,
         eos_token_ids=EOS_TOKEN_IDS,
         epoch=agent.holder.epoch,
     )
 
 
-def _decode(sizes: Sizes) -> DecodeScheduler:
+def _decode(sizes: Sizes, pages: int, kv_format: str) -> DecodeScheduler:
     return DecodeScheduler(
         DecodeConfig(
             page_size=sizes.page_size,
             slots=sizes.decode_slots,
-            host_pages=sizes.host_pages,
             retract_steps=sizes.retract_steps,
+            init_new_token_ratio=sizes.init_new_token_ratio,
             fetch_seconds_max=sizes.fetch_seconds_max,
         ),
-        pages=sizes.decode_pages,
+        pages=pages,
         host_pages=sizes.host_pages,
         context_len=CONTEXT_LEN,
-        kv_format=KV_FORMAT,
+        kv_format=kv_format,
         eos_token_ids=EOS_TOKEN_IDS,
     )

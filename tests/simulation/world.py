@@ -44,7 +44,8 @@ class World:
         self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
         self.workers: dict[str, Worker] = {}
         self.routers: dict[str, Router] = {}
-        self.buried: list[Machine] = []
+        self.all_workers: list[Worker] = []  # also those that are dead
+        self.all_routers: list[Router] = []
 
     def run(self) -> None:
         """Live through the scenario; raises `SimulationFailure`."""
@@ -57,7 +58,6 @@ class World:
             self._prove_nothing_is_left()
         except (SegueError, AssertionError, LookupError, AttributeError, ValueError, TypeError) as error:
             raise SimulationFailure(f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}") from error
-        self._count_ends()
 
     def count(self, name: str) -> None:
         """Something happened that the report is about."""
@@ -89,17 +89,19 @@ class World:
     def _start_worker(self, role: Role, uid: str) -> None:
         worker = Worker(role, uid, Process(self.timeline, uid), self._surroundings())
         self.workers[uid] = worker
+        self.all_workers.append(worker)
         for router in self.routers.values():
             self.network.connect(router, worker)
 
     def _start_router(self, uid: str) -> None:
         router = Router(uid, Process(self.timeline, uid), self._surroundings(), self.journal.note)
         self.routers[uid] = router
+        self.all_routers.append(router)
         for worker in self.workers.values():
             self.network.connect(router, worker)
 
     def _surroundings(self) -> Surroundings:
-        return Surroundings(self.scenario, self.network, self.fabric, self._rng)
+        return Surroundings(self.scenario, self.network, self.fabric, self._rng, self.count)
 
     # ---- faults ----
 
@@ -145,7 +147,6 @@ class World:
             del self.routers[machine.hello.uid]
             for client in machine.clients.values():
                 client.disconnected = client.disconnected or not client.ended
-        self.buried.append(machine)
 
     def _freeze(self, machine: Machine | None, fault: Fault) -> None:
         if machine is None:
@@ -199,8 +200,3 @@ class World:
         assert not cache.locks, f"{uid} still has {cache.locks} locks"
         assert not scheduler.slots_used, f"{uid} still uses {scheduler.slots_used} slots"
         assert not any(worker.agent.words.values), f"{uid} still has lease words"
-
-    def _count_ends(self) -> None:
-        for client in self.clients:
-            outcome = "disconnected" if client.outcome is None else type(client.outcome).__name__
-            self.counts[f"outcome {outcome}"] += 1

@@ -1,0 +1,334 @@
+"""Mistakes to make in the code, one at a time, to prove that the simulation would find them.
+
+Each is a few lines put in the place of a real method for the length of a run, and a sentence that says what went
+wrong. The story of each is one that a tired engineer could write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from decode import arrivals, retraction
+from decode.scheduler import DecodeScheduler
+from router import placement
+from router.dispatch import RouterCore
+from router.fleet import Worker
+from router.lifecycle import TRANSITIONS, Lost, State
+from router.requests import LiveRequests
+from shared.event_loop import EventLoop
+from shared.leases import Lease, Leases
+from shared.messages import Prefill
+from shared.page_pool import PagePool, PageState
+from shared.radix_cache import RadixCache
+from shared.transfer.protocol import Landed
+from tests.simulation.fabric import Agent
+
+Patch = tuple[Any, str, Any]  # owner, attribute, what it is instead
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A mistake, and the part of the code it is in."""
+
+    area: str
+    patches: Callable[[], list[Patch]]
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def _mistake(area: str, name: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        MUTATIONS[name] = Mutation(area, patches)
+        return patches
+
+    return register
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Make a mistake for a while; "" makes none."""
+    patches = MUTATIONS[name].patches() if name else []
+    before = [(owner, attribute, _get(owner, attribute)) for owner, attribute, _ in patches]
+    try:
+        for owner, attribute, value in patches:
+            _set(owner, attribute, value)
+        yield
+    finally:
+        for owner, attribute, value in before:
+            _set(owner, attribute, value)
+
+
+def _get(owner: Any, attribute: Any) -> Any:
+    return owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute)
+
+
+def _set(owner: Any, attribute: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[attribute] = value
+    else:
+        setattr(owner, attribute, value)
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------
+
+
+@_mistake("page_pool", "pages are free before their last step has completed")
+def _free_before_retire() -> list[Patch]:
+    real = PagePool.retire
+
+    def retire(self: PagePool, pages: Any, before: PageState, after_step: int) -> None:
+        del after_step
+        real(self, pages, before, 0)
+
+    return [(PagePool, "retire", retire)]
+
+
+@_mistake("page_pool", "an aborted request's pages are forgotten")
+def _leak() -> list[Patch]:
+    def drop(self: DecodeScheduler, req: Any, now: float) -> None:
+        if self._running.get(req.rid) is req:
+            self._forget(req)
+        else:
+            real(self, req, now)
+
+    real = DecodeScheduler._drop
+    return [(DecodeScheduler, "_drop", drop)]
+
+
+@_mistake("radix_cache", "locks do not keep pages from eviction")
+def _locks_ignored() -> list[Patch]:
+    def unlocked(self: RadixCache, *args: Any) -> None:
+        del self, args
+
+    return [(RadixCache, "lock", unlocked), (RadixCache, "unlock", unlocked)]
+
+
+@_mistake("radix_cache", "an edge matches by its first page alone")
+def _match_too_long() -> list[Patch]:
+    def shared(self: RadixCache, edge: tuple[int, ...], tokens: tuple[int, ...], start: int) -> int:
+        return min(len(edge), (len(tokens) - start) // self.page_size * self.page_size)
+
+    return [(RadixCache, "_shared", shared)]
+
+
+# ---- leases and fetches ----------------------------------------------------------------------------------------
+
+
+@_mistake("leases", "the end of a lease leaves its word")
+def _word_left() -> list[Patch]:
+    def end(self: Leases, lease: Lease) -> Any:
+        del self._by_rid[lease.req.rid]
+        self._free.append(lease.index)
+        return lease.req
+
+    return [(Leases, "end", end)]
+
+
+@_mistake("leases", "the word is cleared a while after the pages are free")
+def _word_cleared_late() -> list[Patch]:
+    late: dict[int, list[int]] = {}
+
+    def end(self: Leases, lease: Lease) -> Any:
+        late.setdefault(id(self), []).append(lease.index)
+        del self._by_rid[lease.req.rid]
+        return lease.req
+
+    def expired(self: Leases, now: float) -> list[Lease]:
+        waiting = late.get(id(self), [])
+        while len(waiting) > 2:
+            index = waiting.pop(0)
+            self._words.clear(index)
+            self._free.append(index)
+        return real(self, now)
+
+    real = Leases.expired
+    return [(Leases, "end", end), (Leases, "expired", expired)]
+
+
+@_mistake("leases", "a nonce is used again")
+def _nonce_again() -> list[Patch]:
+    def grant(self: Leases, req: Any, now: float) -> Lease:
+        self._next_nonce = 7
+        return real(self, req, now)
+
+    real = Leases.grant
+    return [(Leases, "grant", grant)]
+
+
+@_mistake("transfer", "the word is read before the pages")
+def _word_first() -> list[Patch]:
+    held: dict[tuple[int, int], bool] = {}
+
+    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
+        holder = self.fabric.agents.get(baton.holder.agent)
+        held[id(self), fetch_id] = holder is not None and holder.words.values[baton.lease] == baton.nonce
+        real(self, fetch_id, baton, start_page, into)
+
+    def tell(self: Agent, event: Any) -> None:
+        if type(event).__name__ == "Stale" and held.get((id(self), event.fetch_id)):
+            event = Landed(event.fetch_id, 0, 0.0)
+        real_tell(self, event)
+
+    real, real_tell = Agent.start, Agent._tell
+    return [(Agent, "start", start), (Agent, "_tell", tell)]
+
+
+@_mistake("transfer", "stale bytes are taken for landed")
+def _stale_landed() -> list[Patch]:
+    def tell(self: Agent, event: Any) -> None:
+        real(self, Landed(event.fetch_id, 0, 0.0) if type(event).__name__ == "Stale" else event)
+
+    real = Agent._tell
+    return [(Agent, "_tell", tell)]
+
+
+@_mistake("arrivals", "the target of a failed read is used again at once")
+def _no_quarantine() -> list[Patch]:
+    def give_up(self: arrivals.Arrivals, fetch_id: int, req: Any, ended: bool, now: float) -> None:
+        del ended
+        if fetch_id not in self._quarantined:
+            self._quarantined[fetch_id] = (now, [])
+        self.memory.release(req, PageState.ARRIVING)
+
+    return [(arrivals.Arrivals, "_give_up", give_up)]
+
+
+@_mistake("arrivals", "landed requests wait while others step back")
+def _landed_waits() -> list[Patch]:
+    def plan(self: DecodeScheduler, now: float) -> Any:
+        if not self._retraction.pressed:
+            return real(self, now)
+        self._resume()
+        return self._decode()
+
+    real = DecodeScheduler.plan
+    return [(DecodeScheduler, "plan", plan)]
+
+
+@_mistake("arrivals", "the fetch starts one page late behind a cached prefix")
+def _wrong_start_page() -> list[Patch]:
+    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
+        real(self, fetch_id, baton, 0 if start_page else start_page, into)
+
+    real = Agent.start
+    return [(Agent, "start", start)]
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------
+
+
+@_mistake("event_loop", "launched steps count as completed")
+def _reclaim_launched() -> list[Patch]:
+    def land(self: EventLoop) -> None:
+        if self._in_flight:
+            self._scheduler.reclaim(self._in_flight[-1].step)
+        real(self)
+
+    real = EventLoop._land
+    return [(EventLoop, "_land", land)]
+
+
+@_mistake("event_loop", "a step is settled with the tokens of the step after it")
+def _settle_misplaced() -> list[Patch]:
+    def finish(self: EventLoop) -> None:
+        if len(self._in_flight) == 2 and len(self._in_flight[0].decode_slots) == len(self._in_flight[1].decode_slots):
+            self._in_flight.reverse()
+        real(self)
+
+    real = EventLoop.finish
+    return [(EventLoop, "finish", finish)]
+
+
+@_mistake("retraction", "pages are backed up before the step in flight has settled")
+def _early_backup() -> list[Patch]:
+    def advance(self: retraction.Retraction) -> list[Any]:
+        leaving, self._leaving = self._leaving, []
+        return [req for req in leaving if not self._back_up(req)]
+
+    return [(retraction.Retraction, "advance", advance)]
+
+
+@_mistake("retraction", "a retracted request is lost")
+def _lost_retracted() -> list[Patch]:
+    def on_copy(self: retraction.Retraction, copy_id: int) -> Any:
+        restored = real(self, copy_id)
+        if len(self._retracted) > 1:
+            self._retracted.pop()
+        return restored
+
+    real = retraction.Retraction.on_copy
+    return [(retraction.Retraction, "on_copy", on_copy)]
+
+
+@_mistake("retraction", "pages come back in another order")
+def _wrong_page_on_resume() -> list[Patch]:
+    def copy(self: retraction.Retraction, copy: Any, kind: Any, source: list[int], target: list[int]) -> None:
+        real(self, copy, kind, source[::-1] if copy.restoring else source, target)
+
+    real = retraction.Retraction._copy
+    return [(retraction.Retraction, "_copy", copy)]
+
+
+# ---- router ----------------------------------------------------------------------------------------------------
+
+
+@_mistake("lifecycle", "a request that lost its decode worker is ready again")
+def _lost_is_ready() -> list[Patch]:
+    return [(TRANSITIONS[State.DECODING], Lost, State.READY)]
+
+
+@_mistake("lifecycle", "a later attempt counts its output as prompt")
+def _prompt_len_lost() -> list[Patch]:
+    def send(self: LiveRequests, worker: Worker, message: Any) -> None:
+        if isinstance(message, Prefill):
+            message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
+        real(self, worker, message)
+
+    real = LiveRequests.send
+    return [(LiveRequests, "send", send)]
+
+
+@_mistake("lifecycle", "messages of older attempts are taken")
+def _attempt_ignored() -> list[Patch]:
+    def recipient(self: RouterCore, worker: Worker, message: Any) -> Any:
+        live = self._requests.live.get(message.rid)
+        if live is not None:
+            message = msgspec.structs.replace(message, attempt=live.attempt)
+        return real(self, worker, message)
+
+    real = RouterCore._recipient
+    return [(RouterCore, "_recipient", recipient)]
+
+
+@_mistake("lifecycle", "the index of new tokens is not looked at")
+def _index_ignored() -> list[Patch]:
+    def generated(self: RouterCore, live: Any, worker: Worker, row: Any, now: float) -> None:
+        real(self, live, worker, msgspec.structs.replace(row, index=len(live.output)), now)
+
+    real = RouterCore._generated
+    return [(RouterCore, "_generated", generated)]
+
+
+@_mistake("placement", "requests go where they do not fit")
+def _fits_ignored() -> list[Patch]:
+    def fits(self: Worker, tokens: int) -> bool:
+        del self, tokens
+        return True
+
+    return [(Worker, "fits", fits)]
+
+
+@_mistake("placement", "pages go to workers of another KV format")
+def _format_ignored() -> list[Patch]:
+    def decode_workers(need: Any, fleet: Any) -> list[Worker]:
+        return [worker for worker in fleet.role("decode") if worker.fits(need.tokens_max)]
+
+    return [(placement, "decode_workers", decode_workers)]
+
+

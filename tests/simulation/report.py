@@ -1,0 +1,152 @@
+"""How often everything that these worlds exist for has happened; what never happened is a failure.
+
+A simulation that is green because nothing occurs in it proves nothing. So every row of the lifecycle table, every
+message, every fault and every named path must have fired over a run of many seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import get_args
+
+from decode.counters import DecodeCounters
+from prefill.scheduler import PrefillCounters
+from router.counters import Counters
+from router.lifecycle import TRANSITIONS
+from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
+from tests.simulation.clients import Client
+from tests.simulation.scenario import FAULTS
+from tests.simulation.world import World
+
+LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
+ROWS = [f"row {state.value} {event.__name__}" for state, row in TRANSITIONS.items() for event in row]
+MESSAGES = [
+    f"message {message.__name__}"
+    for message in dict.fromkeys((*get_args(RouterToWorker), *get_args(WorkerToRouter)))
+    if message not in LINK_LAYER
+]
+FABRIC = [
+    "fetch slow",
+    "fetch stale",
+    "fetch failed",
+    "fetch failed unproven",
+    "fetch abandoned",
+    "fetch ended late",
+    "fetch endless",
+    "bytes landed after the end of interest",
+]
+NETWORK = ["message delayed", "message lost"]
+WHEREABOUTS = [
+    "queued for prefill",
+    "chunked",
+    "in flight in prefill",
+    "leased",
+    "gone from prefill",
+    "arriving",
+    "joining",
+    "in flight in decode",
+    "between steps",
+    "leaving",
+    "copied",
+    "retracted",
+    "gone from decode",
+]
+PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "late_collections", "refused", "cancelled"]
+DECODE_PATHS = [
+    "full_hits",
+    "cached_tokens",
+    "no_room",
+    "stale",
+    "unreachable",
+    "quarantines",
+    "extra_tokens",
+    "sat_out",
+    "retractions",
+    "backups",
+    "resumes",
+    "sent_back",
+]
+CONTINUATIONS = ["lost_prefill", "lost_decode", "stale", "unreachable", "lease_ended", "retracted"]
+DROPPED = ["ended", "old_attempt", "other_worker"]
+ENDS = [
+    "stop at the first token",
+    "length at the first token",
+    "stop later",
+    "length later",
+    "stopped by the text layer",
+    "aborted",
+    "refused 400",
+    "refused 429",
+    "refused 500",
+    "refused 503",
+    "refused 504",
+    "disconnected",
+]
+EXPECTED = [
+    *ROWS,
+    *MESSAGES,
+    *(f"fault {kind}" for kind in FAULTS),
+    *FABRIC,
+    *NETWORK,
+    *(f"path cancelled while {where}" for where in WHEREABOUTS),
+    "path settled before the next launch",
+    *(f"prefill {name}" for name in PREFILL_PATHS),
+    *(f"decode {name}" for name in DECODE_PATHS),
+    *(f"continued after {cause}" for cause in CONTINUATIONS),
+    *(f"dropped {cause}" for cause in DROPPED),
+    *(f"end {end}" for end in ENDS),
+]
+
+
+def gather(world: World) -> Counter[str]:
+    """Everything that happened in a world that has ended."""
+    counts = Counter(world.counts)
+    for router in world.all_routers:
+        _add_router(counts, router.core.counters)
+    for worker in world.all_workers:
+        _add_worker(counts, worker.hello.role, worker.scheduler.counters)
+    counts.update(f"end {_end(client)}" for client in world.clients)
+    return counts
+
+
+def missing(counts: Counter[str]) -> list[str]:
+    """What should have happened and never did."""
+    return [name for name in EXPECTED if not counts[name]]
+
+
+def lines(counts: Counter[str]) -> Iterable[str]:
+    """The report: first what must occur, then the rest."""
+    for name in (*EXPECTED, *sorted(set(counts) - set(EXPECTED))):
+        yield f"{counts[name]:9d}  {name}"
+
+
+def _add_router(counts: Counter[str], counters: Counters) -> None:
+    for row, count in counters.transitions.items():
+        counts[f"row {row}"] += count
+    for cause, count in counters.continuations.items():
+        counts[f"continued after {cause}"] += count
+    for cause, count in counters.dropped_messages.items():
+        counts[f"dropped {cause}"] += count
+
+
+def _add_worker(counts: Counter[str], role: str, counters: PrefillCounters | DecodeCounters) -> None:
+    for field in fields(counters):
+        value = getattr(counters, field.name)
+        if isinstance(value, int):
+            counts[f"{role} {field.name}"] += value
+
+
+def _end(client: Client) -> str:
+    outcome = client.outcome
+    match type(outcome).__name__:
+        case "NoneType":
+            return "disconnected"
+        case "Aborted":
+            return "aborted"
+        case "Failed":
+            return f"refused {getattr(outcome, 'status', 0)}"
+    if tuple(client.output) != client.answer[0]:
+        return "stopped by the text layer"
+    return f"{client.answer[1]} {'at the first token' if len(client.output) == 1 else 'later'}"

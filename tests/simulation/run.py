@@ -1,0 +1,60 @@
+"""Runs seeds: one, or many on several processes; and says how to see a failure again."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from tests.simulation import report
+from tests.simulation.mutations import mutated
+from tests.simulation.scenario import draw
+from tests.simulation.world import SimulationFailure, World
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a seed."""
+
+    seed: int
+    mutation: str
+    failure: str  # empty: none
+    digest: str  # of the journal
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def story(self) -> str:
+        """The failure, and the command that replays it."""
+        mutation = f" --mutation {self.mutation!r}" if self.mutation else ""
+        replay = f"python -m tests.simulation --seed {self.seed}{mutation} --log"
+        return f"SEED {self.seed}: {self.failure}\n    replay: {replay}"
+
+
+def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None = None) -> Run:
+    """Live through one seed, with the code as it is or with a mutation in it."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    world = World(draw(seed), show)
+    failure = ""
+    with mutated(mutation):
+        try:
+            world.run()
+        except SimulationFailure as error:
+            failure = str(error)
+    return Run(seed, mutation, failure, world.journal.digest(), report.gather(world))
+
+
+def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
+    """Live through many seeds; results come in the order of the seeds."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=10)
+
+
+def seeds_until_caught(mutation: str, seeds_max: int, first: int = 0) -> Run | None:
+    """The first seed that fails with the mutation; None: it survived all of them."""
+    runs = map(partial(run_seed, mutation=mutation), range(first, first + seeds_max))
+    return next((run for run in runs if run.failure), None)

@@ -1,0 +1,114 @@
+"""Stands between the event loop and a scheduler and notes what happens, without changing it.
+
+For two purposes: the report wants to know where requests were when they were cancelled, and the tests of the overlap
+want the order of launches and settlements. The only file that looks into a scheduler's private books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decode.scheduler import DecodeScheduler
+from prefill.scheduler import PrefillScheduler
+from shared.effects import Effect
+from shared.link_events import LinkEvent, PeerDown, Received
+from shared.messages import Cancel
+from shared.schedule_batch import ScheduleBatch
+from shared.transfer.protocol import FetchEvent
+
+
+@dataclass(slots=True)
+class Witness:
+    """A `Scheduler` that asks another one."""
+
+    scheduler: PrefillScheduler | DecodeScheduler
+    count: Callable[[str], None]
+    steps: list[str] = field(default_factory=list)  # "plan 7", "settle 6", "settles first", "nothing to plan"
+
+    def on_link(self, event: LinkEvent, now: float) -> None:
+        match event:
+            case Received(_, Cancel(rid, _)):
+                self.count(f"path cancelled while {self._where(rid)}")
+            case PeerDown():
+                for rid in self._rids(event.peer):
+                    self.count(f"path router lost while {self._where(rid)}")
+        self.scheduler.on_link(event, now)
+
+    def on_fetch(self, event: FetchEvent, now: float) -> None:
+        self.scheduler.on_fetch(event, now)
+
+    def on_copy(self, copy_id: int, now: float) -> None:
+        self.scheduler.on_copy(copy_id, now)
+
+    def tick(self, now: float) -> None:
+        self.scheduler.tick(now)
+
+    def reclaim(self, completed_step: int) -> None:
+        self.scheduler.reclaim(completed_step)
+
+    def settles_first(self) -> bool:
+        first = self.scheduler.settles_first()
+        if first:
+            self.count("path settled before the next launch")
+            self.steps.append("settles first")
+        return first
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        batch = self.scheduler.plan(now)
+        self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
+        return batch
+
+    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+        self.steps.append(f"settle {batch.step}")
+        self.scheduler.settle(batch, token_ids, now)
+
+    def drain(self) -> list[Effect]:
+        return self.scheduler.drain()
+
+    def next_deadline(self) -> float | None:
+        return self.scheduler.next_deadline()
+
+    def awaits_transfer(self) -> bool:
+        return self.scheduler.awaits_transfer()
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def _rids(self, router: str) -> list[str]:
+        if isinstance(self.scheduler, DecodeScheduler):
+            reqs = list(self.scheduler._reqs.values())
+        else:
+            leased = [lease.req for lease in self.scheduler.leases.all()]
+            reqs = [*self.scheduler._waiting.values(), *self.scheduler._running.values(), *leased]
+        return [req.rid for req in reqs if req.router == router]
+
+    def _where(self, rid: str) -> str:
+        if isinstance(self.scheduler, DecodeScheduler):
+            return _in_decode(self.scheduler, rid)
+        return _in_prefill(self.scheduler, rid)
+
+
+def _in_prefill(scheduler: PrefillScheduler, rid: str) -> str:
+    if rid in scheduler._waiting:
+        return "queued for prefill"
+    if scheduler._chunked is not None and scheduler._chunked.rid == rid:
+        return "chunked"
+    if rid in scheduler._running:
+        return "in flight in prefill"
+    return "leased" if scheduler.leases.find(rid) else "gone from prefill"
+
+
+def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
+    req = scheduler._reqs.get(rid)
+    if req is None:
+        return "gone from decode"
+    if req in scheduler._arrivals.requests:
+        return "arriving"
+    if req in scheduler._joining:
+        return "joining"
+    if rid in scheduler._running:
+        return "in flight in decode" if req.launched_len > req.kv_len else "between steps"
+    if scheduler._retraction.is_copying(req):
+        return "copied"
+    return "leaving" if req in scheduler._retraction._leaving else "retracted"
