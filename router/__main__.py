@@ -1,0 +1,16 @@
+"""`python -m router`: one router. `--help` and a wrong flag answer without loading anything heavy."""
+
+from __future__ import annotations
+
+from router.config import RouterConfig
+from shared.entry import enter
+
+
+def _serve(config: RouterConfig) -> None:
+    from router.process import serve
+
+    serve(config)
+
+
+if __name__ == "__main__":
+    enter("router", RouterConfig, _serve)

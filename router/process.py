@@ -1,0 +1,138 @@
+"""A router's process: tokenizer, links, core and HTTP server put together, and taken apart at the end.
+
+Ready means: the tokenizer is loaded and every worker that discovery knows is being dialed. Workers may come and
+go after that; requests wait for them, bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import structlog
+
+from router.api.app import make_app
+from router.api.generation import Generation
+from router.api.prompts import Prompts
+from router.api.settings import ApiSettings
+from router.config import RouterConfig
+from router.discovery import WorkerAddress, static_workers
+from router.dispatch import RouterCore
+from router.effects import Failed
+from router.server import Server, listen
+from router.shell import RouterShell
+from router.text import Tokenizer, forgo_torch
+from shared.errors import ConfigError
+from shared.link_keys import read_seed
+from shared.link_session import LinkSettings
+from shared.links import RouterLinks
+from shared.messages import Hello, Role
+from shared.metrics import Metrics
+from shared.probes import Health
+
+PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
+WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+log = structlog.get_logger(__name__)
+
+SHUTTING_DOWN = Failed(503, "this router is shutting down: ask again", retry_after_seconds=1.0)
+
+
+def serve(config: RouterConfig) -> None:
+    """Run until SIGINT or SIGTERM; raises `StartError` where it cannot start."""
+    if not config.model:
+        raise ConfigError("--model is required: the folder with the model's tokenizer")
+    if not config.link_seed_file:
+        raise ConfigError("--link-seed-file is required: links are never unencrypted")
+    workers = static_workers(config.workers)
+    seed = read_seed(Path(config.link_seed_file))
+    listener = listen(config.host, config.port)
+    forgo_torch()
+    tokenizer = Tokenizer(Path(config.model))
+    with asyncio.Runner() as runner:
+        runner.run(_serve(config, workers, seed, listener, tokenizer))
+
+
+async def _serve(
+    config: RouterConfig,
+    workers: list[WorkerAddress],
+    seed: bytes,
+    listener: socket.socket,
+    tokenizer: Tokenizer,
+) -> None:
+    settings = api_settings(config)
+    core_settings = dataclasses.replace(config.core_settings(), models=settings.model_names)
+    core = RouterCore(core_settings, asyncio.get_running_loop().time())
+    links = RouterLinks(seed, _hello(config), _link_settings(config), on_ready=lambda: shell.links_ready())
+    shell = RouterShell(core, links)
+    prompts = Prompts(tokenizer, settings)
+    generation = Generation(shell, tokenizer, prompts, settings)
+    figures = Figures(core, links)
+    health = Health(config.loop_seconds_max)
+    app = make_app(generation, shell, health, figures.render)
+    publishing = asyncio.create_task(figures.publish_for_ever())
+    try:
+        for worker in workers:
+            links.connect(worker.url)
+        health.become_ready()
+        log.info("ready", port=listener.getsockname()[1], workers=len(workers))
+        await Server(app, lambda: generation.fail_all(SHUTTING_DOWN)).serve(sockets=[listener])
+    finally:
+        publishing.cancel()
+        shell.close()
+        prompts.close()
+        links.close()
+
+
+class Figures:
+    """What /metrics shows: refreshed at each scrape, and between them so that nothing piles up in the core."""
+
+    def __init__(self, core: RouterCore, links: RouterLinks):
+        self._metrics = Metrics("router")
+        self._metrics.set("segue_ready", 1)
+        self._core = core
+        self._links = links
+
+    def render(self) -> bytes:
+        """The text of /metrics, as of now."""
+        self._publish()
+        return self._metrics.render()
+
+    async def publish_for_ever(self) -> None:
+        """Refresh every `PUBLISH_SECONDS`."""
+        while True:
+            self._publish()
+            await asyncio.sleep(PUBLISH_SECONDS)
+
+    def _publish(self) -> None:
+        self._metrics.publish("router", self._core.counters)
+        self._metrics.publish("links", self._links.counters)
+        for state, count in self._core.requests_by_state.items():
+            self._metrics.set("segue_requests_running", count, state=state)
+        for role in WORKER_ROLES:
+            self._metrics.set("segue_workers", len(self._core.fleet.role(role)), worker_role=role)
+
+
+def api_settings(config: RouterConfig) -> ApiSettings:
+    """What of the configuration the HTTP side is told."""
+    return ApiSettings(
+        model_names=(config.served_model_name or Path(config.model).name,),
+        max_body_bytes=config.max_body_bytes,
+        tokenizer_threads=config.tokenizer_threads,
+        stream_backlog_bytes=config.stream_backlog_bytes,
+        sse_silence_seconds=config.keepalive_seconds,
+        retry_after_seconds=config.retry_after_seconds,
+    )
+
+
+def _hello(config: RouterConfig) -> Hello:
+    uid = config.uid or f"{socket.gethostname()}-{os.getpid()}"
+    return Hello(session=0, role="router", uid=uid, epoch=secrets.randbits(64))
+
+
+def _link_settings(config: RouterConfig) -> LinkSettings:
+    return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
