@@ -8,14 +8,13 @@ take the room that the largest running one may still need.
 
 from __future__ import annotations
 
-from shared.schedule_policy import NewTokenRatio
-
 from decode.config import DecodeConfig
 from shared.baton import Baton
 from shared.kv_memory import KvMemory
 from shared.messages import RefusalReason
 from shared.page_pool import PageState
 from shared.req import Req
+from shared.schedule_policy import NewTokenRatio
 
 
 class Admission:

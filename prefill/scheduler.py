@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from shared.schedule_policy import AddResult, Extend, PrefillAdder, order_waiting
-
 from prefill.config import PrefillConfig
 from shared.audience import Audience
 from shared.baton import Baton, Holder
@@ -28,6 +26,7 @@ from shared.messages import Cancel, Load, Prefill, Prefilled, Refused, Release, 
 from shared.page_pool import PageState
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from shared.schedule_policy import AddResult, Extend, InBatchPrefix, PrefillAdder, order_waiting
 from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 
@@ -72,6 +71,11 @@ class PrefillScheduler:
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.leases = Leases(words, epoch, config.lease_seconds)
+        self._in_batch_prefix = InBatchPrefix(
+            self.memory.cache,
+            cached_tokens_max=config.shared_prefix_cached_tokens_max,
+            shared_tokens_min=config.shared_prefix_tokens_min,
+        )
         self.counters = PrefillCounters()
         self._audience = Audience(config.load_seconds)
         self._effects: list[Effect] = []
@@ -275,16 +279,30 @@ class PrefillScheduler:
     # ---- planning ----
 
     def _admit(self, adder: PrefillAdder, now: float) -> None:
-        if self.leases.pages > self._config.lease_share * self.memory.pool.total:
+        if not self._waiting or not self._may_start():
             return
-        for req in order_waiting(self._config.queue_policy, list(self._waiting.values()), self.memory.cache):
-            if not self._free_slots or self.leases.free <= len(self._running):
-                return  # every running request will need a lease word
+        ordered = order_waiting(
+            self._config.queue_policy,
+            list(self._waiting.values()),
+            self.memory.cache,
+            list(self._running.values()),
+        )
+        for req in self._in_batch_prefix.go_now(ordered):
+            if not self._may_start():
+                return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
                 self._start(req, adder.extends[-1], now)
             if result is not AddResult.CONTINUE:
                 return
+
+    def _may_start(self) -> bool:
+        """Whether there is a slot, a lease word for every running request and one more, and few enough leases."""
+        return (
+            bool(self._free_slots)
+            and self.leases.free > len(self._running)
+            and self.leases.pages <= self._config.lease_share * self.memory.pool.total
+        )
 
     def _start(self, req: Req, extend: Extend, now: float) -> None:
         del self._waiting[req.rid]
