@@ -44,17 +44,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain now; empty while a character is incomplete."""
-        new = [token_id for token_id in token_ids if token_id not in self._skip]
-        if not new:
-            return ""
-        self._window += new
-        self._pending += len(new)
-        text = self._decoder.decode(self._window)
-        if not text.endswith(BROKEN):
-            return self._give(text, keep=self._pending)
-        if self._pending > PENDING_TOKENS_MAX:
-            return self._give_broken(text)
-        return ""
+        return "".join([self._push(token_id) for token_id in token_ids if token_id not in self._skip])
 
     def finish(self) -> str:
         """The rest, complete or not."""
@@ -64,9 +54,20 @@ class Detokenizer:
         self._pending = 0
         return rest
 
-    def _give(self, text: str, keep: int) -> str:
+    def _push(self, token_id: int) -> str:
+        """One at a time, so that each complete character is given out before another one begins."""
+        self._window.append(token_id)
+        self._pending += 1
+        text = self._decoder.decode(self._window)
+        if not text.endswith(BROKEN):
+            return self._give(text)
+        if self._pending > PENDING_TOKENS_MAX:
+            return self._give_broken(text)
+        return ""
+
+    def _give(self, text: str) -> str:
         new = text[self._given :]
-        self._window = self._window[-keep:]
+        self._window = self._window[-self._pending :]
         self._given = len(self._decoder.decode(self._window))
         self._pending = 0
         return new

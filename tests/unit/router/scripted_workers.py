@@ -1,0 +1,206 @@
+"""A prefill and a decode worker that say what a test told them to, over links in memory, and a router around them.
+
+`RunningRouter` is the real application on the real server, in a thread of its own: clients reach it over HTTP. Only the
+workers are written for tests; they follow the messages' contract and have no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from router.api.app import make_app
+from router.api.generation import Generation
+from router.api.prompts import Prompts
+from router.api.settings import ApiSettings
+from router.dispatch import RouterCore
+from router.effects import Failed
+from router.server import Server, listen
+from router.settings import RouterSettings
+from router.shell import RouterShell
+from router.text import Tokenizer
+from shared.baton import Baton, Holder
+from shared.link_events import PeerDown, Received
+from shared.links_in_memory import MemoryLinks
+from shared.messages import (
+    Cancel,
+    Decode,
+    Finished,
+    Generated,
+    Hello,
+    Limits,
+    Load,
+    Message,
+    Prefill,
+    Prefilled,
+    Role,
+    Row,
+)
+from shared.metrics import Metrics
+from shared.probes import Health
+from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
+
+MODEL = "tiny"
+LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_000, vocab_size=400)
+LOAD = Load(free_pages=100_000, slots_free=10_000)
+
+
+def hello(role: Role, uid: str) -> Hello:
+    return Hello(
+        session=0, role=role, uid=uid, epoch=1, model_name=MODEL, model="w", kv_format="kv", limits=LIMITS
+    )
+
+
+@dataclass
+class Script:
+    """What the workers do with a request."""
+
+    output: Callable[[Prefill], tuple[int, ...]] = lambda prefill: prefill.token_ids[:1] * 8 + (END_ID,)
+    silent: bool = False  # prefill takes the request and says nothing
+    stalled: bool = False  # decode takes the request and says nothing
+    tokens_a_row: int = 1
+    endless: bool = False  # output is repeated up to max_new_tokens
+
+
+@dataclass
+class ScriptedWorkers:
+    """Both roles; `turn` lets them read and answer."""
+
+    script: Script = field(default_factory=Script)
+    prefills: list[Prefill] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.router = WakingLinks(Hello(session=0, role="router", uid="r", epoch=1), self)
+        self.prefill, self.decode = MemoryLinks(hello("prefill", "p")), MemoryLinks(hello("decode", "d"))
+        self.on_sent: Callable[[], None] = lambda: None
+
+    def link(self) -> None:
+        for worker in (self.prefill, self.decode):
+            self.router.link(worker)
+            worker.send(self.router.name, LOAD)
+
+    def lose_decode(self) -> None:
+        self.router.drop(self.decode)
+
+    def turn(self) -> None:
+        """Read and answer everything that has come."""
+        for worker in (self.prefill, self.decode):
+            for event in worker.receive(0):
+                if isinstance(event, Received):
+                    self._answer(event.message)
+                elif isinstance(event, PeerDown):
+                    self.outputs.clear()
+        self.on_sent()
+
+    def _answer(self, message: Message) -> None:
+        if isinstance(message, Prefill):
+            self.prefills.append(message)
+            if not self.script.silent:
+                self._prefilled(message)
+        elif isinstance(message, Decode):
+            if not self.script.stalled:
+                self._generated(message)
+        elif isinstance(message, Cancel):
+            self.cancelled.append(message.rid)
+
+    def _prefilled(self, prefill: Prefill) -> None:
+        output = self.script.output(prefill)
+        if self.script.endless:
+            output = (output * prefill.params.max_new_tokens)[: prefill.params.max_new_tokens]
+        self.outputs[prefill.rid] = output
+        index = len(prefill.token_ids) - prefill.prompt_len
+        finish = "stop" if output[index] == END_ID else None
+        holder = Holder("p", 1, "agent", b"", 0, 64, 0)
+        kv_len, pages = len(prefill.token_ids), (0,)
+        baton = Baton(prefill.rid, prefill.attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
+        answer = Prefilled(prefill.rid, prefill.attempt, index, (output[index],), baton, finish)
+        self.prefill.send(self.router.name, answer)
+
+    def _generated(self, decode: Decode) -> None:
+        rid, attempt = decode.rid, decode.attempt
+        output = self.outputs[rid][: decode.params.max_new_tokens]
+        first = len(decode.token_ids) - decode.prompt_len
+        step = self.script.tokens_a_row
+        for index in range(first, len(output), step):
+            row = Row(rid, attempt, index, output[index : index + step])
+            self.decode.send(self.router.name, Generated((row,)))
+        reason = "stop" if output[-1] == END_ID else "length"
+        self.decode.send(self.router.name, Finished(rid, attempt, len(output), reason))
+
+
+class WakingLinks(MemoryLinks):
+    """The router's end: what it sends wakes the workers at the loop's next turn."""
+
+    def __init__(self, hello: Hello, workers: ScriptedWorkers):
+        super().__init__(hello)
+        self._workers = workers
+
+    def send(self, peer: str, message: Message) -> None:
+        super().send(peer, message)
+        asyncio.get_running_loop().call_soon(self._workers.turn)
+
+
+class RunningRouter:
+    """A router on a free port; a context manager."""
+
+    def __init__(
+        self, folder: Path, *, api: dict[str, object] | None = None, linked: bool = True, **core: object
+    ):
+        self.workers = ScriptedWorkers()
+        self._settings = ApiSettings(model_names=(MODEL,), **(api or {}))  # type: ignore[arg-type]
+        self._core_settings = RouterSettings(models=(MODEL,), **core)  # type: ignore[arg-type]
+        self._tokenizer = Tokenizer(folder)
+        self._linked = linked
+        self._listener = listen("127.0.0.1", 0)
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> RunningRouter:
+        self._thread.start()
+        assert self._running.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the router's loop and wait for it."""
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (action(), self.shell.links_ready(), done.set()))
+        assert done.wait(10)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.core = RouterCore(self._core_settings, self._loop.time())
+        self.shell = RouterShell(self.core, self.workers.router)
+        self.workers.on_sent = self.shell.links_ready
+        prompts = Prompts(self._tokenizer, self._settings)
+        generation = Generation(self.shell, self._tokenizer, prompts, self._settings)
+        if self._linked:
+            self.workers.link()
+            self.shell.links_ready()
+        health, metrics = Health(60), Metrics("router")
+        health.become_ready()
+
+        def render() -> bytes:
+            metrics.publish("router", self.core.counters)
+            return metrics.render()
+
+        failure = Failed(503, "shutting down")
+        app = make_app(generation, self.shell, health, render)
+        self._server = Server(app, lambda: generation.fail_all(failure))
+        self._loop.call_soon(self._running.set)
+        await self._server.serve(sockets=[self._listener])
+        self.shell.close()
+        prompts.close()

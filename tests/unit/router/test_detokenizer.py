@@ -1,0 +1,149 @@
+"""Text that grows token by token: complete characters only, and in the end exactly what all tokens decode to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+
+from router.detokenizer import BROKEN, PENDING_TOKENS_MAX, Detokenizer, StopStrings
+from tests.unit.router.tiny_model import END_ID, SPECIAL, byte_fallback, byte_level
+
+BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
+SPECIAL_IDS = frozenset(range(len(SPECIAL)))
+CUTS = st.lists(st.integers(1, 5), min_size=1)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("aé日🙂 \n", max_size=40)
+
+
+class Decoding:
+    """`Decoder` over a bare tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def cut(token_ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
+    """`token_ids` in pieces of the lengths in `cuts`, again and again."""
+    pieces, at, turn = [], 0, 0
+    while at < len(token_ids):
+        length = cuts[turn % len(cuts)]
+        pieces.append(token_ids[at : at + length])
+        at, turn = at + length, turn + 1
+    return pieces
+
+
+def pieces_of(tokenizer: Tokenizer, token_ids: Sequence[int], cuts: Sequence[int] = (1,)) -> list[str]:
+    detokenizer = Detokenizer(Decoding(tokenizer), SPECIAL_IDS if tokenizer is BYTE_LEVEL else ())
+    pieces = [detokenizer.push(ids) for ids in cut(token_ids, cuts)]
+    return [*pieces, detokenizer.finish()]
+
+
+@given(TEXTS, CUTS)
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte level", "byte fallback"])
+def test_the_pieces_of_a_text_join_to_the_text_and_break_no_character(
+    tokenizer: Tokenizer, text: str, cuts: list[int]
+) -> None:
+    token_ids = tokenizer.encode(text).ids
+    whole = Decoding(tokenizer).decode(token_ids)
+    pieces = pieces_of(tokenizer, token_ids, cuts)
+    assert "".join(pieces) == whole
+    assert BROKEN in text or BROKEN not in "".join(pieces)
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=60), CUTS)
+def test_any_tokens_join_to_what_they_decode_to_however_broken_their_bytes(
+    token_ids: list[int], cuts: list[int]
+) -> None:
+    assert "".join(pieces_of(BYTE_LEVEL, token_ids, cuts)) == Decoding(BYTE_LEVEL).decode(token_ids)
+
+
+@given(st.lists(st.integers(1, 256), max_size=80), CUTS)
+def test_broken_bytes_of_a_byte_fallback_vocabulary_lose_no_text_around_them(
+    token_ids: list[int], cuts: list[int]
+) -> None:
+    around = BYTE_FALLBACK.encode("the end").ids
+    joined = "".join(pieces_of(BYTE_FALLBACK, [*token_ids, *around], cuts))
+    assert joined.endswith("the end")
+
+
+def test_a_character_of_four_tokens_comes_with_its_last_one() -> None:
+    token_ids = [BYTE_LEVEL.token_to_id(token) for token in _byte_tokens("🦊")]
+    assert pieces_of(BYTE_LEVEL, token_ids) == ["", "", "", "🦊", ""]
+
+
+def test_an_incomplete_character_at_the_end_is_told_once() -> None:
+    token_ids = [BYTE_LEVEL.token_to_id(token) for token in _byte_tokens("a🦊")][:-1]
+    assert pieces_of(BYTE_LEVEL, token_ids) == ["a", "", "", "", BROKEN]
+
+
+def test_broken_bytes_without_end_neither_wait_for_ever_nor_pile_up() -> None:
+    detokenizer = Detokenizer(Decoding(BYTE_LEVEL))
+    broken = BYTE_LEVEL.token_to_id(_byte_tokens("ÿ")[0])
+    given_out = sum(len(detokenizer.push([broken])) for _ in range(1000))
+    assert given_out >= 1000 - PENDING_TOKENS_MAX
+    assert len(detokenizer._window) <= 2 * PENDING_TOKENS_MAX
+    assert given_out + len(detokenizer.finish()) == 1000
+
+
+def test_special_tokens_have_no_text() -> None:
+    token_ids = [END_ID, *BYTE_LEVEL.encode("fox").ids, END_ID]
+    assert "".join(pieces_of(BYTE_LEVEL, token_ids)) == "fox"
+
+
+def test_a_continuation_keeps_the_space_that_a_beginning_would_lose() -> None:
+    context = BYTE_FALLBACK.encode("the").ids
+    new = [BYTE_FALLBACK.token_to_id("▁the")]
+    assert Detokenizer(Decoding(BYTE_FALLBACK), context=context).push(new) == " the"
+    assert Detokenizer(Decoding(BYTE_FALLBACK)).push(new) == "the"
+
+
+def _byte_tokens(text: str) -> list[str]:
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    return [byte for piece, _ in split for byte in piece]
+
+
+# ---- stop strings ------------------------------------------------------------------------------------------------
+
+LETTERS = st.text("ab", max_size=30)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def stopped_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The same by looking at every beginning of the text."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+@given(LETTERS, STOPS, CUTS)
+def test_text_ends_before_the_first_stop_string_however_it_was_cut(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    filter_ = StopStrings(stops)
+    out, found, at, turn = "", False, 0, 0
+    while at < len(text) and not found:
+        piece, found = filter_.push(text[at : at + cuts[turn % len(cuts)]])
+        out += piece
+        at, turn = at + cuts[turn % len(cuts)], turn + 1
+    out += filter_.finish()
+    assert (out, found) == stopped_text(text, stops)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
+    filter_ = StopStrings(["\n\nQ:"])
+    assert filter_.push("yes\n") == ("yes", False)
+    assert filter_.push("\n") == ("", False)
+    assert filter_.push("no") == ("\n\nno", False)
+    assert filter_.push("\n\nQ: next") == ("", True)
+
+
+def test_without_stop_strings_nothing_is_held_back() -> None:
+    assert StopStrings([]).push("anything") == ("anything", False)
