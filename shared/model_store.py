@@ -175,3 +175,16 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return value
+
+
+def main() -> None:
+    """`python -m shared.model_store MODEL`: make the model ready ahead of time, and say where it is."""
+    try:
+        folder = resolve(sys.argv[1], lambda line: sys.stderr.writelines([line, "\n"]))
+    except ModelError as error:
+        sys.exit(f"segue: {error}")
+    sys.stdout.write(f"{sys.argv[1]} is in {folder}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,9 +18,12 @@ from shared.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Sample name and label values → value, read from the text as Prometheus reads it."""
+    """Sample name and label values (in reverse order of label names) → value, read as Prometheus reads it."""
     return {
-        (sample.name, tuple(sample.labels.values())): sample.value
+        (
+            sample.name,
+            tuple(sample.labels[name] for name in sorted(sample.labels, reverse=True)),
+        ): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
@@ -73,7 +76,7 @@ def test_a_gauge_keeps_its_labels_apart() -> None:
     metrics.set("segue_pages", 5, state="free")
     metrics.set("segue_pages", 2, state="owned")
     shown = scrape(metrics)
-    assert (shown["segue_pages", ("prefill", "free")], shown["segue_pages", ("prefill", "owned")]) == (5, 2)
+    assert (shown["segue_pages", ("free", "prefill")], shown["segue_pages", ("owned", "prefill")]) == (5, 2)
 
 
 def test_a_counter_without_a_metric_is_named() -> None:

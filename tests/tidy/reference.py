@@ -1,0 +1,119 @@
+"""Writes `docs/reference.md`: every setting, metric and message, out of the code that declares them.
+
+`python -m tests.tidy.reference` (or `make docs`); a test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from decode.config import DecodeConfig
+from prefill.config import PrefillConfig
+from router.config import RouterConfig
+from shared import messages, metrics
+from shared.config import (
+    ProcessConfig,
+    describe_bounds,
+    describe_default,
+    describe_type,
+    description_of,
+    flag_of,
+    variable_of,
+)
+from shared.local import LocalConfig
+from shared.worker_config import WorkerConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+HEAD = """# Reference
+
+Written by `make docs` out of the code; edit the code.
+
+## Settings
+
+A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of the YAML file given with `--config`
+(`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
+warning. Seconds, bytes and tokens are in the name.
+"""
+STRUCTS: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct] | None], ...] = (
+    ("`segue up`", LocalConfig, None),
+    ("Every process", ProcessConfig, None),
+    ("Every worker, prefill and decode", WorkerConfig, ProcessConfig),
+    ("`python -m prefill`", PrefillConfig, WorkerConfig),
+    ("`python -m decode`", DecodeConfig, WorkerConfig),
+    ("`python -m router`", RouterConfig, ProcessConfig),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, struct, parent in STRUCTS:
+        parts += [f"### {title}\n", *_settings(struct, parent), ""]
+    parts += [
+        "## Metrics\n",
+        "Every metric also has the label `role`. No label comes from a client.\n",
+        *_metrics(),
+        "",
+    ]
+    parts += ["## Messages\n", *_messages()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _settings(struct: type[msgspec.Struct], parent: type[msgspec.Struct] | None) -> Iterator[str]:
+    inherited = {field.name for field in msgspec.structs.fields(parent)} if parent else set()
+    yield "| flag | variable | type | default | what it is, and why |"
+    yield "|---|---|---|---|---|"
+    for field in msgspec.structs.fields(struct):
+        if field.name in inherited:
+            continue
+        kind = describe_type(field.type).replace("|", " \\| ")
+        bounds = describe_bounds(field.type)
+        yield (
+            f"| `{flag_of(field.name)}` | `{variable_of(field.name)}` | {kind}{' ' + bounds if bounds else ''} "
+            f"| {describe_default(field)} | {_cell(description_of(struct, field.name))} |"
+        )
+
+
+def _metrics() -> Iterator[str]:
+    yield "| metric | kind | labels | what it is |"
+    yield "|---|---|---|---|"
+    kinds = (("counter", metrics.COUNTERS), ("gauge", metrics.GAUGES), ("histogram", metrics.HISTOGRAMS))
+    for kind, declared in kinds:
+        for metric in declared:
+            labels = ", ".join(metric.labels) or "none"
+            yield f"| `{metric.name}` | {kind} | {labels} | {_cell(metric.text)} |"
+
+
+def _messages() -> Iterator[str]:
+    yield "| message | direction | fields | what it says |"
+    yield "|---|---|---|---|"
+    for direction, union in (
+        ("to workers", messages.RouterToWorker),
+        ("to routers", messages.WorkerToRouter),
+    ):
+        for message in get_args(union):
+            fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(message)) or "none"
+            yield f"| `{message.__name__}` | {direction} | {fields} | {_cell(inspect.getdoc(message) or '')} |"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+def names() -> Iterable[str]:
+    """Every name that the page must hold."""
+    for _, struct, _ in STRUCTS:
+        yield from (flag_of(field.name) for field in msgspec.structs.fields(struct))
+    yield from (metric.name for metric in (*metrics.COUNTERS, *metrics.GAUGES, *metrics.HISTOGRAMS))
+    for union in (messages.RouterToWorker, messages.WorkerToRouter):
+        yield from (message.__name__ for message in get_args(union))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

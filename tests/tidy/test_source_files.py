@@ -1,0 +1,105 @@
+"""How the code is written, as far as a test can say it: sizes, names, and what is not done at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+
+import pytest
+
+from tests.tidy.source_files import ROLES, ROOT, source_files
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+VAGUE = ("utils", "util", "common", "helpers", "helper", "base", "manager", "misc", "stuff")
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from the `def` to the end."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_the_project_is_seen() -> None:
+    seen = {file.path for file in source_files()}
+    assert seen >= {
+        "shared/event_loop.py",
+        "decode/scheduler.py",
+        "prefill/scheduler.py",
+        "router/lifecycle.py",
+    }
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {file.path: len(file.text.splitlines()) for file in source_files()}
+    assert {path: lines for path, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
+
+
+def test_no_function_is_longer_than_60_lines_and_most_are_short() -> None:
+    lengths = {
+        f"{file.path}:{function.name}": length(function)
+        for file in source_files()
+        for function in file.functions()
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > FUNCTION_LINES_MAX} == {}
+    assert statistics.median(lengths.values()) < 10
+
+
+def test_every_file_opens_with_its_purpose() -> None:
+    silent = [file.path for file in source_files() if file.tree.body and not ast.get_docstring(file.tree)]
+    assert silent == []
+
+
+def test_every_folder_is_a_package() -> None:
+    folders = {file.path.rpartition("/")[0] for file in source_files()}
+    assert [folder for folder in sorted(folders) if not (ROOT / folder / "__init__.py").exists()] == []
+
+
+def test_names_say_what_the_thing_is() -> None:
+    def words(name: str) -> set[str]:
+        return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+", name)}
+
+    files = [file.path for file in source_files() if words(file.path.rpartition("/")[2][:-3]) & set(VAGUE)]
+    classes = [
+        f"{file.path}:{node.name}"
+        for file in source_files()
+        for node in file.classes()
+        if words(node.name) & set(VAGUE)
+    ]
+    assert files + classes == []
+
+
+@pytest.mark.parametrize("module", ["pickle", "marshal", "shelve", "unittest.mock"])
+def test_nobody_imports(module: str) -> None:
+    assert [file.path for file in source_files() if module in set(file.imports())] == []
+
+
+def test_nobody_sleeps_in_a_test() -> None:
+    calls = re.compile(r"\b(time|asyncio)\.sleep[(](?!0[)])|from time import .*\bsleep\b")
+    assert [file.path for file in source_files() if not file.shipped and calls.search(file.text)] == []
+
+
+def test_nobody_prints_in_production() -> None:
+    printing = [
+        f"{file.path}:{node.lineno}"
+        for file in source_files()
+        if file.shipped
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert printing == []
+
+
+def test_no_code_decides_by_role() -> None:
+    branch = re.compile(rf"\bif\b[^\n]*\brole\s*(==|!=|in\b)[^\n]*({'|'.join(ROLES)})")
+    inside = (
+        "shared/event_loop.py",
+        "shared/kv_memory.py",
+        "prefill/",
+        "decode/",
+        "shared/schedule_policy.py",
+    )
+    deciding = [
+        file.path for file in source_files() if file.path.startswith(inside) and branch.search(file.text)
+    ]
+    assert deciding == []
