@@ -50,16 +50,18 @@ class Admission:
         `settled` are the requests whose KV is here; its own cached prefix is locked already.
         """
         present = [*settled, *arriving]
+        pool = self._memory.pool
+        usable = pool.total - pool.count(PageState.QUARANTINED)
+        if self._memory.pages_for(req.final_kv_len) > usable:
+            return False
         if not present:
             return self._memory.cache.make_room(missing)
-        pool = self._memory.pool
         self._open |= self._memory.room >= self._config.readmit_share * pool.total
         growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
         if not self._open or self._memory.room < missing + growth:
             return False
         unretractable = missing + sum(len(other.owned) for other in arriving)
         largest = max(self._memory.pages_for(other.final_kv_len) for other in present)
-        usable = pool.total - pool.count(PageState.QUARANTINED)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
 
     def after_retraction(self, running: list[Req]) -> None:

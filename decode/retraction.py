@@ -130,6 +130,14 @@ class Retraction:
                 return True
         return False
 
+    def drop_first(self) -> Req | None:
+        """Give up the request that would resume next; None if there is none."""
+        if not self._retracted:
+            return None
+        req, host_pages = self._retracted.popleft()
+        self.host.retire(host_pages, PageState.OWNED, after_step=0)
+        return req
+
     def is_copying(self, req: Req) -> bool:
         """Whether a copy from or to the request's pages is under way."""
         return any(copy.req is req for copy in self._copies.values())

@@ -125,7 +125,10 @@ class DecodeScheduler:
         self._resume()
         if self._joining:
             return self._prebuilt()
-        return self._decode()
+        batch = self._decode()
+        if batch is None:
+            self._send_back_stranded()
+        return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, tell the routers."""
@@ -368,6 +371,22 @@ class DecodeScheduler:
             self.memory.commit(req)
             self.memory.release(req)
             self._refuse(req, "stale", "retracted, and host memory had no room for its pages")
+
+    def _send_back_stranded(self) -> None:
+        """When nothing is under way that gives pages back, whoever lacks some waits for a quarantine to end,
+        perhaps for ever: another worker goes on."""
+        retiring = self.memory.pool.count(PageState.RETIRING)
+        if self._planned or retiring or self._joining or self._arrivals.requests or self._retraction.copying:
+            return
+        req = next(iter(self._running.values()), None)
+        if req is not None:
+            self.memory.commit(req)
+            self.memory.release(req)
+        else:
+            req = self._retraction.drop_first()
+        if req is not None:
+            self.counters.sent_back += 1
+            self._refuse(req, "no_room", "the pages it needs are in quarantine")
 
     def _resume(self) -> None:
         while self._free_slots:
