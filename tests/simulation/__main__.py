@@ -18,7 +18,7 @@ from tests.simulation import report
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
 
-MUTATION_SEEDS_MAX = 300
+MUTATION_SEEDS_MAX = 60
 
 
 def main() -> int:

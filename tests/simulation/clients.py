@@ -106,10 +106,13 @@ class Router:
         self.core.link(event, self.process.now)
         self._pump()
 
-    def submit(self, client: Client) -> None:
+    def take(self, client: Client) -> None:
         """A client connects; what it does later it does by itself."""
+        self.clients[client.planned.rid] = client
+        self.process.do(lambda: self._submit(client))
+
+    def _submit(self, client: Client) -> None:
         planned = client.planned
-        self.clients[planned.rid] = client
         request = ClientRequest(
             rid=planned.rid,
             model=MODEL_NAME,

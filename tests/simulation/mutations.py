@@ -15,6 +15,7 @@ import msgspec
 
 from decode import arrivals, retraction
 from decode.scheduler import DecodeScheduler
+from decode.unsent import Unsent
 from router import placement
 from router.dispatch import RouterCore
 from router.fleet import Worker
@@ -22,7 +23,7 @@ from router.lifecycle import TRANSITIONS, Lost, State
 from router.requests import LiveRequests
 from shared.event_loop import EventLoop
 from shared.leases import Lease, Leases
-from shared.messages import Prefill
+from shared.messages import Prefill, Row
 from shared.page_pool import PagePool, PageState
 from shared.radix_cache import RadixCache
 from shared.transfer.protocol import Landed
@@ -103,8 +104,8 @@ def _leak() -> list[Patch]:
 
 @_mistake("radix_cache", "locks do not keep pages from eviction")
 def _locks_ignored() -> list[Patch]:
-    def unlocked(self: RadixCache, *args: Any) -> None:
-        del self, args
+    def unlocked(self: RadixCache, node: Any, last_step: int = 0) -> None:
+        del self, node, last_step
 
     return [(RadixCache, "lock", unlocked), (RadixCache, "unlock", unlocked)]
 
@@ -132,19 +133,20 @@ def _word_left() -> list[Patch]:
 
 @_mistake("leases", "the word is cleared a while after the pages are free")
 def _word_cleared_late() -> list[Patch]:
-    late: dict[int, list[int]] = {}
+    ended: list[tuple[float, Leases, int]] = []
+    clock = [0.0]
 
     def end(self: Leases, lease: Lease) -> Any:
-        late.setdefault(id(self), []).append(lease.index)
+        ended.append((clock[0] + 0.2, self, lease.index))
         del self._by_rid[lease.req.rid]
         return lease.req
 
     def expired(self: Leases, now: float) -> list[Lease]:
-        waiting = late.get(id(self), [])
-        while len(waiting) > 2:
-            index = waiting.pop(0)
-            self._words.clear(index)
-            self._free.append(index)
+        clock[0] = now
+        while ended and ended[0][0] <= now:
+            _, owner, index = ended.pop(0)
+            owner._words.clear(index)
+            owner._free.append(index)
         return real(self, now)
 
     real = Leases.expired
@@ -225,24 +227,42 @@ def _wrong_start_page() -> list[Patch]:
 
 @_mistake("event_loop", "launched steps count as completed")
 def _reclaim_launched() -> list[Patch]:
-    def land(self: EventLoop) -> None:
+    def land(self: EventLoop, now: float) -> None:
         if self._in_flight:
             self._scheduler.reclaim(self._in_flight[-1].step)
-        real(self)
+        real(self, now)
 
     real = EventLoop._land
     return [(EventLoop, "_land", land)]
 
 
-@_mistake("event_loop", "a step is settled with the tokens of the step after it")
-def _settle_misplaced() -> list[Patch]:
-    def finish(self: EventLoop) -> None:
-        if len(self._in_flight) == 2 and len(self._in_flight[0].decode_slots) == len(self._in_flight[1].decode_slots):
-            self._in_flight.reverse()
-        real(self)
+@_mistake("decode", "rows are settled in another order")
+def _rows_swapped() -> list[Patch]:
+    def settle(self: DecodeScheduler, batch: Any, token_ids: list[int], now: float) -> None:
+        real(self, batch, token_ids[::-1], now)
 
-    real = EventLoop.finish
-    return [(EventLoop, "finish", finish)]
+    real = DecodeScheduler.settle
+    return [(DecodeScheduler, "settle", settle)]
+
+
+@_mistake("decode", "the output index starts anew with each attempt")
+def _index_of_attempt() -> list[Patch]:
+    def add(self: Unsent, router: str, row: Row) -> None:
+        index = row.index if row.attempt == 1 else row.index - 1
+        real(self, router, msgspec.structs.replace(row, index=index))
+
+    real = Unsent.add
+    return [(Unsent, "add", add)]
+
+
+@_mistake("decode", "an end overtakes the last tokens")
+def _finished_first() -> list[Patch]:
+    def flush(self: DecodeScheduler, now: float) -> None:
+        if self._unsent.due(now):
+            real(self, now)
+
+    real = DecodeScheduler._flush
+    return [(DecodeScheduler, "_flush", flush)]
 
 
 @_mistake("retraction", "pages are backed up before the step in flight has settled")
@@ -292,27 +312,6 @@ def _prompt_len_lost() -> list[Patch]:
 
     real = LiveRequests.send
     return [(LiveRequests, "send", send)]
-
-
-@_mistake("lifecycle", "messages of older attempts are taken")
-def _attempt_ignored() -> list[Patch]:
-    def recipient(self: RouterCore, worker: Worker, message: Any) -> Any:
-        live = self._requests.live.get(message.rid)
-        if live is not None:
-            message = msgspec.structs.replace(message, attempt=live.attempt)
-        return real(self, worker, message)
-
-    real = RouterCore._recipient
-    return [(RouterCore, "_recipient", recipient)]
-
-
-@_mistake("lifecycle", "the index of new tokens is not looked at")
-def _index_ignored() -> list[Patch]:
-    def generated(self: RouterCore, live: Any, worker: Worker, row: Any, now: float) -> None:
-        real(self, live, worker, msgspec.structs.replace(row, index=len(live.output)), now)
-
-    real = RouterCore._generated
-    return [(RouterCore, "_generated", generated)]
 
 
 @_mistake("placement", "requests go where they do not fit")

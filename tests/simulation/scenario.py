@@ -20,8 +20,8 @@ from tests.simulation.oracle_device import Speed
 QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
 
 CONTEXT_LEN = 160
-REQUEST_SECONDS = 1.5  # within which all requests come
-OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
+START_SECONDS = 0.2  # until the first request; links come up before
+OVERFLOWING = 0.35  # share of worlds whose pools are too small for what comes
 QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
 FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect")
 
@@ -115,13 +115,14 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"{seed} scenario")
     calm = rng.random() < 0.25
-    sizes = _sizes(rng)
-    requests = _requests(rng, sizes, calm)
+    overflowing = rng.random() < OVERFLOWING
+    sizes = _sizes(rng, overflowing)
+    requests = _requests(rng, sizes, calm, overflowing)
     scenario = Scenario(
         seed=seed,
         calm=calm,
         sizes=sizes,
-        speed=Speed(step=rng.choice((0.002, 0.01, 0.03)), copied_page=rng.choice((0.0005, 0.004, 0.02))),
+        speed=Speed(step=rng.choice((0.01, 0.03) if overflowing else (0.002, 0.01, 0.03)), copied_page=rng.choice((0.0005, 0.004, 0.02))),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
         fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004))),
         requests=requests,
@@ -130,7 +131,7 @@ def draw(seed: int) -> Scenario:
     return scenario if calm else _troubled(rng, scenario)
 
 
-def _sizes(rng: random.Random) -> Sizes:
+def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
     page_size = rng.choice((2, 4, 8))
     alone = CONTEXT_LEN // page_size  # pages of the largest request
     sizes = Sizes(
@@ -149,7 +150,7 @@ def _sizes(rng: random.Random) -> Sizes:
         decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
         odd_kv_format=rng.random() < 0.1,
     )
-    if rng.random() >= OVERFLOWING:
+    if not overflowing:
         return sizes
     return replace(
         sizes,
@@ -162,17 +163,19 @@ def _sizes(rng: random.Random) -> Sizes:
     )
 
 
-def _requests(rng: random.Random, sizes: Sizes, calm: bool) -> tuple[PlannedRequest, ...]:
+def _requests(rng: random.Random, sizes: Sizes, calm: bool, overflowing: bool) -> tuple[PlannedRequest, ...]:
     families = [[rng.randrange(VOCAB_SIZE) for _ in range(CONTEXT_LEN)] for _ in range(3)]
+    within_seconds = rng.choice((0.1, 0.6) if overflowing else (0.6, 1.5))
+    output = (10, 30, 60, 80) if overflowing else (1, 2, 10, 30, 50)
     aborts = 0.0 if calm else rng.choice((0.0, 0.1, 0.5))
     prompts: list[tuple[int, ...]] = []
     requests = []
     for number in range(rng.randint(30, 40)):
         prompts.append(_prompt(rng, sizes, families, prompts))
-        params = _params(rng, len(prompts[-1]))
+        params = _params(rng, min(CONTEXT_LEN - len(prompts[-1]), rng.choice(output)))
         request = PlannedRequest(
             rid=f"r{number}",
-            at=rng.uniform(0.2, REQUEST_SECONDS),
+            at=START_SECONDS + rng.uniform(0, within_seconds),
             router=rng.randrange(sizes.routers),
             prompt=prompts[-1],
             params=params,
@@ -205,8 +208,7 @@ def _prompt(
     return tuple(rng.choice(families)[:shared] + [rng.randrange(VOCAB_SIZE) for _ in range(length - shared)])
 
 
-def _params(rng: random.Random, prompt_len: int) -> SamplingParams:
-    most = min(CONTEXT_LEN - prompt_len, rng.choice((1, 2, 10, 30, 50, 80)))
+def _params(rng: random.Random, most: int) -> SamplingParams:
     return SamplingParams(
         max_new_tokens=most,
         seed=rng.getrandbits(32),
@@ -219,11 +221,11 @@ def _params(rng: random.Random, prompt_len: int) -> SamplingParams:
 
 
 def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
-    kinds = [kind for kind in FAULTS if rng.random() < 0.3]
+    kinds = [kind for kind in FAULTS if rng.random() < 0.35]
     faults = [
-        Fault(rng.uniform(0.1, REQUEST_SECONDS + 1), kind, rng.randrange(1000), _seconds(rng, kind))
+        Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
         for kind in kinds
-        for _ in range(rng.randint(1, 3))
+        for _ in range(rng.randint(1, 4))
     ]
     return replace(
         scenario,

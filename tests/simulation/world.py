@@ -84,7 +84,7 @@ class World:
         if router is None:
             client.disconnected = True
         else:
-            router.submit(client)
+            router.take(client)
 
     def _start_worker(self, role: Role, uid: str) -> None:
         worker = Worker(role, uid, Process(self.timeline, uid), self._surroundings())
@@ -111,7 +111,7 @@ class World:
                 role = fault.kind.split()[1]
                 self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
             case "freeze" | "long freeze":
-                self._freeze(self._victim(fault, list(self.workers.values())), fault)
+                self._freeze(self._victim(fault, self._machines()), fault)
             case "loss" | "reconnect":
                 links = self.network.links
                 link = links[fault.choice % len(links)] if links else None
@@ -121,7 +121,7 @@ class World:
     def _machines(self) -> list[Machine]:
         return [*self.workers.values(), *self.routers.values()]
 
-    def _victim(self, fault: Fault, machines: list[Machine] | list[Worker]) -> Machine | None:
+    def _victim(self, fault: Fault, machines: list[Machine]) -> Machine | None:
         running = [machine for machine in machines if machine.process.runs]
         return running[fault.choice % len(running)] if running else None
 
