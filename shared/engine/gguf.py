@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
@@ -139,9 +139,10 @@ def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTraine
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
     config.dtype = torch.float32
     parse_model_config(config.to_dict())
-    model, found = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=name, dtype=torch.float32, output_loading_info=True
     )
+    model, found = loaded
     if missing := sorted(set(found["missing_keys"]) - {"lm_head.weight"}):
         raise ModelError(f"{gguf_path} lacks {len(missing)} weights, the first is {missing[0]}")
     return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)

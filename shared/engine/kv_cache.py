@@ -8,6 +8,9 @@ A layer's keys are a strided view of the same memory. Which page belongs to whom
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -34,9 +37,8 @@ class KVCache:
         self.pages = pages
         self.host_pages = host_pages
         shape = (config.layers, 2, config.kv_heads, page_size, config.head_dim)
-        # Zeros, not garbage: what has never been written is still multiplied by a probability of zero.
-        self.store = torch.zeros((pages, *shape), dtype=dtype)
-        self.host = torch.zeros((host_pages, *shape), dtype=dtype)
+        self.store = _zeros((pages, *shape), dtype)
+        self.host = _zeros((host_pages, *shape), dtype)
 
     @property
     def address(self) -> int:
@@ -68,6 +70,18 @@ class KVCache:
         assert len(pages) == len(host_pages)
         for page, host_page in zip(pages, host_pages, strict=True):
             self.store[page].copy_(self.host[host_page])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeroed memory in huge pages where the system has them: attention reads a few KiB here and there."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

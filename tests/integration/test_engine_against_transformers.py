@@ -55,7 +55,8 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +103,25 @@ def test_sixteen_at_a_time_have_the_bits_of_each_alone(
             assert torch.equal(ours, alone)
 
 
+def test_one_thread_has_the_bits_of_two(
+    folder: Path, driver: Driver, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    token_ids = tokenizer(_SENTENCE * 8)["input_ids"]
+    single = Driver(folder, pages=32, threads=1)
+    for one in (driver, single):
+        one.prefill(0, token_ids, range(16))
+        one.decode([0], 4)
+    single.close()
+    for ours, theirs in zip(driver.logits[0], single.logits[0], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_the_folder_tells_the_chat_template_and_the_end_of_a_turn(
     folder: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert isinstance(text, str)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert read_eos_token_ids(folder) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
 

@@ -26,9 +26,9 @@ from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError, InvariantError
 
-TILE = 8  # positions; wider tiles read the cache less often in prefill and waste more of a decode step
+TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step
 BLOCK = 128  # positions
-GROUP_PAIRS = 96  # pairs computed at once: their keys, values and scores should stay in the cache of a core
+GROUP_PAIRS = 16  # pairs computed at once: their keys, values and scores should stay in the cache of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class BlockedAttention:
             raise ConfigError(f"page_size must divide {BLOCK}, got {cache.page_size}")
         self.config = config
         self.cache = cache
+        self.scratch = (Scratch(), Scratch())  # for keys and values
 
     def plan(self, batch: BatchLayout) -> BlockedStep:
         """Pairs, masks and cache rows of a step."""
@@ -135,6 +136,7 @@ class BlockedStep:
     ) -> None:
         self._config = attention.config
         self._cache = attention.cache
+        self._scratch = attention.scratch
         self._rows = attention.cache.store.view(-1, attention.cache.page_size * attention.config.head_dim)
         self._groups = groups
         self._tiles = tiles
@@ -161,8 +163,9 @@ class BlockedStep:
     def _attend_group(self, layer: int, group: _Group, q: Tensor) -> Tensor:
         """q and result [tiles, kv_heads, TILE, heads per kv head, head_dim]."""
         pairs, heads, shape = len(group.pair_tiles), self._config.kv_heads, q.shape[1:]
-        keys = self._gather(group, 2 * layer)  # [pairs · kv_heads, BLOCK, head_dim]
-        values = self._gather(group, 2 * layer + 1)
+        keys, values = (
+            self._gather(group, layer, half) for half in (0, 1)
+        )  # [pairs · heads, BLOCK, head_dim]
         by_pair = values.view(pairs, heads, BLOCK, -1)
         by_pair[group.diagonal] = by_pair[group.diagonal].masked_fill_(group.unwritten, 0.0)
         q_pairs = q[group.pair_tiles].view(pairs * heads, -1, self._config.head_dim)
@@ -178,10 +181,25 @@ class BlockedStep:
         weighted = _fold(group, partial.view(pairs, heads, -1, self._config.head_dim), Tensor.add_)
         return weighted.div_(total.unsqueeze(-1)).view(len(q), *shape)
 
-    def _gather(self, group: _Group, layer_half: int) -> Tensor:
-        rows = (group.rows + layer_half * self._config.kv_heads).view(-1)
-        found = self._rows.index_select(0, rows)
-        return found.view(-1, BLOCK, self._config.head_dim).float()
+    def _gather(self, group: _Group, layer: int, half: int) -> Tensor:
+        """Keys (half 0) or values (half 1) of all pairs, copied out of their pages."""
+        rows = (group.rows + (2 * layer + half) * self._config.kv_heads).view(-1)
+        found = self._scratch[half].take(len(rows), self._rows)
+        torch.index_select(self._rows, 0, rows, out=found)
+        return found.view(-1, BLOCK, self._config.head_dim)
+
+
+class Scratch:
+    """Memory that is used again: fresh memory costs a page fault for every 4 KiB, more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def take(self, rows: int, like: Tensor) -> Tensor:
+        """An uninitialized tensor [rows, …] with the rest of its shape and its dtype as `like`."""
+        if self._memory is None or len(self._memory) < rows:
+            self._memory = like.new_empty(rows, *like.shape[1:])
+        return self._memory[:rows]
 
 
 def _fold(group: _Group, of_pairs: Tensor, combine_into: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -24,7 +25,7 @@ from transformers import (
 
 VOCAB_SIZE = 257
 CONTEXT_LEN = 512
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 72,
     "intermediate_size": 136,
@@ -35,7 +36,7 @@ _SIZES = {
     "initializer_range": 0.25,  # wide enough that greedy decoding does not collapse into one token
     "eos_token_id": 3,
 }
-_LLAMA3 = {
+_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
     "factor": 8.0,
@@ -50,7 +51,7 @@ def _llama() -> PreTrainedModel:
 
 
 def _llama_with_biases_and_scaled_rope() -> PreTrainedModel:
-    switches = {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}
+    switches: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}
     return LlamaForCausalLM(LlamaConfig(**_SIZES | {"intermediate_size": 1100}, **switches))
 
 
@@ -67,7 +68,7 @@ def _qwen2() -> PreTrainedModel:
 
 
 def _qwen2_with_window_in_upper_layers() -> PreTrainedModel:
-    switches = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    switches: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
     return Qwen2ForCausalLM(Qwen2Config(**_SIZES, **switches))
 
 
@@ -86,14 +87,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def tiny_model(family: str, folder: Path, *, shard_bytes: int | None = None) -> PreTrainedModel:
+def tiny_model(family: str, folder: Path, *, shard_bytes: int = 10**9) -> PreTrainedModel:
     """Make a model of this family with weights from a fixed seed, and save it to `folder`."""
     torch.manual_seed(17)
-    model = FAMILIES[family]().eval()
+    model = FAMILIES[family]()
+    model.train(False)
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.uniform_(
                 parameter, 0.5, 1.5
             )  # as made they are ones and zeros, which hides mistakes
-    model.save_pretrained(folder, **({"max_shard_size": shard_bytes} if shard_bytes else {}))
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
     return model
