@@ -1,0 +1,386 @@
+"""The life of a fetch: read the pages, then the lease word; and, when that goes wrong, find out when it has ended.
+
+Knows nothing of NIXL: it drives a `Reader`, which posts one-sided reads and tells how they stand. Both transfers
+(`nixl`, `in_process`) are this class around a reader of their own, so what a scheduler sees is the same.
+
+    reading_pages ──done──► reading_word ──held──► landed
+          │                     │    └─────gone──► stale
+          └──failed, timed out, abandoned──► given_up ──done, fenced──► ended
+
+**Only DONE proves that a read has ended.** Over UCX, bytes were seen to land after a read was released and after the
+peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer never
+removed. A read that failed, or stays undone for `fence_seconds`, costs the reader that made it: new fetches go
+to a fresh reader, the old one lives until its healthy reads are over, and is then closed. Closing destroys its
+endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from shared.baton import Baton, Holder
+from shared.errors import InvariantError
+from shared.transfer.memory import WORD_BYTES, PageMemory
+from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
+
+
+class ReadState(Enum):
+    """How a posted read stands."""
+
+    READING = "reading"
+    DONE = "done"
+    FAILED = "failed"  # no proof that nothing lands any more
+
+
+class NotPostedError(Exception):
+    """The read was refused before a single byte was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes to copy from one address of the holder to one address here."""
+
+    source: int
+    target: int
+    size_bytes: int
+
+
+class Reader(Protocol):
+    """One generation of one-sided reads, closed as a whole."""
+
+    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+        """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
+
+    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+        """Post a read of the lease word into a slot; when it is done, `notification` goes to the holder."""
+
+    def word(self, slot: int) -> int:
+        """The word that arrived in the slot."""
+
+    def state(self, handle: int) -> ReadState:
+        """How the read stands; also moves it on."""
+
+    def release(self, handle: int) -> None:
+        """Forget a read that is DONE; never called for another."""
+
+    def close(self) -> None:
+        """Destroy the reader: when this returns nothing lands any more, whatever its reads were doing."""
+
+
+class State(Enum):
+    READING_PAGES = "reading_pages"
+    READING_WORD = "reading_word"
+    GIVEN_UP = "given_up"
+    LANDED = "landed"
+    STALE = "stale"
+    ENDED = "ended"
+
+
+class Event(Enum):
+    PAGES_DONE = "pages_done"
+    WORD_HELD = "word_held"
+    WORD_GONE = "word_gone"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    ABANDONED = "abandoned"
+    READ_DONE = "read_done"  # of a fetch that was given up
+    FENCED = "fenced"
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.READING_PAGES: {
+        Event.PAGES_DONE: State.READING_WORD,
+        Event.FAILED: State.GIVEN_UP,
+        Event.TIMED_OUT: State.GIVEN_UP,
+        Event.ABANDONED: State.GIVEN_UP,
+    },
+    State.READING_WORD: {
+        Event.WORD_HELD: State.LANDED,
+        Event.WORD_GONE: State.STALE,
+        Event.FAILED: State.GIVEN_UP,
+        Event.TIMED_OUT: State.GIVEN_UP,
+        Event.ABANDONED: State.GIVEN_UP,
+    },
+    State.GIVEN_UP: {
+        Event.FAILED: State.GIVEN_UP,
+        Event.ABANDONED: State.GIVEN_UP,
+        Event.READ_DONE: State.ENDED,
+        Event.FENCED: State.ENDED,
+    },
+    State.LANDED: {},
+    State.STALE: {},
+    State.ENDED: {},
+}
+
+
+def advance(state: State, event: Event) -> State:
+    """The next state; `InvariantError` for a pair that is not in the table."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise InvariantError(f"a fetch in state {state.value} met {event.value}") from None
+
+
+class Collection(msgspec.Struct, frozen=True, array_like=True):
+    """The notification that rides on the read of a lease word: who has read what."""
+
+    lease: int
+    nonce: int
+    rid: str
+    attempt: int
+    uid: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Fetch:
+    fetch_id: int
+    baton: Baton
+    peer: str
+    reader: Reader
+    slot: int
+    started: float
+    fetched_bytes: int
+    state: State = State.READING_PAGES
+    handle: int | None = None
+    given_up: float = 0.0
+    broken: bool = False  # its read FAILED: only the fence can end it
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Bounds of fetching. A fetch past its time is given up; one given up too long costs the reader."""
+
+    fetches_max: int = 1024
+    fetch_seconds_max: float = 10.0
+    fence_seconds: float = 5.0
+
+
+class Fetches:
+    """The outstanding fetches of one worker: `start`, `abandon` and `poll` of the `Fetcher` protocol."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        pages: PageMemory,
+        kv_format: str,
+        make_reader: Callable[[], Reader],
+        limits: FetchLimits,
+        clock: Callable[[], float],
+    ):
+        self._holder = holder
+        self._pages = pages
+        self._kv_format = kv_format
+        self._make_reader = make_reader
+        self._limits = limits
+        self._clock = clock
+        self._reader = make_reader()
+        self._retiring: Reader | None = None
+        self._fetches: dict[int, _Fetch] = {}
+        self._slots = list(range(limits.fetches_max))
+        self._events: list[Landed | Stale | Failed | Ended] = []
+        self.bytes_per_second: dict[str, float] = {}  # the last landed fetch of each peer
+        self.readers_fenced = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Fetches that have not ended; while above 0, `poll` has work to do."""
+        return len(self._fetches)
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        """See `Fetcher.start`."""
+        assert fetch_id not in self._fetches, f"fetch {fetch_id} was started twice"
+        if reason := self._refusal(baton, start_page, into):
+            self._events.append(Failed(fetch_id, reason, ended=True))
+            return
+        now = self._clock()
+        fetch = _Fetch(
+            fetch_id,
+            baton,
+            peer_name(baton.holder),
+            self._reader,
+            self._slots.pop(),
+            now,
+            len(into) * self._pages.page_bytes,
+        )
+        self._fetches[fetch_id] = fetch
+        if into:
+            spans = page_spans(baton, start_page, into, self._pages)
+            self._post(fetch, lambda: fetch.reader.read_pages(baton.holder, spans))
+        else:
+            self._read_word(fetch)
+
+    def abandon(self, fetch_id: int) -> None:
+        """See `Fetcher.abandon`. Nothing happens for a fetch whose last event has been polled."""
+        unpolled = len(self._events)
+        self._events = [event for event in self._events if event.fetch_id != fetch_id]
+        if fetch := self._fetches.get(fetch_id):
+            self._give_up(fetch, Event.ABANDONED)
+        elif len(self._events) < unpolled:
+            self._events.append(Ended(fetch_id))
+
+    def poll(self) -> list[FetchEvent]:
+        """See `Fetcher.poll`; `Collected` is told by the transfer around this."""
+        for fetch in list(self._fetches.values()):
+            self._move_on(fetch)
+        if self._fetches or self._retiring:
+            self._fence()
+        events: list[FetchEvent] = [*self._events]
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Fence everything: what is outstanding ends."""
+        self._reader.close()
+        if self._retiring:
+            self._retiring.close()
+
+    # ---- one fetch ---------------------------------------------------------------------------------------------
+
+    def _refusal(self, baton: Baton, start_page: int, into: Sequence[int]) -> str:
+        first = start_page - baton.first_page
+        peer = peer_name(baton.holder)
+        if baton.kv_format != self._kv_format:
+            return f"KV format {baton.kv_format!r} of {peer} is not this worker's {self._kv_format!r}"
+        if baton.holder.page_bytes != self._pages.page_bytes:
+            return (
+                f"{peer} has pages of {baton.holder.page_bytes} bytes, this worker {self._pages.page_bytes}"
+            )
+        if baton.head_count:
+            return "ranges of KV heads are not supported: both workers need the same tensor parallel size"
+        if first < 0 or first + len(into) > len(baton.pages):
+            return f"the baton has pages from {baton.first_page} on, {len(baton.pages)} of them"
+        if not self._slots:
+            return f"{self._limits.fetches_max} fetches are outstanding"
+        if any(fetch.state is State.GIVEN_UP and fetch.peer == peer for fetch in self._fetches.values()):
+            return f"a read from {peer} has not ended yet"
+        return ""
+
+    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> None:
+        try:
+            fetch.handle = post()
+        except NotPostedError as error:
+            self._forget(fetch)  # either nothing was asked for, or the pages are done and the word was not
+            self._events.append(Failed(fetch.fetch_id, str(error), ended=True))
+
+    def _read_word(self, fetch: _Fetch) -> None:
+        fetch.state = advance(fetch.state, Event.PAGES_DONE)
+        baton = fetch.baton
+        uid, epoch = self._holder.uid, self._holder.epoch
+        note = Collection(baton.lease, baton.nonce, baton.rid, baton.attempt, uid, epoch)
+        payload = msgspec.msgpack.encode(note)
+        self._post(fetch, lambda: fetch.reader.read_word(baton.holder, baton.lease, fetch.slot, payload))
+
+    def _move_on(self, fetch: _Fetch) -> None:
+        assert fetch.handle is not None
+        if fetch.broken:
+            return
+        state = fetch.reader.state(fetch.handle)
+        if state is ReadState.DONE:
+            fetch.reader.release(fetch.handle)
+            self._read_done(fetch)
+        elif state is ReadState.FAILED:
+            fetch.broken = True
+            self._give_up(fetch, Event.FAILED)
+        elif (
+            fetch.state is not State.GIVEN_UP
+            and self._clock() - fetch.started >= self._limits.fetch_seconds_max
+        ):
+            self._give_up(fetch, Event.TIMED_OUT)
+
+    def _read_done(self, fetch: _Fetch) -> None:
+        if fetch.state is State.READING_PAGES:
+            self._read_word(fetch)
+        elif fetch.state is State.GIVEN_UP:
+            self._end(fetch, Event.READ_DONE)
+        else:
+            self._judge(fetch)
+
+    def _judge(self, fetch: _Fetch) -> None:
+        held = fetch.reader.word(fetch.slot) == fetch.baton.nonce
+        fetch.state = advance(fetch.state, Event.WORD_HELD if held else Event.WORD_GONE)
+        self._forget(fetch)
+        if not held:
+            self._events.append(Stale(fetch.fetch_id))
+            return
+        seconds = max(self._clock() - fetch.started, 1e-9)
+        self._events.append(Landed(fetch.fetch_id, fetch.fetched_bytes, seconds))
+        if fetch.fetched_bytes:
+            self.bytes_per_second.pop(fetch.peer, None)
+            self.bytes_per_second[fetch.peer] = fetch.fetched_bytes / seconds
+            if len(self.bytes_per_second) > PEERS_MAX:
+                del self.bytes_per_second[next(iter(self.bytes_per_second))]
+
+    def _give_up(self, fetch: _Fetch, event: Event) -> None:
+        already = fetch.state is State.GIVEN_UP
+        fetch.state = advance(fetch.state, event)
+        if already:
+            return
+        fetch.given_up = self._clock()
+        if event is not Event.ABANDONED:
+            reason = f"the read from {fetch.peer} {event.value.replace('_', ' ')}"
+            self._events.append(Failed(fetch.fetch_id, reason, ended=False))
+
+    def _end(self, fetch: _Fetch, event: Event) -> None:
+        fetch.state = advance(fetch.state, event)
+        self._forget(fetch)
+        self._events.append(Ended(fetch.fetch_id))
+
+    def _forget(self, fetch: _Fetch) -> None:
+        del self._fetches[fetch.fetch_id]
+        self._slots.append(fetch.slot)
+
+    # ---- the fence ---------------------------------------------------------------------------------------------
+
+    def _fence(self) -> None:
+        if self._retiring is None and any(self._overdue(fetch) for fetch in self._fetches.values()):
+            self._retiring, self._reader = self._reader, self._make_reader()
+        retiring = self._retiring
+        if retiring is None:
+            return
+        left = [fetch for fetch in self._fetches.values() if fetch.reader is retiring]
+        if all(fetch.state is State.GIVEN_UP for fetch in left):
+            retiring.close()
+            self._retiring = None
+            self.readers_fenced += 1
+            for fetch in left:
+                self._end(fetch, Event.FENCED)
+
+    def _overdue(self, fetch: _Fetch) -> bool:
+        if fetch.state is not State.GIVEN_UP or fetch.reader is not self._reader:
+            return False
+        return fetch.broken or self._clock() - fetch.given_up >= self._limits.fence_seconds
+
+
+PEERS_MAX = 64  # peers remembered at a time: architecture bounds a fleet by that many
+
+
+def peer_name(holder: Holder) -> str:
+    """ "<uid>/<epoch hex>": a restarted worker is another peer."""
+    return f"{holder.uid}/{holder.epoch:x}"
+
+
+def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMemory) -> list[Span]:
+    """What to copy; pages that are neighbours on both sides become one span."""
+    size = pages.page_bytes
+    first = start_page - baton.first_page
+    spans: list[Span] = []
+    for source_page, target_page in zip(baton.pages[first : first + len(into)], into, strict=True):
+        source = baton.holder.pages_address + source_page * size
+        target = pages.address + target_page * size
+        last = spans[-1] if spans else None
+        if last and (last.source + last.size_bytes, last.target + last.size_bytes) == (source, target):
+            spans[-1] = Span(last.source, last.target, last.size_bytes + size)
+        else:
+            spans.append(Span(source, target, size))
+    return spans
+
+
+def word_span(holder: Holder, lease: int, target: int) -> Span:
+    """The 8 bytes that prove a lease."""
+    return Span(holder.words_address + lease * WORD_BYTES, target, WORD_BYTES)

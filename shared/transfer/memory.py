@@ -1,0 +1,63 @@
+"""The memory that a transfer offers to peers: the KV pages, and the table of lease words.
+
+Addresses and bytes only. What the pages mean, who holds a lease and when it ends is not known here; nor is how
+bytes travel.
+
+A word must never be seen half written. It is 8 bytes at a multiple of 8, written by one store, and every transport
+in use copies an aligned 8-byte span by one load; the table starts on a memory page of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PageMemory:
+    """One span of memory with all KV pages of a worker; page i begins at `address + i * page_bytes`."""
+
+    address: int
+    page_bytes: int
+    pages: int
+    device_id: int = 0
+    memory: str = "DRAM"  # DRAM or VRAM
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+class WordTable:
+    """8-byte words in host memory of this process; implements `LeaseWords`."""
+
+    def __init__(self, words: int):
+        self._words = words
+        self._map = mmap.mmap(-1, words * WORD_BYTES)  # begins on a page boundary, zeroed
+        self._view = memoryview(self._map).cast("Q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.size_bytes = words * WORD_BYTES
+
+    def __len__(self) -> int:
+        return self._words
+
+    def write(self, lease: int, nonce: int) -> None:
+        """Set the word. A word in use is cleared first: two leases never share one."""
+        assert nonce != 0, "0 is the word of no lease"
+        assert self._view[lease] == 0, f"lease word {lease} is in use"
+        self._view[lease] = nonce
+
+    def clear(self, lease: int) -> None:
+        """Zero the word: every baton of this lease is stale from now on."""
+        self._view[lease] = 0
+
+    def read(self, lease: int) -> int:
+        """The word as it is now."""
+        return self._view[lease]
+
+    def address_of(self, lease: int) -> int:
+        """Where the word lies, in bytes."""
+        return self.address + lease * WORD_BYTES

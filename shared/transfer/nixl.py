@@ -1,0 +1,279 @@
+"""KV pages over NIXL: one-sided reads through UCX, out of DRAM or VRAM.
+
+The only file that imports nixl. What a fetch goes through is in `fetches`; here is what NIXL makes of it, and what the
+spike taught (docs/decisions/0001-nixl-over-ucx.md):
+
+- Two kinds of agent. One *offers* this worker's pages and lease words and lives as long as the worker: batons name it.
+  The others *read*, one generation at a time, and may be destroyed: destruction is the fence.
+- NIXL's bindings are used directly. `nixl_agent` leaves the progress thread no pause, so an idle agent burns a core;
+  with a pause its thread sleeps in poll() and still wakes for every message. And its handles release themselves when
+  collected, but to release a read that is not DONE is to lose sight of it while its bytes still land.
+- Without the progress thread a busy holder would serve nobody: over TCP its CPU answers the reads.
+
+UCX is configured by environment variables, which count when the first agent is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from shared.baton import Baton, Holder
+from shared.errors import TransferError
+from shared.transfer.fetches import (
+    PEERS_MAX,
+    Collection,
+    Fetches,
+    FetchLimits,
+    NotPostedError,
+    ReadState,
+    Span,
+    peer_name,
+    word_span,
+)
+from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.ucx import configure_ucx
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
+
+decode_collection = msgspec.msgpack.Decoder(Collection).decode
+
+
+def load_nixl() -> Any:
+    """NIXL's bindings, or a `TransferError` that says what to install."""
+    for variable in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
+        os.environ.setdefault(variable, "FATAL")  # a lost peer is an event here, not a screen of errors
+    try:
+        return import_module("nixl._bindings")
+    except ImportError as error:
+        raise TransferError(f"NIXL cannot be imported ({error}): install segue[worker]") from error
+
+
+class _Agent:
+    """A NIXL agent with the UCX backend and some memory registered."""
+
+    def __init__(self, nixl: Any, name: str, memory: Sequence[tuple[str, int, int, int]]):
+        config = nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = nixl.NIXL_THREAD_SYNC_NONE
+        config.pthrDelay = PROGRESS_PAUSE_MICROSECONDS
+        self.nixl = nixl
+        try:
+            self.agent = nixl.nixlAgent(name, config)
+            self.backends = [self.agent.createBackend("UCX", {})]
+            for kind, address, size_bytes, device_id in memory:
+                span = nixl.nixlRegDList(_segment(nixl, kind), [(address, size_bytes, device_id, "")])
+                self.agent.registerMem(span, self.backends)
+        except nixl.nixlError as error:
+            raise TransferError(f"NIXL agent {name} cannot be made: {error}") from error
+
+    def close(self) -> None:
+        del self.agent  # the last reference: the destructor joins the thread and closes the endpoints
+
+
+def _segment(nixl: Any, kind: str) -> Any:
+    return nixl.VRAM_SEG if kind == "VRAM" else nixl.DRAM_SEG
+
+
+class NixlReader:
+    """One generation of reads: a NIXL agent of its own. Implements `Reader`."""
+
+    def __init__(self, nixl: Any, name: str, pages: PageMemory, slots: int):
+        self._nixl = nixl
+        self._words = WordTable(slots)
+        self._pages = pages
+        target = (pages.memory, pages.address, pages.size_bytes, pages.device_id)
+        self._agent = _Agent(nixl, name, [target, ("DRAM", self._words.address, self._words.size_bytes, 0)])
+        self._peers: dict[str, int] = {}  # reads outstanding by agent name, least recently used first
+        self._reads: dict[int, str] = {}
+        self._broken: set[int] = set()
+
+    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+        """See `Reader`."""
+        pages = self._pages
+        return self._post(
+            holder, spans, (pages.memory, pages.device_id), (holder.memory, holder.device_id), b""
+        )
+
+    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+        """See `Reader`."""
+        self._words.clear(slot)
+        span = word_span(holder, lease, self._words.address_of(slot))
+        return self._post(holder, [span], ("DRAM", 0), ("DRAM", 0), notification)
+
+    def word(self, slot: int) -> int:
+        """See `Reader`."""
+        return self._words.read(slot)
+
+    def state(self, handle: int) -> ReadState:
+        """See `Reader`. An error proves nothing: NIXL reports the first one while other parts may be under way."""
+        if handle in self._broken:
+            return ReadState.FAILED
+        try:
+            status = self._agent.agent.getXferStatus(handle)
+        except self._nixl.nixlError:
+            self._broken.add(handle)
+            return ReadState.FAILED
+        if status == self._nixl.NIXL_SUCCESS:
+            return ReadState.DONE
+        return ReadState.READING
+
+    def release(self, handle: int) -> None:
+        """See `Reader`."""
+        self._peers[self._reads.pop(handle)] -= 1
+        self._agent.agent.releaseXferReq(handle)
+
+    def close(self) -> None:
+        """See `Reader`."""
+        self._agent.close()
+
+    def _post(
+        self,
+        holder: Holder,
+        spans: Sequence[Span],
+        local: tuple[str, int],
+        remote: tuple[str, int],
+        notification: bytes,
+    ) -> int:
+        nixl, agent = self._nixl, self._agent.agent
+        targets = [(span.target, span.size_bytes, local[1]) for span in spans]
+        sources = [(span.source, span.size_bytes, remote[1]) for span in spans]
+        try:
+            self._meet(holder)
+            handle: int = agent.createXferReq(
+                nixl.NIXL_READ,
+                nixl.nixlXferDList(_segment(nixl, local[0]), targets),
+                nixl.nixlXferDList(_segment(nixl, remote[0]), sources),
+                holder.agent,
+                notification,
+                self._agent.backends,
+            )
+        except nixl.nixlError as error:
+            raise NotPostedError(f"{peer_name(holder)} cannot be read: {error}") from error
+        self._reads[handle] = holder.agent
+        self._peers[holder.agent] += 1
+        try:
+            agent.postXferReq(handle, notification)
+        except nixl.nixlError:
+            self._broken.add(handle)  # parts of it may have been posted
+        return handle
+
+    def _meet(self, holder: Holder) -> None:
+        """Make the peer known to the agent; forget the one not met for longest when there are too many."""
+        outstanding = self._peers.pop(holder.agent, None)
+        if outstanding is None:
+            name = self._agent.agent.loadRemoteMD(holder.metadata)
+            name = name.decode() if isinstance(name, bytes) else name
+            if name != holder.agent:
+                raise NotPostedError(f"metadata of agent {name!r} came under the name {holder.agent!r}")
+            outstanding = 0
+        self._peers[holder.agent] = outstanding
+        idle = [name for name, reads in self._peers.items() if reads == 0 and name != holder.agent]
+        if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never removed
+            del self._peers[idle[0]]
+            self._agent.agent.invalidateRemoteMD(idle[0])
+
+
+class NixlTransfer:
+    """Fetches pages over NIXL, and offers this worker's own. Implements `Fetcher`; `words` is its `LeaseWords`.
+
+    `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. The page memory
+    must stay where it is until `close`. `TransferError` when NIXL is not there or refuses the memory.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        epoch: int,
+        pages: PageMemory,
+        lease_count: int,
+        kv_format: str,
+        *,
+        interface: str = "",
+        ports: str = "",
+        limits: FetchLimits | None = None,
+        clock: Callable[[], float],
+    ):
+        limits = limits or FetchLimits()
+        configure_ucx(interface, ports)
+        self._nixl = load_nixl()
+        self._name = f"{uid}-{epoch:016x}"
+        self._generation = 0
+        self.words = WordTable(lease_count)
+        memory = [
+            (pages.memory, pages.address, pages.size_bytes, pages.device_id),
+            ("DRAM", self.words.address, self.words.size_bytes, 0),
+        ]
+        self._offer = _Agent(self._nixl, self._name, memory)
+        self._holder = Holder(
+            uid=uid,
+            epoch=epoch,
+            agent=self._name,
+            metadata=self._offer.agent.getLocalMD(),
+            pages_address=pages.address,
+            page_bytes=pages.page_bytes,
+            words_address=self.words.address,
+            device_id=pages.device_id,
+            memory=pages.memory,
+        )
+
+        def make_reader() -> NixlReader:
+            self._generation += 1
+            return NixlReader(self._nixl, f"{self._name}-r{self._generation}", pages, limits.fetches_max)
+
+        self._fetches = Fetches(self._holder, pages, kv_format, make_reader, limits, clock)
+
+    @property
+    def holder(self) -> Holder:
+        """See `Fetcher.holder`."""
+        return self._holder
+
+    @property
+    def outstanding(self) -> int:
+        """Fetches that have not ended: while above 0, poll rather than block."""
+        return self._fetches.outstanding
+
+    @property
+    def bytes_per_second(self) -> dict[str, float]:
+        """Of the last landed fetch from each peer, lease word included."""
+        return self._fetches.bytes_per_second
+
+    @property
+    def readers_fenced(self) -> int:
+        """How often a reading agent was destroyed to end reads that nothing else ended."""
+        return self._fetches.readers_fenced
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        """See `Fetcher.start`."""
+        self._fetches.start(fetch_id, baton, start_page, into)
+
+    def abandon(self, fetch_id: int) -> None:
+        """See `Fetcher.abandon`."""
+        self._fetches.abandon(fetch_id)
+
+    def poll(self) -> list[FetchEvent]:
+        """See `Fetcher.poll`. Costs a microsecond when nothing is outstanding."""
+        events = self._fetches.poll()
+        for notes in self._offer.agent.getNotifs({}, self._offer.backends).values():
+            for note in notes:
+                try:
+                    read = decode_collection(note)
+                except msgspec.MsgspecError:  # anyone who reaches the KV plane can send one
+                    logger.warning("a notification of %d bytes is not one of ours", len(note))
+                    continue
+                events.append(Collected(read.lease, read.nonce, read.rid, read.attempt))
+        return events
+
+    def close(self) -> None:
+        """Destroy all agents: nothing lands here any more, and nobody can read from here."""
+        self._fetches.close()
+        self._offer.close()
