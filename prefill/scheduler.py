@@ -362,8 +362,8 @@ class PrefillScheduler:
             compute_seconds=now - req.started_at,
         )
         self.counters.observations += [
-            ("queue_seconds", prefilled.queue_seconds),
-            ("prefill_seconds", prefilled.compute_seconds),
+            ("prefill_queue_seconds", prefilled.queue_seconds),
+            ("prefill_compute_seconds", prefilled.compute_seconds),
         ]
         self._effects.append(Send(req.router, prefilled))
 

@@ -30,8 +30,10 @@ from shared.machine import usable_cores
 from shared.messages import Hello, Role
 from shared.metrics import Metrics
 from shared.probes import Health, Probes
+from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
+from shared.transfer.self_fetch import self_fetch
 from shared.worker_config import WorkerConfig
 
 PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
@@ -135,20 +137,24 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
 def _open_transfer(
     config: WorkerConfig, engine: Engine, uid: str, epoch: int, leases_max: int, fetch_seconds_max: float
 ) -> NixlTransfer:
-    cache = engine.cache
+    pages = PageMemory(engine.cache.address, engine.cache.page_bytes, engine.limits.pages)
     transfer = NixlTransfer(
-        uid=uid,
-        epoch=epoch,
-        pages=PageMemory(cache.address, cache.page_bytes, engine.limits.pages),
-        kv_format=engine.kv_format,
-        lease_count=leases_max,
-        kv_ports=config.kv_ports,
-        kv_interface=config.kv_interface,
-        fetch_seconds_max=fetch_seconds_max,
-        quarantine_seconds=config.quarantine_seconds,
+        uid,
+        epoch,
+        pages,
+        leases_max,
+        engine.kv_format,
+        interface=config.kv_interface,
+        ports=config.kv_ports,
+        limits=FetchLimits(
+            fetches_max=config.slots,
+            fetch_seconds_max=fetch_seconds_max,
+            fence_seconds=config.quarantine_seconds,
+        ),
         clock=monotonic,
     )
-    transfer.self_fetch()
+    speed = self_fetch(transfer, pages, engine.kv_format)
+    log.info("fetched a page from itself", bytes_per_second=round(speed))
     return transfer
 
 
