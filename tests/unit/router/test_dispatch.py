@@ -50,8 +50,9 @@ def test_the_first_tokens_release_the_lease_if_nothing_was_said_of_joining() -> 
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.generated("d0", "r", 1, 11)
-    world.joined("d0", "r")
     assert world.sent(Release) == [("p0", Release("r", 1))]
+    world.joined("d0", "r")
+    assert len(world.sent(Release)) == 1
 
 
 def test_a_request_that_ends_with_its_first_token_never_sees_decode() -> None:
@@ -137,6 +138,15 @@ def test_a_decoding_request_does_not_feel_the_loss_of_its_prefill_pod() -> None:
     world.joined("d0", "r")
     assert world.state("r") == "decoding"
     assert not world.sent(Release)
+
+
+def test_no_room_after_the_prefill_pod_was_lost_means_a_new_attempt() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("p0")
+    world.refused("d0", "r", "no_room")
+    assert [(peer, sent.attempt) for peer, sent in world.sent(Prefill)] == [("p0", 1), ("p1", 2)]
 
 
 def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
