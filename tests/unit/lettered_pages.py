@@ -1,9 +1,11 @@
-"""Prefixes spelled in letters, one letter a page of tokens, for tests of the radix cache."""
+"""Prefixes and requests spelled in letters, one letter a page of tokens, for tests of cache and policies."""
 
 from __future__ import annotations
 
 from shared.page_pool import PagePool, PageState
 from shared.radix_cache import RadixCache
+from shared.req import Req
+from shared.sampling_params import SamplingParams
 
 PAGE = 4  # tokens
 
@@ -37,3 +39,27 @@ def cached(cache: RadixCache, names: str, extra_key: str = "") -> int:
 def check(cache: RadixCache) -> None:
     cache.check()
     cache.pool.check()
+
+
+def request(
+    prompt: str | list[int],
+    arrival: int = 0,
+    *,
+    rid: str = "",
+    max_new_tokens: int = 1,
+    priority: int = 0,
+    extra_key: str = "",
+) -> Req:
+    """A waiting request; `prompt` in letters or tokens."""
+    token_ids = tokens(prompt) if isinstance(prompt, str) else list(prompt)
+    return Req(
+        rid=rid or f"r{arrival}",
+        attempt=1,
+        router="router",
+        arrival=arrival,
+        token_ids=token_ids,
+        prompt_len=len(token_ids),
+        params=SamplingParams(max_new_tokens=max_new_tokens, seed=0),
+        priority=priority,
+        extra_key=extra_key,
+    )

@@ -172,6 +172,25 @@ def test_a_higher_priority_raises_the_whole_prefix_it_needs() -> None:
     assert (cached(cache, "ab"), cached(cache, "x")) == (2, 0)
 
 
+def test_a_lower_priority_does_not_take_away_what_a_higher_one_gave() -> None:
+    cache = new_cache(policy="priority")
+    insert(cache, "a", priority=7)
+    insert(cache, "x", priority=3)
+    insert(cache, "a", priority=0)
+    cache.evict(1)
+    assert (cached(cache, "a"), cached(cache, "x")) == (1, 0)
+
+
+def test_a_split_keeps_the_hits_on_both_halves() -> None:
+    cache = new_cache(policy="lfu")
+    insert(cache, "ab")
+    insert(cache, "x")
+    for names in ("ab", "ab", "ab", "x", "x", "a"):
+        cache.match_prefix(tokens(names))
+    cache.evict(2)  # of 3 and 2 hits, x goes first
+    assert (cached(cache, "ab"), cached(cache, "x")) == (1, 0)
+
+
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'arc'"):
         new_cache(policy="arc")
