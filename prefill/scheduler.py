@@ -127,6 +127,8 @@ class PrefillScheduler:
         for lease in self.leases.expired(now):
             self.counters.leases_expired += 1
             self._end(lease)
+            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
+            self._effects.append(Send(lease.req.router, refused))
             refused = Refused(lease.req.rid, lease.req.attempt, "stale", "the lease was not renewed")
             self._effects.append(Send(lease.req.router, refused))
         if self._audience.due(now):
