@@ -71,8 +71,8 @@ async def _serve(
     shell = RouterShell(core, links)
     prompts = Prompts(tokenizer, settings)
     generation = Generation(shell, tokenizer, prompts, settings)
-    figures = Figures(core, links)
     health = Health(config.loop_seconds_max)
+    figures = Figures(core, links, health)
     app = make_app(generation, shell, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
@@ -89,13 +89,14 @@ async def _serve(
 
 
 class Figures:
-    """What /metrics shows: refreshed at each scrape, and between them so that nothing piles up in the core."""
+    """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
 
-    def __init__(self, core: RouterCore, links: RouterLinks):
+    def __init__(self, core: RouterCore, links: RouterLinks, health: Health):
         self._metrics = Metrics("router")
         self._metrics.set("segue_ready", 1)
         self._core = core
         self._links = links
+        self._health = health
 
     def render(self) -> bytes:
         """The text of /metrics, as of now."""
@@ -113,8 +114,10 @@ class Figures:
         self._metrics.publish("links", self._links.counters)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)
-        for role in WORKER_ROLES:
-            self._metrics.set("segue_workers", len(self._core.fleet.role(role)), worker_role=role)
+        workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}
+        for role, count in workers.items():
+            self._metrics.set("segue_workers", count, worker_role=role)
+        self._health.facts = {"workers_up": sum(workers.values())}
 
 
 def api_settings(config: RouterConfig) -> ApiSettings:

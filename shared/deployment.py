@@ -48,6 +48,7 @@ class Deployment:
         self._children = children
         self._environment = environment
         self._narration = narration
+        self._workers = sum(child.role != "router" for child in children)
         self._supervision = Supervision([child.name for child in children])
         self._stop = threading.Event()
         self._began_at = time.monotonic()
@@ -119,11 +120,11 @@ class Deployment:
             report = _ask(child.http_port)
             if report is None:
                 continue
-            if report.ready:
+            if report.ready and report.facts.get("workers_up", self._workers) == self._workers:
                 self._supervision.became_ready(child.name)
                 self._narration.chosen(child.name, report.facts)
             else:
-                self._narration.doing(child.name, report.doing)
+                self._narration.doing(child.name, "waiting for workers" if report.ready else report.doing)
 
     def _end_all(self) -> None:
         running = [child.process for child in self._children if child.process is not None]
