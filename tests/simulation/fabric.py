@@ -39,6 +39,7 @@ class FabricFaults:
 class Words:
     """The lease words of one worker."""
 
+    process: Process
     values: list[int]
 
     def write(self, lease: int, nonce: int) -> None:

@@ -27,7 +27,7 @@ from shared.messages import Prefill, Row
 from shared.page_pool import PagePool, PageState
 from shared.radix_cache import RadixCache
 from shared.transfer.protocol import Landed
-from tests.simulation.fabric import Agent
+from tests.simulation.fabric import Agent, Words
 
 Patch = tuple[Any, str, Any]  # owner, attribute, what it is instead
 
@@ -133,24 +133,12 @@ def _word_left() -> list[Patch]:
 
 @_mistake("leases", "the word is cleared a while after the pages are free")
 def _word_cleared_late() -> list[Patch]:
-    ended: list[tuple[float, Leases, int]] = []
-    clock = [0.0]
+    def clear(self: Words, lease: int) -> None:
+        nonce = self.values[lease]
+        self.process.after(0.3, lambda: real(self, lease) if self.values[lease] == nonce else None)
 
-    def end(self: Leases, lease: Lease) -> Any:
-        ended.append((clock[0] + 0.2, self, lease.index))
-        del self._by_rid[lease.req.rid]
-        return lease.req
-
-    def expired(self: Leases, now: float) -> list[Lease]:
-        clock[0] = now
-        while ended and ended[0][0] <= now:
-            _, owner, index = ended.pop(0)
-            owner._words.clear(index)
-            owner._free.append(index)
-        return real(self, now)
-
-    real = Leases.expired
-    return [(Leases, "end", end), (Leases, "expired", expired)]
+    real = Words.clear
+    return [(Words, "clear", clear)]
 
 
 @_mistake("leases", "a nonce is used again")
@@ -201,16 +189,14 @@ def _no_quarantine() -> list[Patch]:
     return [(arrivals.Arrivals, "_give_up", give_up)]
 
 
-@_mistake("arrivals", "landed requests wait while others step back")
-def _landed_waits() -> list[Patch]:
-    def plan(self: DecodeScheduler, now: float) -> Any:
-        if not self._retraction.pressed:
-            return real(self, now)
-        self._resume()
-        return self._decode()
+@_mistake("arrivals", "a landed request may not join when room is short")
+def _landed_turned_away() -> list[Patch]:
+    def join(self: DecodeScheduler, arrived: Any) -> None:
+        if self.memory.room >= len(self._running):
+            real(self, arrived)
 
-    real = DecodeScheduler.plan
-    return [(DecodeScheduler, "plan", plan)]
+    real = DecodeScheduler._join
+    return [(DecodeScheduler, "_join", join)]
 
 
 @_mistake("arrivals", "the fetch starts one page late behind a cached prefix")

@@ -23,7 +23,7 @@ CONTEXT_LEN = 160
 START_SECONDS = 0.2  # until the first request; links come up before
 OVERFLOWING = 0.35  # share of worlds whose pools are too small for what comes
 QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
-FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect")
+FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect", "isolation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def draw(seed: int) -> Scenario:
         sizes=sizes,
         speed=Speed(step=rng.choice((0.01, 0.03) if overflowing else (0.002, 0.01, 0.03)), copied_page=rng.choice((0.0005, 0.004, 0.02))),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
         requests=requests,
         faults=(),
     )
@@ -154,10 +154,11 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
         return sizes
     return replace(
         sizes,
-        prefill_pages=int(alone * rng.uniform(1, 3)),
-        decode_pages=int(alone * rng.uniform(1, 2)),
+        prefill_pages=int(alone * rng.uniform(1, 1.6)),
+        decode_pages=int(alone * rng.uniform(1, 1.6)),
         host_pages=rng.choice((0, alone // 2, 3 * alone)),
-        decode_slots=rng.randint(6, 12),
+        decode_slots=rng.randint(8, 16),
+        init_new_token_ratio=rng.choice((0.0, 0.0, 0.2)),
         leases_max=rng.choice((2, 4, 32)),
         small_pages=rng.choice((0, alone // 2)),
     )

@@ -81,7 +81,7 @@ class Worker:
             process,
             Holder(uid, epoch, f"{uid}/{epoch:016x}", b"", 0, PAGE_BYTES, 0),
             self.device.pages,
-            Words([0] * sizes.leases_max),
+            Words(process, [0] * sizes.leases_max),
             sizes.fetch_seconds_max,
             on_event=self.wake,
         )

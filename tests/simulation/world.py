@@ -8,14 +8,15 @@ Everything is deterministic in the scenario: two runs give equal journals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from shared.errors import SegueError
 from shared.messages import Role
 from shared.page_pool import PageState
 from tests.simulation.clients import Client, Router
 from tests.simulation.fabric import Fabric
-from tests.simulation.network import Network
+from tests.simulation.network import Link, Network
 from tests.simulation.scenario import Fault, PlannedRequest, Scenario
 from tests.simulation.timeline import Journal, Process, Timeline
 from tests.simulation.worker import Surroundings, Worker
@@ -24,6 +25,7 @@ END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
 Machine = Worker | Router
+AnyMachine = TypeVar("AnyMachine", Worker, Router, Machine)
 
 
 class SimulationFailure(Exception):
@@ -112,16 +114,22 @@ class World:
                 self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
+            case "isolation":
+                victim = self._victim(fault, list(self.workers.values()))
+                self._break(self.network.links_of(victim.process) if victim else [], fault)
             case "loss" | "reconnect":
                 links = self.network.links
-                link = links[fault.choice % len(links)] if links else None
-                if link is not None and link.break_off(fault.kind, both_ways=fault.kind == "reconnect"):
-                    self.count(f"fault {fault.kind}")
+                self._break([links[fault.choice % len(links)]] if links else [], fault)
+
+    def _break(self, links: list[Link], fault: Fault) -> None:
+        broken = [link for link in links if link.break_off(fault.kind, both_ways=fault.kind != "loss")]
+        if broken:
+            self.count(f"fault {fault.kind}")
 
     def _machines(self) -> list[Machine]:
         return [*self.workers.values(), *self.routers.values()]
 
-    def _victim(self, fault: Fault, machines: list[Machine]) -> Machine | None:
+    def _victim(self, fault: Fault, machines: Sequence[AnyMachine]) -> AnyMachine | None:
         running = [machine for machine in machines if machine.process.runs]
         return running[fault.choice % len(running)] if running else None
 
