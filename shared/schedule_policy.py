@@ -231,7 +231,7 @@ class PrefillAdder:
         """
         if req.node is not None or req.pages:
             raise InvariantError(f"request {req.rid} is admitted already")
-        if self._input_left == 0:
+        if self._input_left <= 0:
             return AddResult.OTHER
         match = self._cache.match_prefix(req.token_ids[:-1], req.extra_key)
         self._cache.lock(match.node)  # so that what it needs is not counted as room
@@ -271,20 +271,18 @@ class PrefillAdder:
         """Where a row from `start` ends, given the input left; None: there is no room for it in this step."""
         if full - start <= self._input_left or not (self._cuts or self.extends):
             return full
-        if not self._cuts or self._has_chunk():
+        if not self._cuts:
             return None
+        # Rows start at page boundaries, so a cut leaves less than a page of input: there is no second one.
         end = (start + self._input_left) // self._page_size * self._page_size
         return end if end > start else None
-
-    def _has_chunk(self) -> bool:
-        return any(not extend.last for extend in self.extends)
 
     def _take(self, req: Req, start: int, end: int) -> None:
         pages = self._pool.allocate(req.pages_missing(end, self._page_size), PageState.OWNED)
         req.pages.extend(pages)
         req.owned.extend(pages)
         self.extends.append(Extend(req, start, end, last=end == len(req.token_ids)))
-        self._input_left = max(0, self._input_left - (end - start))
+        self._input_left -= end - start
         self._reserved_tokens += len(req.token_ids) - end + self._output_reserve(req)
 
 
