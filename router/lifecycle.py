@@ -101,7 +101,6 @@ _ENDS: dict[type[Event], State] = {
     Stopped: State.FINISHED,
     Cancelled: State.CANCELLED,
     Expired: State.FAILED,
-    Exhausted: State.FAILED,
 }
 
 TRANSITIONS: dict[State, dict[type[Event], State]] = {
@@ -115,13 +114,14 @@ TRANSITIONS: dict[State, dict[type[Event], State]] = {
         Lost: State.WAITING,
         Finished: State.FINISHED,
         Rejected: State.FAILED,
+        Exhausted: State.FAILED,
         **_ENDS,
     },
     State.READY: {
         Placed: State.DECODING,
         LeaseEnded: State.WAITING,
         Lost: State.WAITING,
-        Finished: State.FINISHED,
+        Exhausted: State.FAILED,
         **_ENDS,
     },
     State.DECODING: {
@@ -132,6 +132,7 @@ TRANSITIONS: dict[State, dict[type[Event], State]] = {
         Lost: State.WAITING,
         Finished: State.FINISHED,
         Rejected: State.FAILED,
+        Exhausted: State.FAILED,
         **_ENDS,
     },
     State.FINISHED: {},

@@ -8,11 +8,11 @@ from router.lifecycle import ENDED, TRANSITIONS, Event, Lifecycle, State, diagra
 from shared.errors import InvariantError
 
 PATHS = {  # what must be possible, written down apart from the table
-    State.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
+    State.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed",
     State.PREFILLING: "Prefilled:ready NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
-    State.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Finished:finished "
-    "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
+    State.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Stopped:finished "
+    "Cancelled:cancelled Expired:failed Exhausted:failed",
     State.DECODING: "Joined:decoding Generated:decoding NoRoom:ready Stale:waiting Lost:waiting Finished:finished "
     "Rejected:failed Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     State.FINISHED: "",
