@@ -6,7 +6,8 @@ choices put `Piece`s in, the one task that writes to the client takes them out. 
 so there are no locks. What a piece looks like on the wire is `router.api`'s business, when it is.
 
 The bound: pieces that were not yet taken, and those whose write the client has not let through, may add up to
-`backlog_bytes_max`; beyond it the answer is cut, for a slow reader must not cost memory.
+`backlog_bytes_max`; beyond it the answer is cut, for a slow reader must not cost memory. What comes at once while no
+write is held up is not the reader's fault and does not cut.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Answer:
         self._on_abandon = on_abandon
         self._pieces: list[Piece] = []
         self._backlog_bytes = 0
+        self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
 
     @property
@@ -61,7 +63,7 @@ class Answer:
         self._pieces.append(piece)
         self._backlog_bytes += _piece_bytes(piece)
         self._changed.set()
-        if self._backlog_bytes > self._backlog_bytes_max:
+        if self._writing and self._backlog_bytes > self._backlog_bytes_max:
             self.cut = True
             self.abandon()
 
@@ -94,11 +96,13 @@ class Answer:
                 return []
         self._changed.clear()
         pieces, self._pieces = self._pieces, []
+        self._writing = True
         return pieces
 
     def written(self, pieces: list[Piece]) -> None:
         """The client's connection has taken these pieces."""
         self._backlog_bytes -= sum(map(_piece_bytes, pieces))
+        self._writing = False
 
 
 def _piece_bytes(piece: Piece) -> int:

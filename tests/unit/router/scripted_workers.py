@@ -7,7 +7,9 @@ workers are written for tests; they follow the messages' contract and have no mo
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from shared.messages import (
     Cancel,
     Decode,
     Finished,
+    FinishReason,
     Generated,
     Hello,
     Limits,
@@ -63,7 +66,7 @@ class Script:
     silent: bool = False  # prefill takes the request and says nothing
     stalled: bool = False  # decode takes the request and says nothing
     tokens_a_row: int = 1
-    endless: bool = False  # output is repeated up to max_new_tokens
+    endless: bool = False  # the first token is repeated up to max_new_tokens
 
 
 @dataclass
@@ -74,6 +77,8 @@ class ScriptedWorkers:
     prefills: list[Prefill] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _steps: dict[str, deque[Row | Finished]] = field(default_factory=dict)
+    _awake: bool = False
 
     def __post_init__(self) -> None:
         self.router = WakingLinks(Hello(session=0, role="router", uid="r", epoch=1), self)
@@ -88,15 +93,37 @@ class ScriptedWorkers:
     def lose_decode(self) -> None:
         self.router.drop(self.decode)
 
+    def wake(self) -> None:
+        """Take a turn when the loop comes round, once however often this was called."""
+        if not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
     def turn(self) -> None:
-        """Read and answer everything that has come."""
+        """Read and answer everything that has come; then one step of every request that is being decoded."""
+        self._awake = False
         for worker in (self.prefill, self.decode):
             for event in worker.receive(0):
                 if isinstance(event, Received):
                     self._answer(event.message)
                 elif isinstance(event, PeerDown):
-                    self.outputs.clear()
+                    self._steps.clear()
+        self._step()
         self.on_sent()
+
+    def _step(self) -> None:
+        rows = []
+        for steps in list(self._steps.values()):
+            match steps.popleft():
+                case Row() as row:
+                    rows.append(row)
+                case Finished() as finished:
+                    self._steps.pop(finished.rid)
+                    self.decode.send(self.router.name, finished)
+        if rows:
+            self.decode.send(self.router.name, Generated(tuple(rows)))
+        if self._steps:
+            self.wake()
 
     def _answer(self, message: Message) -> None:
         if isinstance(message, Prefill):
@@ -108,14 +135,15 @@ class ScriptedWorkers:
                 self._generated(message)
         elif isinstance(message, Cancel):
             self.cancelled.append(message.rid)
+            self._steps.pop(message.rid, None)
 
     def _prefilled(self, prefill: Prefill) -> None:
         output = self.script.output(prefill)
         if self.script.endless:
-            output = (output * prefill.params.max_new_tokens)[: prefill.params.max_new_tokens]
+            output = output[:1] * prefill.params.max_new_tokens
         self.outputs[prefill.rid] = output
         index = len(prefill.token_ids) - prefill.prompt_len
-        finish = "stop" if output[index] == END_ID else None
+        finish: FinishReason | None = "stop" if output[index] == END_ID else None
         holder = Holder("p", 1, "agent", b"", 0, 64, 0)
         kv_len, pages = len(prefill.token_ids), (0,)
         baton = Baton(prefill.rid, prefill.attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
@@ -127,11 +155,10 @@ class ScriptedWorkers:
         output = self.outputs[rid][: decode.params.max_new_tokens]
         first = len(decode.token_ids) - decode.prompt_len
         step = self.script.tokens_a_row
-        for index in range(first, len(output), step):
-            row = Row(rid, attempt, index, output[index : index + step])
-            self.decode.send(self.router.name, Generated((row,)))
-        reason = "stop" if output[-1] == END_ID else "length"
-        self.decode.send(self.router.name, Finished(rid, attempt, len(output), reason))
+        starts = range(first, len(output), step)
+        rows = [Row(rid, attempt, index, output[index : index + step]) for index in starts]
+        reason: FinishReason = "stop" if output[-1] == END_ID else "length"
+        self._steps[rid] = deque([*rows, Finished(rid, attempt, len(output), reason)])
 
 
 class WakingLinks(MemoryLinks):
@@ -143,14 +170,20 @@ class WakingLinks(MemoryLinks):
 
     def send(self, peer: str, message: Message) -> None:
         super().send(peer, message)
-        asyncio.get_running_loop().call_soon(self._workers.turn)
+        self._workers.wake()
 
 
 class RunningRouter:
-    """A router on a free port; a context manager."""
+    """A router on a free port; a context manager. `send_bytes` is what the kernel may hold of an answer."""
 
     def __init__(
-        self, folder: Path, *, api: dict[str, object] | None = None, linked: bool = True, **core: object
+        self,
+        folder: Path,
+        *,
+        api: dict[str, object] | None = None,
+        linked: bool = True,
+        send_bytes: int = 0,
+        **core: object,
     ):
         self.workers = ScriptedWorkers()
         self._settings = ApiSettings(model_names=(MODEL,), **(api or {}))  # type: ignore[arg-type]
@@ -158,6 +191,8 @@ class RunningRouter:
         self._tokenizer = Tokenizer(folder)
         self._linked = linked
         self._listener = listen("127.0.0.1", 0)
+        if send_bytes:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
         self._running = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -177,7 +212,13 @@ class RunningRouter:
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the router's loop and wait for it."""
         done = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (action(), self.shell.links_ready(), done.set()))
+
+        def act() -> None:
+            action()
+            self.shell.links_ready()
+            done.set()
+
+        self._loop.call_soon_threadsafe(act)
         assert done.wait(10)
 
     async def _run(self) -> None:

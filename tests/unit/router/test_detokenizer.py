@@ -38,6 +38,11 @@ def cut(token_ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
     return pieces
 
 
+def ids_of(tokenizer: Tokenizer, tokens: Sequence[str]) -> list[int]:
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[token] for token in tokens]
+
+
 def pieces_of(tokenizer: Tokenizer, token_ids: Sequence[int], cuts: Sequence[int] = (1,)) -> list[str]:
     detokenizer = Detokenizer(Decoding(tokenizer), SPECIAL_IDS if tokenizer is BYTE_LEVEL else ())
     pieces = [detokenizer.push(ids) for ids in cut(token_ids, cuts)]
@@ -73,18 +78,18 @@ def test_broken_bytes_of_a_byte_fallback_vocabulary_lose_no_text_around_them(
 
 
 def test_a_character_of_four_tokens_comes_with_its_last_one() -> None:
-    token_ids = [BYTE_LEVEL.token_to_id(token) for token in _byte_tokens("🦊")]
+    token_ids = ids_of(BYTE_LEVEL, _byte_tokens("🦊"))
     assert pieces_of(BYTE_LEVEL, token_ids) == ["", "", "", "🦊", ""]
 
 
 def test_an_incomplete_character_at_the_end_is_told_once() -> None:
-    token_ids = [BYTE_LEVEL.token_to_id(token) for token in _byte_tokens("a🦊")][:-1]
+    token_ids = ids_of(BYTE_LEVEL, _byte_tokens("a🦊"))[:-1]
     assert pieces_of(BYTE_LEVEL, token_ids) == ["a", "", "", "", BROKEN]
 
 
 def test_broken_bytes_without_end_neither_wait_for_ever_nor_pile_up() -> None:
     detokenizer = Detokenizer(Decoding(BYTE_LEVEL))
-    broken = BYTE_LEVEL.token_to_id(_byte_tokens("ÿ")[0])
+    broken = ids_of(BYTE_LEVEL, _byte_tokens("ÿ"))[0]
     given_out = sum(len(detokenizer.push([broken])) for _ in range(1000))
     assert given_out >= 1000 - PENDING_TOKENS_MAX
     assert len(detokenizer._window) <= 2 * PENDING_TOKENS_MAX
@@ -98,7 +103,7 @@ def test_special_tokens_have_no_text() -> None:
 
 def test_a_continuation_keeps_the_space_that_a_beginning_would_lose() -> None:
     context = BYTE_FALLBACK.encode("the").ids
-    new = [BYTE_FALLBACK.token_to_id("▁the")]
+    new = ids_of(BYTE_FALLBACK, ["▁the"])
     assert Detokenizer(Decoding(BYTE_FALLBACK), context=context).push(new) == " the"
     assert Detokenizer(Decoding(BYTE_FALLBACK)).push(new) == "the"
 

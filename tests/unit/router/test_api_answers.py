@@ -1,0 +1,293 @@
+"""What clients get: OpenAI's own client against the running server, with workers whose output is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from router.text import Tokenizer
+from shared.messages import Prefill
+from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
+
+TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
+
+
+@pytest.fixture
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer(model_folder)
+
+
+@pytest.fixture
+def client(router: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
+    """A client of workers that always say `TEXT`."""
+    says(router, tokenizer, TEXT)
+    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def says(router: RunningRouter, tokenizer: Tokenizer, text: str, *, end: bool = True, row: int = 1) -> int:
+    """Let the workers answer `text` from now on; returns its length in tokens."""
+    output = tokenizer.encode(text, add_special_tokens=False) + ((END_ID,) if end else ())
+    router.workers.script = Script(output=lambda _: output, tokens_a_row=row)
+    return len(output)
+
+
+def last_prefill(router: RunningRouter) -> Prefill:
+    return router.workers.prefills[-1]
+
+
+def events_of(response: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+
+
+def test_a_completion_has_the_text_and_counts_the_tokens(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    tokens = says(router, tokenizer, TEXT)
+    answer = client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
+    assert answer.choices[0].text == TEXT
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(tokenizer.encode("fox"))
+    assert answer.usage.completion_tokens == tokens
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + tokens
+    assert answer.id.startswith("cmpl-")
+
+
+def test_a_chat_is_rendered_with_the_models_template(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ],
+    )
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].message.role == "assistant"
+    rendered = "<|start|>system\nBe brief.<|end|>\n<|start|>user\na\nb<|end|>\n<|start|>assistant\n"
+    assert tokenizer.decode_all(last_prefill(router).token_ids) == rendered
+    assert last_prefill(router).params.max_new_tokens == CONTEXT_LEN - len(last_prefill(router).token_ids)
+
+
+@pytest.mark.parametrize("row", [1, 3, 100], ids="{} tokens a message".format)
+def test_a_streamed_chat_joins_to_the_same_text_without_half_a_character(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer, row: int
+) -> None:
+    tokens = says(router, tokenizer, TEXT, row=row)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == TEXT
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == tokens
+    assert {chunk.usage for chunk in chunks[:-1]} == {None}
+
+
+def test_a_streamed_completion_ends_with_done_and_tells_no_usage_unasked(
+    client: openai.OpenAI,
+) -> None:
+    body = {"model": MODEL, "prompt": "fox", "stream": True, "max_tokens": 100}
+    response = httpx.post(str(client.base_url) + "completions", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done = events_of(response)
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_sixteen_tokens_are_the_default_of_a_completion(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    says(router, tokenizer, TEXT * 3, end=False)
+    answer = client.completions.create(model=MODEL, prompt="fox")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_stop_string_that_spans_tokens_ends_the_answer_and_is_left_out(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="fox", max_tokens=100, stop=["zebra", "quick br"], stream=stream
+    )
+    pieces = list(answer) if isinstance(answer, openai.Stream) else [answer]
+    assert "".join(piece.choices[0].text for piece in pieces) == TEXT[: TEXT.index("quick")]
+    assert pieces[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stop_token_ends_the_answer_without_its_text(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    output = tokenizer.encode("the fox.", add_special_tokens=False)
+    router.workers.script = Script(output=lambda _: output)
+    answer = client.completions.create(
+        model=MODEL, prompt="fox", max_tokens=len(output), extra_body={"stop_token_ids": [output[-1]]}
+    )
+    assert answer.choices[0].text == "the fox"
+
+
+PROMPTS = {
+    "text": ("fox", 1),
+    "token ids": ([5, 6, 7], 1),
+    "several texts": (["fox", "dog", "fox"], 3),
+    "several lists of token ids": ([[5, 6], [7]], 2),
+}
+
+
+@pytest.mark.parametrize(("prompt", "count"), PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_prompts_come_in_four_forms_and_each_prompt_is_a_choice(
+    client: openai.OpenAI, router: RunningRouter, prompt: str, count: int, stream: bool
+) -> None:
+    heard = len(router.workers.prefills)
+    answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=100, stream=stream)
+    pieces = list(answer) if isinstance(answer, openai.Stream) else [answer]
+    texts = dict.fromkeys(range(count), "")
+    for piece in pieces:
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+    assert texts == dict.fromkeys(range(count), TEXT)
+    assert len(router.workers.prefills) == heard + count
+
+
+def test_all_sampling_parameters_reach_the_workers(client: openai.OpenAI, router: RunningRouter) -> None:
+    client.completions.create(
+        model=MODEL,
+        prompt="fox",
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        seed=42,
+        frequency_penalty=0.25,
+        presence_penalty=-0.5,
+        logit_bias={"7": -3},
+        extra_body={
+            "top_k": 20,
+            "min_p": 0.1,
+            "repetition_penalty": 1.5,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "stop_token_ids": [9],
+        },
+    )
+    params = last_prefill(router).params
+    assert (params.max_new_tokens, params.min_new_tokens, params.seed) == (9, 2, 42)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 20, 0.1)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.25, -0.5, 1.5)
+    assert (params.logit_bias, params.stop_token_ids, params.ignore_eos) == ({7: -3.0}, (9,), True)
+
+
+def test_top_k_minus_one_means_all_as_vllm_says_it(client: openai.OpenAI, router: RunningRouter) -> None:
+    client.completions.create(model=MODEL, prompt="fox", extra_body={"top_k": -1})
+    assert last_prefill(router).params.top_k == 0
+
+
+def test_requests_without_a_seed_get_different_ones(client: openai.OpenAI, router: RunningRouter) -> None:
+    for _ in range(2):
+        client.completions.create(model=MODEL, prompt="fox")
+    first, second = router.workers.prefills[-2:]
+    assert first.params.seed != second.params.seed
+
+
+def test_a_cache_salt_keeps_caches_apart_and_is_not_told_to_workers(
+    client: openai.OpenAI, router: RunningRouter
+) -> None:
+    for salt in ("pepper", "pepper", "sugar", None):
+        client.completions.create(model=MODEL, prompt="fox", extra_body={"cache_salt": salt})
+    keys = [prefill.extra_key for prefill in router.workers.prefills[-4:]]
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[3] == ""
+    assert "pepper" not in keys[0]
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_text_survives_tokenize_and_detokenize(router: RunningRouter, tokenizer: Tokenizer) -> None:
+    answer = httpx.post(f"{router.url}/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
+    assert answer["tokens"] == list(tokenizer.encode(TEXT))
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == CONTEXT_LEN
+    back = httpx.post(f"{router.url}/detokenize", json={"tokens": answer["tokens"]}).json()
+    assert back == {"prompt": TEXT}
+
+
+@pytest.mark.usefixtures("client")
+def test_tokenize_counts_a_chat_as_the_chat_endpoint_does(router: RunningRouter) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    counted = httpx.post(f"{router.url}/tokenize", json={"messages": messages}).json()["count"]
+    answer = httpx.post(
+        f"{router.url}/v1/chat/completions", json={"model": MODEL, "messages": messages}
+    ).json()
+    assert answer["usage"]["prompt_tokens"] == counted
+
+
+def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter) -> None:
+    client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
+    assert httpx.get(f"{router.url}/livez").text == "ok\n"
+    assert httpx.get(f"{router.url}/readyz").json()["ready"] is True
+    metrics = httpx.get(f"{router.url}/metrics").text
+    assert 'segue_requests_total{outcome="stop",role="router"}' in metrics
+
+
+@pytest.mark.usefixtures("client")
+def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: RunningRouter) -> None:
+    for prompt, choices in (("fox", 1), (["fox", "dog"], 2)):
+        response = httpx.post(f"{router.url}/v1/completions", json={"model": MODEL, "prompt": prompt})
+        rid = response.headers["x-request-id"]
+        assert response.json()["id"] == f"cmpl-{rid}"
+        for known_as in (rid, f"cmpl-{rid}"):
+            debug = httpx.get(f"{router.url}/debug/requests/{known_as}").json()
+            told = debug.get("choices", [debug])
+            assert len(told) == choices
+            assert {pod["role"] for one in told for pod in one["pods"]} == {"prefill", "decode"}
+    assert httpx.get(f"{router.url}/debug/requests/unknown").status_code == 404
+
+
+@pytest.mark.usefixtures("client")
+def test_what_clients_wrote_is_in_no_log_error_metric_or_debug_page(
+    router: RunningRouter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = "marker-51c9"
+    fields = {"model": MODEL, "prompt": marker, "stop": [marker], "user": marker, marker: marker}
+    headers = {"authorization": f"Bearer {marker}", "x-request-id": marker}
+    good = httpx.post(f"{router.url}/v1/completions?{marker}", json=fields, headers=headers)
+    assert good.status_code == 200
+    bad = [
+        httpx.post(f"{router.url}/v1/completions", json=fields | {"n": 2}, headers=headers),
+        httpx.post(f"{router.url}/v1/completions", json=fields | {"model": marker}),
+        httpx.post(f"{router.url}/v1/completions", content=marker),
+        httpx.get(f"{router.url}/{marker}"),
+        httpx.get(f"{router.url}/v1/models/{marker}"),
+        httpx.get(f"{router.url}/debug/requests/{marker}"),
+    ]
+    assert all(response.status_code >= 400 for response in bad)
+    pages = [httpx.get(f"{router.url}/debug/requests/{good.headers['x-request-id']}")]
+    pages.append(httpx.get(f"{router.url}/metrics"))
+    said = [f"{response.text}{response.headers}" for response in (*bad, *pages)]
+    captured = capfd.readouterr()
+    assert "answered" in captured.out + captured.err  # the log was being captured
+    assert not any(marker in text for text in (*said, captured.out, captured.err))

@@ -1,0 +1,190 @@
+"""What clients get when things go wrong after a request was accepted, and what the router does for clients that go."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+
+BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
+STREAM = BODY | {"stream": True}
+
+
+def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it comes true."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)  # between two looks at another thread's state
+    return condition()
+
+
+def raw_post(router: RunningRouter, body: dict[str, object], *, receive_bytes: int = 0) -> socket.socket:
+    """A connection on which a completion was asked for and nothing was read."""
+    host, port = router.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect((host, int(port)))
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "streamed"])
+@pytest.mark.parametrize("script", [Script(silent=True), Script(stalled=True)], ids=["prefill", "decode"])
+def test_a_client_that_hangs_up_is_cancelled_at_its_worker_at_once(
+    model_folder: Path, body: dict[str, object], script: Script
+) -> None:
+    with RunningRouter(model_folder) as router:
+        router.workers.script = script
+        connection = raw_post(router, body)
+        assert soon(lambda: len(router.workers.prefills) == 1)
+        assert not router.workers.cancelled
+        connection.close()
+        assert soon(lambda: router.workers.prefills[0].rid in router.workers.cancelled, 1.0)
+        assert sum(router.core.requests_by_state.values()) == 0
+
+
+def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> None:
+    with RunningRouter(model_folder) as router:
+        router.workers.script = Script(silent=True)
+        connection = raw_post(router, BODY | {"prompt": ["a", "b", "c"]})
+        assert soon(lambda: len(router.workers.prefills) == 3)
+        connection.close()
+        assert soon(lambda: sum(router.core.requests_by_state.values()) == 0, 1.0)
+
+
+def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
+    with RunningRouter(model_folder, api={"sse_silence_seconds": 0.05}) as router:
+        router.workers.script = Script(silent=True)
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
+            router.call(lambda: router.workers._prefilled(router.workers.prefills[0]))
+            router.workers.script = Script()
+            assert "data: [DONE]" in list(lines)
+
+
+def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Path) -> None:
+    with RunningRouter(model_folder, worker_return_seconds=0.2) as router:
+        router.workers.script = Script(stalled=True)
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+            lines = response.iter_lines()
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert first["choices"][0]["text"]
+            router.call(router.workers.lose_decode)
+            rest = [line for line in lines if line.startswith("data: ")]
+        error = json.loads(rest[-1].removeprefix("data: "))["error"]
+        assert error["code"]
+        assert error["type"]
+        assert "data: [DONE]" not in rest
+
+
+def test_openais_client_raises_for_an_error_event(model_folder: Path) -> None:
+    with RunningRouter(model_folder, worker_return_seconds=0.2) as router:
+        router.workers.script = Script(stalled=True)
+        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(model=MODEL, prompt="fox", stream=True)
+        next(iter(stream))
+        router.call(router.workers.lose_decode)
+        with pytest.raises(openai.APIError):
+            list(stream)
+        client.close()
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "streamed"])
+def test_without_workers_the_answer_is_503_with_retry_after(
+    model_folder: Path, body: dict[str, object]
+) -> None:
+    with RunningRouter(model_folder, linked=False, waiting_seconds_max=0.2) as router:
+        response = httpx.post(f"{router.url}/v1/completions", json=body)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "service_unavailable_error"
+
+
+def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
+    with RunningRouter(model_folder, request_seconds_max=0.2) as router:
+        router.workers.script = Script(silent=True)
+        response = httpx.post(f"{router.url}/v1/completions", json=BODY)
+        assert response.status_code == 504
+        assert response.json()["error"]["type"] == "timeout_error"
+
+
+def test_more_than_the_queue_holds_gets_429_and_nobody_hangs(model_folder: Path) -> None:
+    with RunningRouter(model_folder, linked=False, queue_max=10, waiting_seconds_max=0.5) as router:
+        limits = httpx.Limits(max_connections=60)
+        with httpx.Client(limits=limits, timeout=20) as client, ThreadPoolExecutor(60) as threads:
+            url = f"{router.url}/v1/completions"
+            answers = list(threads.map(lambda _: client.post(url, json=BODY), range(60)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {429, 503}
+        assert statuses.count(503) >= 10
+        assert all(answer.headers["retry-after"] for answer in answers)
+
+
+def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:
+    with RunningRouter(model_folder, api={"tokenizing_max": 0}) as router:
+        response = httpx.post(f"{router.url}/v1/completions", json=BODY)
+        assert response.status_code == 429
+        assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> None:
+    with RunningRouter(model_folder, api={"stream_backlog_bytes": 20_000}, send_bytes=4096) as router:
+        router.workers.script = Script(endless=True)
+        body = STREAM | {"prompt": ["fox"] * 60, "max_tokens": 250}
+        with raw_post(router, body, receive_bytes=4096) as connection:
+            assert soon(lambda: len(router.workers.cancelled) > 0)
+            assert soon(lambda: sum(router.core.requests_by_state.values()) == 0)
+            connection.settimeout(10)
+            received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            assert b"[DONE]" not in received
+            assert not received.endswith(b"0\r\n\r\n")  # how a whole chunked answer ends
+
+
+def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_folder: Path) -> None:
+    backlog_bytes = 200_000
+    with RunningRouter(model_folder, api={"stream_backlog_bytes": backlog_bytes}) as router:
+        router.workers.script = Script(endless=True)
+        body = STREAM | {"prompt": ["fox"] * 30, "max_tokens": 250}
+        response = httpx.post(f"{router.url}/v1/completions", json=body)
+        assert len(response.content) > 5 * backlog_bytes
+        assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path) -> None:
+    with RunningRouter(model_folder) as router:
+        router.workers.script = Script(stalled=True)
+        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+            lines = response.iter_lines()
+            next(lines)
+            began = time.monotonic()
+            router.call(lambda: setattr(router._server, "should_exit", True))
+            rest = list(lines)
+        assert any("shutting down" in line for line in rest)
+        assert "data: [DONE]" not in rest
+    assert time.monotonic() - began < 2.0
+
+
+def test_two_requests_on_one_connection_are_answered_in_turn(model_folder: Path) -> None:
+    with RunningRouter(model_folder) as router:
+        connection = http.client.HTTPConnection(router.url.removeprefix("http://"), timeout=10)
+        for body in (STREAM, BODY, STREAM):
+            connection.request("POST", "/v1/completions", json.dumps(body))
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+        connection.close()
