@@ -43,20 +43,13 @@ class Deployment:
 
     launcher: subprocess.Popen[str]
     router_port: int
+    client: openai.OpenAI  # OpenAI's own, which must not paper over a failure by trying again
     output: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         """Where the router listens."""
         return f"http://127.0.0.1:{self.router_port}"
-
-    def client(self) -> openai.OpenAI:
-        """OpenAI's own client, which must not paper over a failure by trying again."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=180.0)
-
-    def async_client(self) -> openai.AsyncOpenAI:
-        """The same for many streams at a time."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=180.0)
 
     def processes(self, role: str | None = None) -> list[Process]:
         """The live children of `segue up`, by uid."""
@@ -115,7 +108,9 @@ def deployment(*flags: str) -> Iterator[Deployment]:
             text=True,
             env=environ,
         )
-        running = Deployment(launcher, port)
+        base_url = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
+        running = Deployment(launcher, port, client)
         reader = threading.Thread(target=_read, args=(launcher, running.output), daemon=True)
         reader.start()
         try:
@@ -123,9 +118,12 @@ def deployment(*flags: str) -> Iterator[Deployment]:
             assert launcher.poll() is None, "".join(running.output)
             yield running
         finally:
+            client.close()
             launcher.send_signal(signal.SIGTERM)
             launcher.wait(10)
             reader.join(5)
+            if launcher.stdout:
+                launcher.stdout.close()
 
 
 def free_port() -> int:

@@ -1,0 +1,25 @@
+"""One deployment of the small model for all tests of a module that share its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.deployment import Deployment, deployment
+
+SMALL = ("--set", "prefill.pages=1200,decode.pages=1200")  # room for two deployments on a small machine
+
+
+@pytest.fixture(scope="module")
+def one_each() -> Iterator[Deployment]:
+    """One prefill and one decode worker."""
+    with deployment(*SMALL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two_each() -> Iterator[Deployment]:
+    """Two prefill and two decode workers."""
+    with deployment("--prefill", "2", "--decode", "2", *SMALL) as running:
+        yield running
