@@ -38,7 +38,7 @@ FABRIC = [
     "bytes landed after the end of interest",
 ]
 NETWORK = ["message delayed", "message lost"]
-WHEREABOUTS = [
+WHEREABOUTS = [  # a `leaving` request meets no command: it leaves and settles within one turn
     "queued for prefill",
     "chunked",
     "in flight in prefill",
@@ -48,7 +48,6 @@ WHEREABOUTS = [
     "joining",
     "in flight in decode",
     "between steps",
-    "leaving",
     "copied",
     "retracted",
     "gone from decode",

@@ -184,22 +184,27 @@ def _requests(rng: random.Random, sizes: Sizes, calm: bool, overflowing: bool) -
             extra_key=rng.choice(("", "", "", "tenant")),
             session=rng.choice(("", "a", "b")),
         )
-        if rng.random() < aborts:
-            how = rng.choice(("abort_after_seconds", "abort_after_tokens"))
-            when = rng.expovariate(5) if how.endswith("seconds") else rng.randint(1, params.max_new_tokens)
-            request = replace(request, **{how: when})
-        elif rng.random() < 0.1:
-            stop, delay = rng.randint(1, params.max_new_tokens), rng.choice((0.0, rng.uniform(0, 1.0)))
-            request = replace(request, stop_after_tokens=stop, stop_delay_seconds=delay)
-        requests.append(request)
+        requests.append(_change_of_mind(rng, request, aborts))
     return tuple(requests)
+
+
+def _change_of_mind(rng: random.Random, request: PlannedRequest, aborts: float) -> PlannedRequest:
+    some_token = rng.choice((1, rng.randint(1, request.params.max_new_tokens)))
+    if rng.random() < aborts:
+        if rng.random() < 0.5:
+            return replace(request, abort_after_seconds=rng.expovariate(5))
+        return replace(request, abort_after_tokens=some_token)
+    if rng.random() < 0.2:
+        delay = rng.choice((0.0, rng.uniform(0, 1.0)))
+        return replace(request, stop_after_tokens=some_token, stop_delay_seconds=delay)
+    return request
 
 
 def _prompt(
     rng: random.Random, sizes: Sizes, families: list[list[int]], earlier: list[tuple[int, ...]]
 ) -> tuple[int, ...]:
     kind = rng.random()
-    if kind < 0.2 and earlier:
+    if kind < 0.25 and earlier:
         return rng.choice(earlier)
     length = rng.choice((rng.randint(1, 12), rng.randint(1, 40), rng.randint(30, 100)))
     if kind < 0.5:
