@@ -24,7 +24,7 @@ from shared.engine.model_config import read_model_config
 from shared.errors import ModelError
 
 DEFAULT_MODEL = "smollm2"
-HUB_SECONDS_MAX = 12.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
+HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # room on the disk that a conversion is started with at least
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -48,9 +48,9 @@ def resolve(model: str, say: Say, endpoint: str | None = None) -> Path:
     path = Path(model).expanduser()
     if model.endswith(".gguf") or (model == DEFAULT_MODEL and not path.exists()):
         folder = _converted(model, path, say)
-    elif path.is_dir():
+    elif model and path.is_dir():
         folder = path.resolve()
-    elif path.exists():
+    elif model and path.exists():
         raise ModelError(f"{model} is a file; expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}")
     elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model):
         raise ModelError(

@@ -18,7 +18,7 @@ class Narration:
 
     def __init__(self, console: Console | None = None):
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
-        self._doing: dict[str, str] = {}
+        self._stages: dict[str, str] = {}
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(),
@@ -36,23 +36,21 @@ class Narration:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def doing(self, name: str, what: str) -> None:
-        """What a process does on its way to being ready; said once."""
-        if self._doing.get(name) == what:
-            return
-        self._doing[name] = what
-        if self._progress.disable:
-            self.say(f"{name}: {what}")
-            return
-        self._progress.start()
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=None, doing=what)
-        self._progress.update(self._bars[name], doing=what)
+        """What a process does on its way to being ready; `… 42%` moves its bar, a new stage is said once."""
+        stage, _, percent = what.removesuffix("%").rpartition(" ")
+        if not (what.endswith("%") and percent.isdigit()):
+            stage, percent = what, ""
+        if not self._progress.disable:
+            self._move_bar(name, stage, percent)
+        elif self._stages.get(name) != stage:
+            self._stages[name] = stage
+            self.say(f"{name}: {stage}")
 
     def chosen(self, name: str, facts: Mapping[str, str | int]) -> None:
         """A process is ready with these choices."""
-        self._doing.pop(name, None)
+        self._stages.pop(name, None)
         if name in self._bars:
-            self._progress.update(self._bars[name], total=1, completed=1, doing="ready")
+            self._progress.update(self._bars[name], total=100, completed=100, doing="ready")
         self.say(f"{name}: ready" + "".join(f", {key} {value}" for key, value in facts.items()))
 
     def ready(self, address: str, model: str, seconds: float) -> None:
@@ -64,6 +62,13 @@ class Narration:
             f"ready in {seconds:.0f} s; try: curl -N http://{address}/v1/chat/completions "
             f"-H 'Content-Type: application/json' -d {data}"
         )
+
+    def _move_bar(self, name: str, stage: str, percent: str) -> None:
+        self._progress.start()
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=None, doing=stage)
+        total, done = (100, int(percent)) if percent else (None, 0)
+        self._progress.update(self._bars[name], doing=stage, total=total, completed=done)
 
     def quiet(self) -> None:
         """Take the bars away."""

@@ -1,0 +1,92 @@
+"""A command that runs beside a test: its lines as they come, its children, and the certainty that it has ended."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+ROOT = Path(__file__).parents[2]
+
+
+def ended_within(pids: list[int], seconds: float) -> bool:
+    """Whether all these processes end within so many seconds; needs no parenthood (pidfd)."""
+    deadline = monotonic() + seconds
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([descriptor], [], [], max(0.0, deadline - monotonic()))[0]:
+                return False
+        finally:
+            os.close(descriptor)
+    return True
+
+
+class Running:
+    """A command whose stdout and stderr are read line by line."""
+
+    def __init__(self, *command: str, environment: dict[str, str] | None = None):
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        )
+        self.lines: list[str] = []
+        self._unread: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._unread.put(line.rstrip("\n"))
+        self._unread.put(None)
+
+    def line(self, wanted: Callable[[str], bool], seconds: float) -> str:
+        """The next line that is wanted; fails with all that was read when it does not come."""
+        deadline = monotonic() + seconds
+        while True:
+            try:
+                line = self._unread.get(timeout=max(0.0, deadline - monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"not within {seconds} s; so far: {self.lines}") from None
+            if line is None:
+                raise AssertionError(f"the command ended; so far: {self.lines}")
+            self.lines.append(line)
+            if wanted(line):
+                return line
+
+    def children(self) -> dict[int, str]:
+        """Command lines of the direct children, by pid."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+
+    def close(self) -> None:
+        """End it, gently if possible, and read the rest; a second time does nothing."""
+        assert self.process.stdout is not None
+        if self.process.stdout.closed:
+            return
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(10)
+        self.process.stdout.close()
+        while (line := self._unread.get()) is not None:
+            self.lines.append(line)

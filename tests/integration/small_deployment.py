@@ -1,0 +1,73 @@
+"""A deployment of processes that load nothing: the real supervision, pipes and signals, without a model.
+
+    python -m tests.integration.small_deployment CHILD…        the parent, one child for each word
+    python -m tests.integration.small_deployment --child …     what the parent starts
+
+A child is `steady` (serves until told to end), `stubborn` (ignores SIGTERM) or `broken` (cannot start).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+
+from shared.deployment import HOST, Child, Deployment
+from shared.entry import hold_lifeline, leave_with_sentence
+from shared.errors import StartError
+from shared.metrics import Metrics
+from shared.narration import Narration
+from shared.probes import Health, Probes
+
+MODULE = "tests.integration.small_deployment"
+
+
+def be_child(kind: str, port: int, lifeline: int) -> None:
+    """Serve probes until SIGTERM."""
+    hold_lifeline(lifeline)
+    if kind == "broken":
+        leave_with_sentence(f"{MODULE}: the flux capacitor is missing")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
+    health = Health(loop_seconds_max=60.0)
+    health.facts = {"pid": os.getpid()}
+    health.become_ready()
+    probes = Probes(HOST, port, health, Metrics("decode"))
+    stop.wait()
+    probes.close()
+
+
+def be_parent(kinds: list[str]) -> None:
+    """Run the deployment until a signal."""
+    holders = [socket.socket() for _ in kinds]
+    children = []
+    for number, (kind, holder) in enumerate(zip(kinds, holders, strict=True)):
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((HOST, 0))
+        port = holder.getsockname()[1]
+        children.append(Child(f"{kind}-{number}", MODULE, port, ["--child", kind, "--port", str(port)]))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        Deployment(children, environment, Narration()).run("nothing")
+    except StartError as error:
+        leave_with_sentence(f"up: {error}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog=MODULE)
+    parser.add_argument("--child", default="")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--lifeline-fd", type=int, default=-1)
+    parser.add_argument("kinds", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.child:
+        be_child(arguments.child, arguments.port, arguments.lifeline_fd)
+    else:
+        be_parent(arguments.kinds)
+
+
+if __name__ == "__main__":
+    main()
