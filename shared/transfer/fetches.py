@@ -3,10 +3,6 @@
 Knows nothing of NIXL: it drives a `Reader`, which posts one-sided reads and tells how they stand. Both transfers
 (`nixl`, `in_process`) are this class around a reader of their own, so what a scheduler sees is the same.
 
-    reading_pages ──done──► reading_word ──held──► landed
-          │                     │    └─────gone──► stale
-          └──failed, timed out, abandoned──► given_up ──done, fenced──► ended
-
 **Only DONE proves that a read has ended.** Over UCX, bytes were seen to land after a read was released and after the
 peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer never
 removed. A read that failed, or stays undone for `fence_seconds`, costs the reader that made it: new fetches go
@@ -24,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.errors import InvariantError
+from shared.transfer.fetch_states import Event, State, advance
 from shared.transfer.memory import WORD_BYTES, PageMemory
 from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
 
@@ -70,60 +66,6 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Destroy the reader: when this returns nothing lands any more, whatever its reads were doing."""
-
-
-class State(Enum):
-    READING_PAGES = "reading_pages"
-    READING_WORD = "reading_word"
-    GIVEN_UP = "given_up"
-    LANDED = "landed"
-    STALE = "stale"
-    ENDED = "ended"
-
-
-class Event(Enum):
-    PAGES_DONE = "pages_done"
-    WORD_HELD = "word_held"
-    WORD_GONE = "word_gone"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
-    ABANDONED = "abandoned"
-    READ_DONE = "read_done"  # of a fetch that was given up
-    FENCED = "fenced"
-
-
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.READING_PAGES: {
-        Event.PAGES_DONE: State.READING_WORD,
-        Event.FAILED: State.GIVEN_UP,
-        Event.TIMED_OUT: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
-    },
-    State.READING_WORD: {
-        Event.WORD_HELD: State.LANDED,
-        Event.WORD_GONE: State.STALE,
-        Event.FAILED: State.GIVEN_UP,
-        Event.TIMED_OUT: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
-    },
-    State.GIVEN_UP: {
-        Event.FAILED: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
-        Event.READ_DONE: State.ENDED,
-        Event.FENCED: State.ENDED,
-    },
-    State.LANDED: {},
-    State.STALE: {},
-    State.ENDED: {},
-}
-
-
-def advance(state: State, event: Event) -> State:
-    """The next state; `InvariantError` for a pair that is not in the table."""
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise InvariantError(f"a fetch in state {state.value} met {event.value}") from None
 
 
 class Collection(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -47,47 +48,55 @@ PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps
 decode_collection = msgspec.msgpack.Decoder(Collection).decode
 
 
-def load_nixl() -> Any:
+@dataclass(frozen=True, slots=True)
+class _Nixl:
+    """NIXL's bindings, and the errors they raise: those have no base of their own."""
+
+    bindings: Any
+    errors: tuple[type[Exception], ...]
+
+    def segment(self, kind: str) -> Any:
+        return self.bindings.VRAM_SEG if kind == "VRAM" else self.bindings.DRAM_SEG
+
+
+def load_nixl() -> _Nixl:
     """NIXL's bindings, or a `TransferError` that says what to install."""
     for variable in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
         os.environ.setdefault(variable, "FATAL")  # a lost peer is an event here, not a screen of errors
     try:
-        return import_module("nixl._bindings")
+        bindings = import_module("nixl._bindings")
     except ImportError as error:
         raise TransferError(f"NIXL cannot be imported ({error}): install segue[worker]") from error
+    return _Nixl(bindings, tuple(kind for name, kind in vars(bindings).items() if name.endswith("Error")))
 
 
 class _Agent:
     """A NIXL agent with the UCX backend and some memory registered."""
 
-    def __init__(self, nixl: Any, name: str, memory: Sequence[tuple[str, int, int, int]]):
-        config = nixl.nixlAgentConfig()
+    def __init__(self, nixl: _Nixl, name: str, memory: Sequence[tuple[str, int, int, int]]):
+        config = nixl.bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
-        config.syncMode = nixl.NIXL_THREAD_SYNC_NONE
+        config.syncMode = nixl.bindings.NIXL_THREAD_SYNC_NONE
         config.pthrDelay = PROGRESS_PAUSE_MICROSECONDS
         self.nixl = nixl
         try:
-            self.agent = nixl.nixlAgent(name, config)
+            self.agent = nixl.bindings.nixlAgent(name, config)
             self.backends = [self.agent.createBackend("UCX", {})]
             for kind, address, size_bytes, device_id in memory:
-                span = nixl.nixlRegDList(_segment(nixl, kind), [(address, size_bytes, device_id, "")])
+                span = nixl.bindings.nixlRegDList(nixl.segment(kind), [(address, size_bytes, device_id, "")])
                 self.agent.registerMem(span, self.backends)
-        except nixl.nixlError as error:
+        except nixl.errors as error:
             raise TransferError(f"NIXL agent {name} cannot be made: {error}") from error
 
     def close(self) -> None:
         del self.agent  # the last reference: the destructor joins the thread and closes the endpoints
 
 
-def _segment(nixl: Any, kind: str) -> Any:
-    return nixl.VRAM_SEG if kind == "VRAM" else nixl.DRAM_SEG
-
-
 class NixlReader:
     """One generation of reads: a NIXL agent of its own. Implements `Reader`."""
 
-    def __init__(self, nixl: Any, name: str, pages: PageMemory, slots: int):
+    def __init__(self, nixl: _Nixl, name: str, pages: PageMemory, slots: int):
         self._nixl = nixl
         self._words = WordTable(slots)
         self._pages = pages
@@ -120,12 +129,11 @@ class NixlReader:
             return ReadState.FAILED
         try:
             status = self._agent.agent.getXferStatus(handle)
-        except self._nixl.nixlError:
+        except self._nixl.errors:
             self._broken.add(handle)
             return ReadState.FAILED
-        if status == self._nixl.NIXL_SUCCESS:
-            return ReadState.DONE
-        return ReadState.READING
+        done = status == self._nixl.bindings.NIXL_SUCCESS
+        return ReadState.DONE if done else ReadState.READING
 
     def release(self, handle: int) -> None:
         """See `Reader`."""
@@ -150,20 +158,20 @@ class NixlReader:
         try:
             self._meet(holder)
             handle: int = agent.createXferReq(
-                nixl.NIXL_READ,
-                nixl.nixlXferDList(_segment(nixl, local[0]), targets),
-                nixl.nixlXferDList(_segment(nixl, remote[0]), sources),
+                nixl.bindings.NIXL_READ,
+                nixl.bindings.nixlXferDList(nixl.segment(local[0]), targets),
+                nixl.bindings.nixlXferDList(nixl.segment(remote[0]), sources),
                 holder.agent,
                 notification,
                 self._agent.backends,
             )
-        except nixl.nixlError as error:
+        except nixl.errors as error:
             raise NotPostedError(f"{peer_name(holder)} cannot be read: {error}") from error
         self._reads[handle] = holder.agent
         self._peers[holder.agent] += 1
         try:
             agent.postXferReq(handle, notification)
-        except nixl.nixlError:
+        except nixl.errors:
             self._broken.add(handle)  # parts of it may have been posted
         return handle
 

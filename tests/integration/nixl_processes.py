@@ -1,0 +1,92 @@
+"""Starting, freezing and killing holders that are processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import msgspec
+
+from shared.baton import Holder
+from shared.transfer.protocol import Collected
+from tests.fetcher_contract import PAGE_BYTES, PAGES
+
+PORTS = "21000-21099"
+epochs = count(1)
+
+
+class NixlHolder:
+    """A holder process. Implements `HolderUnderTest`."""
+
+    def __init__(self, uid: str, epoch: int, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
+        arguments = [uid, str(epoch), str(pages), str(page_bytes), PORTS]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.nixl_holder", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.holder = msgspec.json.decode(self._read_line(), type=Holder)
+
+    def write(self, lease: int, nonce: int) -> None:
+        self._ask(f"write {lease} {nonce}")
+
+    def clear(self, lease: int) -> None:
+        self._ask(f"clear {lease}")
+
+    def collected(self) -> list[Collected]:
+        heard = self._ask("collected")
+        assert isinstance(heard, list)
+        return [Collected(*fields) for fields in heard]
+
+    def be_busy(self, seconds: float) -> None:
+        """Spin in Python; the next answer comes after that."""
+        self._ask(f"busy {seconds}")
+
+    def busy_turns(self) -> int:
+        """What `be_busy` got done, when it is over."""
+        return int(self._read_line())
+
+    def freeze(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _ask(self, line: str) -> object:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return json.loads(self._read_line())
+
+    def _read_line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the holder has ended with status {self.process.wait()}"
+        return line
+
+
+@contextmanager
+def holders() -> Iterator[list[NixlHolder]]:
+    """A list; every holder in it that still runs is killed at the end."""
+    started: list[NixlHolder] = []
+    try:
+        yield started
+    finally:
+        for holder in started:
+            if holder.process.poll() is None:
+                holder.kill()

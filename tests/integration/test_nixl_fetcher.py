@@ -1,0 +1,82 @@
+"""The contract of fetching, on NIXL between real processes: over shared memory's cousin CMA, and over TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shared.transfer.nixl import NixlTransfer
+from shared.transfer.self_fetch import self_fetch
+from tests.fetcher_contract import (
+    KV_FORMAT,
+    LEASES,
+    LIMITS,
+    AnsweredReadsContract,
+    Clock,
+    FetcherContract,
+    PageBuffer,
+    World,
+)
+from tests.integration.nixl_processes import PORTS, NixlHolder, epochs, holders
+
+
+def make_world(started: list[NixlHolder]) -> Iterator[World]:
+    clock, buffer = Clock(), PageBuffer()
+    reader = NixlTransfer(
+        "reader",
+        next(epochs),
+        buffer.memory,
+        LEASES,
+        KV_FORMAT,
+        interface="lo",
+        ports=PORTS,
+        limits=LIMITS,
+        clock=clock,
+    )
+
+    def make_holder() -> NixlHolder:
+        started.append(NixlHolder("holder", next(epochs)))
+        return started[-1]
+
+    yield World(reader, buffer, clock, make_holder)
+    reader.close()
+
+
+@pytest.fixture
+def local_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    with holders() as started:
+        yield from make_world(started)
+
+
+@pytest.fixture
+def tcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with holders() as started:
+        yield from make_world(started)
+
+
+class TestOnOneMachine(FetcherContract):
+    """What `segue up` uses: the kernel copies from process to process, a frozen holder answers too."""
+
+    @pytest.fixture
+    def world(self, local_world: World) -> World:
+        return local_world
+
+
+class TestOverTcp(FetcherContract, AnsweredReadsContract):
+    """What pods without RDMA use."""
+
+    @pytest.fixture
+    def world(self, tcp_world: World) -> World:
+        return tcp_world
+
+
+@pytest.mark.parametrize("fixture", ["local_world", "tcp_world"])
+def test_the_self_fetch_takes_the_whole_way(fixture: str, request: pytest.FixtureRequest) -> None:
+    world: World = request.getfixturevalue(fixture)
+    assert isinstance(world.reader, NixlTransfer)
+    world.clock.now = 0
+    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) > 0
+    assert world.reader.outstanding == 0
