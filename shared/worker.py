@@ -36,7 +36,7 @@ from shared.transfer.nixl import NixlTransfer
 from shared.transfer.self_fetch import self_fetch
 from shared.worker_config import WorkerConfig
 
-PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
+PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
 
@@ -167,11 +167,12 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
 def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish: Callable[[], None]) -> None:
     next_publish = 0.0
     while not stop.is_set():
-        loop.turn()
+        loop.begin()
         health.turned()
-        if monotonic() >= next_publish:
+        if monotonic() >= next_publish:  # before a step is waited for, so that /metrics shows what it works on
             publish()
             next_publish = monotonic() + PUBLISH_SECONDS
+        loop.finish()
 
 
 def _publish(

@@ -1,0 +1,151 @@
+"""Workers are killed and frozen, clients leave: no token is lost or doubled, and nothing stays held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from typing import Any
+
+import openai
+import pytest
+from tests.integration.deployment import Deployment, Process, until
+from tests.integration.streams import Answer, client_of, complete, crowd
+
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 96, "extra_body": {"ignore_eos": True}}
+PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected that"
+
+
+@pytest.fixture
+def undisturbed(two_each: Deployment) -> str:
+    return crowd(two_each.url, [PROMPT], 1, **SAMPLED)[0].text
+
+
+def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(two_each: Deployment, undisturbed: str) -> None:
+    others = [f"Chapter {k}. It was" for k in range(7)]
+    assert crowd(two_each.url, [PROMPT], 1, **SAMPLED)[0].text == undisturbed
+    assert crowd(two_each.url, [PROMPT, *others], 8, **SAMPLED)[0].text == undisturbed
+
+
+def test_a_killed_decode_worker_only_pauses_the_stream(two_each: Deployment, undisturbed: str) -> None:
+    before = continuations(two_each)
+    answer = asyncio.run(disturb(two_each, pieces=20, signals=[signal.SIGKILL], role="decode"))
+    assert answer == Answer(undisturbed, "length", 96)
+    assert continuations(two_each) == before + 1
+    until(lambda: len(two_each.processes("decode")) == 2, 30, "the killed worker's return")
+    until(lambda: metrics_answer(two_each), 30, "all workers' readiness")
+
+
+def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deployment) -> None:
+    prompt = list(range(1000, 4000))
+
+    async def run() -> Answer:
+        async with client_of(two_each.url) as client:
+            answer = asyncio.create_task(complete(client, prompt, max_tokens=4, temperature=0))
+            victim = await asyncio.to_thread(busy_worker, two_each, "prefill")
+            os.kill(victim.pid, signal.SIGKILL)
+            return await answer
+
+    before = continuations(two_each)
+    assert asyncio.run(run()).completion_tokens == 4
+    assert continuations(two_each) == before + 1
+    until(lambda: len(two_each.processes("prefill")) == 2, 30, "the killed worker's return")
+    until(lambda: metrics_answer(two_each), 30, "all workers' readiness")
+
+
+def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturbed: str) -> None:
+    answer = asyncio.run(
+        disturb(two_each, pieces=20, signals=[signal.SIGSTOP, signal.SIGCONT], role="decode", apart_seconds=6.5)
+    )
+    assert answer == Answer(undisturbed, "length", 96)
+    until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
+
+
+def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: Deployment) -> None:
+    async def leave() -> None:
+        async with client_of(two_each.url) as client:
+            stream = await client.completions.create(
+                model="smollm2", prompt=PROMPT, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(leave())
+    until(lambda: not two_each.held(), 1, "everything given back")
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred_requests_half_of_them_aborted_leave_nothing_behind(two_each: Deployment) -> None:
+    draw = random.Random(1)
+    plans = [(draw.randint(1, 400), draw.random() * 2 if k % 2 else None) for k in range(200)]
+    ended = asyncio.run(abort_some(two_each, plans))
+    assert ended.count("finished") >= 100
+    assert ended.count("left") >= 50
+    assert len(ended) == 200
+    until(lambda: not two_each.held(), 5, "everything given back")
+
+
+async def abort_some(running: Deployment, plans: list[tuple[int, float | None]]) -> list[str]:
+    """Requests of so many prompt tokens, cut by their client after so many seconds."""
+    gate = asyncio.Semaphore(32)
+
+    async def one(client: openai.AsyncOpenAI, number: int, length: int, patience: float | None) -> str:
+        prompt = [100 + (number * 7 + k) % 4000 for k in range(length)]
+        async with gate:
+            try:
+                await asyncio.wait_for(complete(client, prompt, max_tokens=16), patience)
+            except TimeoutError:
+                return "left"
+            return "finished"
+
+    async with client_of(running.url) as client:
+        return await asyncio.gather(*(one(client, number, *plan) for number, plan in enumerate(plans)))
+
+
+async def disturb(
+    running: Deployment, *, pieces: int, signals: list[int], role: str, apart_seconds: float = 0.0
+) -> Answer:
+    """Complete PROMPT, and after so many pieces of text send the worker that serves it these signals."""
+    arrived = asyncio.Event()
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == pieces:
+            arrived.set()
+
+    async with client_of(running.url) as client:
+        answer = asyncio.create_task(complete(client, PROMPT, count, **SAMPLED))
+        await arrived.wait()
+        victim = await asyncio.to_thread(busy_worker, running, role)
+        for number in signals:
+            os.kill(victim.pid, number)
+            await asyncio.sleep(apart_seconds)
+        return await answer
+
+
+def busy_worker(running: Deployment, role: str) -> Process:
+    """The worker of this role that holds a request now."""
+    found: list[Process] = []
+
+    def look() -> bool:
+        found[:] = [p for p in running.processes(role) if running.metrics(p).get("segue_slots_used")]
+        return bool(found)
+
+    until(look, 60, f"a busy {role} worker")
+    return found[0]
+
+
+def continuations(running: Deployment) -> float:
+    """Attempts after the first, for whatever cause."""
+    router = running.processes("router")[0]
+    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_continuations_total"))
+
+
+def metrics_answer(running: Deployment) -> bool:
+    """Whether the router is linked with all four workers."""
+    router = running.processes("router")[0]
+    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_workers{")) == 4
