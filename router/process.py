@@ -14,6 +14,7 @@ import socket
 from pathlib import Path
 
 import structlog
+import uvloop
 
 from router.api.app import make_app
 from router.api.generation import Generation
@@ -53,7 +54,7 @@ def serve(config: RouterConfig) -> None:
     listener = listen(config.host, config.port)
     forgo_torch()
     tokenizer = Tokenizer(Path(config.model))
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, workers, seed, listener, tokenizer))
 
 

@@ -1,14 +1,19 @@
-"""The router's HTTP server: uvicorn, with the three things it does not do by itself.
+"""The router's HTTP server: uvicorn, with the things it does not do by itself.
 
 A port in use is one sentence. A request that is not HTTP is answered in OpenAI's error shape. A connection can be
-dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. And at the end
-of the process running streams end with an error event instead of being waited for.
+dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. At the end of the
+process running streams end with an error event instead of being waited for. And a signal only ends the serving:
+uvicorn would raise it once more and so kill the process before its links have said goodbye.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import msgspec
 import uvicorn
@@ -58,6 +63,18 @@ class Server(uvicorn.Server):
             )
         )
         self._before_shutdown = before_shutdown
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the server."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        yield
+
+    def stop(self) -> None:
+        """Let `serve` return soon."""
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end the answers, close the connections."""

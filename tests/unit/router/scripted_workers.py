@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import uvloop
+
 from router.api.app import make_app
 from router.api.generation import Generation
 from router.api.prompts import Prompts
@@ -194,7 +196,7 @@ class RunningRouter:
         if send_bytes:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
         self._running = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> RunningRouter:
@@ -205,7 +207,7 @@ class RunningRouter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         self._thread.join(10)
         assert not self._thread.is_alive()
 
@@ -220,6 +222,10 @@ class RunningRouter:
 
         self._loop.call_soon_threadsafe(act)
         assert done.wait(10)
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()

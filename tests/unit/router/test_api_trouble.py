@@ -172,7 +172,7 @@ def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path
             lines = response.iter_lines()
             next(lines)
             began = time.monotonic()
-            router.call(lambda: setattr(router._server, "should_exit", True))
+            router.call(lambda: router._server.stop())
             rest = list(lines)
         assert any("shutting down" in line for line in rest)
         assert "data: [DONE]" not in rest

@@ -1,0 +1,127 @@
+"""A router as a process of its own: how it starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.link_keys import write_new_seed
+from tests.unit.router.tiny_model import write_folder
+
+BODY = {"model": "tiny", "prompt": "fox"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with the seed of the links beside it."""
+    root = tmp_path_factory.mktemp("router")
+    write_new_seed(root / "seed")
+    return write_folder(root / "tiny")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that nobody else gets."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def start(folder: Path, port: int, *flags: str) -> subprocess.Popen[str]:
+    """A router whose only prefill worker never comes."""
+    command = [sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
+    command += ["--link-seed-file", str(folder.parent / "seed"), "--workers", "prefill=127.0.0.1:1", *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
+    while router.poll() is None:
+        try:
+            assert httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+            return
+        except httpx.TransportError:
+            time.sleep(0.02)  # between two tries to reach another process
+    raise AssertionError(router.communicate()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
+    folder: Path, port: int, number: signal.Signals
+) -> None:
+    router = start(folder, port, "--keepalive-seconds", "0.1")
+    wait_until_alive(router, port)
+    body = BODY | {"stream": True}
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith(":")
+        began = time.monotonic()
+        router.send_signal(number)
+        rest = list(lines)
+    assert any("shutting down" in line for line in rest)
+    _, said = router.communicate(timeout=10)
+    assert router.returncode == 0
+    assert time.monotonic() - began < 3.0
+    assert "Traceback" not in said
+
+
+def test_a_router_never_loads_torch_even_where_it_is_installed(folder: Path, port: int) -> None:
+    router = start(folder, port)
+    wait_until_alive(router, port)
+    counted = httpx.post(f"http://127.0.0.1:{port}/tokenize", json={"prompt": "fox"}).json()["count"]
+    loaded = Path(f"/proc/{router.pid}/maps").read_text()
+    router.terminate()
+    _, said = router.communicate(timeout=10)
+    assert counted > 0
+    assert "libtorch" not in loaded
+    assert "PyTorch" not in said
+
+
+def test_help_is_answered_without_loading_anything_heavy() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "router", "--help"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--stream-backlog-bytes" in answer.stdout
+    assert "transformers" not in answer.stderr
+    assert "fastapi" not in answer.stderr
+
+
+WRONG = {
+    "no model": (["--model", ""], "--model is required"),
+    "a folder that does not exist": (["--model", "/nowhere"], "/nowhere is not a folder"),
+    "a folder without a model": (["--model", os.path.dirname(__file__)], "config.json is missing"),
+    "workers that are no addresses": (["--workers", "prefill=here"], "prefill=HOST:PORT"),
+    "a worker of an unknown role": (["--workers", "router=127.0.0.1:1"], "prefill=HOST:PORT"),
+    "no seed": (["--link-seed-file", ""], "--link-seed-file is required"),
+    "an unknown flag": (["--colour", "red"], "--colour"),
+    "a port out of range": (["--port", "70000"], "--port"),
+}
+
+
+@pytest.mark.parametrize(("flags", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_wrong_setting_is_one_sentence_and_status_1(
+    folder: Path, port: int, flags: list[str], sentence: str
+) -> None:
+    router = start(folder, port, *flags)
+    _, said = router.communicate(timeout=15)
+    assert router.returncode == 1
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_port_in_use_is_one_sentence_and_status_1(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        router = start(folder, taken)
+        _, said = router.communicate(timeout=15)
+    assert router.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{taken}" in said
+    assert len(said.strip().splitlines()) == 1
