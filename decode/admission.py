@@ -40,6 +40,8 @@ class Admission:
             return "too_long", f"up to {final_len + 1} tokens exceed this worker's context or pages"
         if baton.kv_format != self._kv_format:
             return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
+        if req.remaining_new_tokens <= 0:
+            return "internal", f"nothing to generate: {req.output_len} tokens of output are here"
         if baton.kv_len != len(req.token_ids) - 1:
             return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
         return None
@@ -60,8 +62,8 @@ class Admission:
         growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
         if not self._open or self._memory.room < missing + growth:
             return False
-        unretractable = missing + sum(len(other.owned) for other in arriving)
-        largest = max(self._memory.pages_for(other.final_kv_len) for other in present)
+        unretractable = missing + len({page for other in [*arriving, req] for page in other.pages})
+        largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
 
     def after_retraction(self, running: list[Req]) -> None:

@@ -139,7 +139,7 @@ class Arrivals:
 
     def _arrive(self, req: Req, fetched_bytes: int, seconds: float) -> Arrived:
         req.kv_len = req.launched_len = len(req.token_ids) - 1
-        self.memory.commit(req)
+        self.memory.share(req)
         self.counters.joined += 1
         self.counters.fetched_bytes += fetched_bytes
         self.counters.cached_tokens += req.cached_len

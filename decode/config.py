@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.config import Count, PositiveInt, Seconds, Share
+from shared.config import PositiveInt, Seconds, Share
 from shared.worker_config import WorkerConfig
 
 
@@ -23,7 +23,9 @@ class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
     host_share: Annotated[
         float,
         Meta(
-            ge=0.0, le=16.0, description="host memory for retracted requests, in pages for each page of the pool"
+            ge=0.0,
+            le=16.0,
+            description="host memory for retracted requests, in pages for each page of the pool",
         ),
     ] = 0.25
     retract_steps: Annotated[

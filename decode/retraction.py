@@ -10,6 +10,7 @@ anything new is admitted. The order of victims is SGLang's: fewest output tokens
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
@@ -34,6 +35,7 @@ class Retraction:
     host: PagePool
     counters: DecodeCounters
     effects: list[Effect]
+    steps_ahead: int  # so many steps must fit, or somebody steps back
     retractions_max: int  # so often retracted, a request is taken last: an order, not a veto
     _leaving: list[Req] = field(default_factory=list)
     _copies: dict[int, _Copy] = field(default_factory=dict)
@@ -51,6 +53,11 @@ class Retraction:
         return bool(self._copies)
 
     @property
+    def restoring(self) -> list[Req]:
+        """Requests whose pages are on their way back."""
+        return [copy.req for copy in self._copies.values() if copy.restoring]
+
+    @property
     def requests(self) -> list[Req]:
         """Everyone who stepped back, in the order of the states."""
         copying = [copy.req for copy in self._copies.values()]
@@ -58,9 +65,35 @@ class Retraction:
 
     def pages_on_their_way(self) -> int:
         """Pages that will be free without retracting anybody else."""
-        leaving = sum(len(req.owned) for req in self._leaving)
-        backing_up = sum(len(copy.req.owned) for copy in self._copies.values() if not copy.restoring)
-        return leaving + backing_up + self.memory.pool.count(PageState.RETIRING)
+        backing_up = [copy.req for copy in self._copies.values() if not copy.restoring]
+        given_up = sum(map(self.memory.held_alone, [*self._leaving, *backing_up]))
+        return given_up + self.memory.pool.count(PageState.RETIRING)
+
+    def pages_wanted(self, reqs: Iterable[Req]) -> int:
+        """Pages that these requests will take within the steps ahead."""
+        return sum(
+            req.pages_missing(
+                min(req.launched_len + self.steps_ahead, req.final_kv_len), self.memory.page_size
+            )
+            for req in reqs
+        )
+
+    def step_back(self, running: Iterable[Req]) -> list[Req]:
+        """Take out requests until the steps ahead of the others fit; one always stays.
+
+        Those that end by length with the step in flight give their pages back anyway.
+        """
+        ending = sum(self.memory.held_alone(req) for req in running if req.launched_len >= req.final_kv_len)
+        staying = [req for req in running if req.launched_len < req.final_kv_len]
+        victims: list[Req] = []
+        while len(staying) > 1 and self.pages_wanted(staying) > (
+            self.memory.room + ending + self.pages_on_their_way()
+        ):
+            victim = self.victim(staying)
+            staying.remove(victim)
+            victims.append(victim)
+            self.retract(victim)
+        return victims
 
     def victim(self, running: list[Req]) -> Req:
         """Who steps back next."""

@@ -54,7 +54,12 @@ class DecodeScheduler:
         self._effects: list[Effect] = []
         self._arrivals = Arrivals(self.memory, self.counters, self._effects)
         self._retraction = Retraction(
-            self.memory, self.host, self.counters, self._effects, config.retractions_max
+            self.memory,
+            self.host,
+            self.counters,
+            self._effects,
+            config.retract_steps,
+            config.retractions_max,
         )
         self._admission = Admission(config, self.memory, context_len, kv_format)
         self._audience = Audience(config.load_seconds)
@@ -76,6 +81,7 @@ class DecodeScheduler:
                 self._audience.join(peer)
             case PeerDown(peer, _):
                 self._audience.leave(peer)
+                self._unsent.forget(peer)
                 for req in [req for req in self._reqs.values() if req.router == peer]:
                     self._drop(req, now)
             case Received(peer, Decode() as command):
@@ -121,13 +127,13 @@ class DecodeScheduler:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: those whose KV has arrived join first, else everybody decodes one token."""
-        del now
         self._resume()
         if self._joining:
             return self._prebuilt()
+        self._make_room_ahead(now)
         batch = self._decode()
         if batch is None:
-            self._send_back_stranded()
+            self._send_back_stranded(now)
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
@@ -148,7 +154,7 @@ class DecodeScheduler:
         if finished or self._unsent.due(now):
             self._flush(now)
         self._effects.extend(finished)
-        self._send_back()
+        self._send_back(now)
 
     # ---- what goes out ----
 
@@ -159,8 +165,9 @@ class DecodeScheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When unsent tokens have waited long enough."""
-        return self._unsent.deadline()
+        """When unsent tokens have waited long enough, or the routers should hear of a new load."""
+        deadlines = (self._unsent.deadline(), self._audience.deadline(self._load()))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
         """Whether a fetch or a copy will report."""
@@ -202,19 +209,7 @@ class DecodeScheduler:
             return  # the same attempt or a newer one is here already
         self._number += 1
         self.counters.requests += 1
-        req = Req(
-            rid=command.rid,
-            attempt=command.attempt,
-            router=router,
-            arrival=self._number,
-            token_ids=list(command.token_ids),
-            prompt_len=command.prompt_len,
-            params=command.params,
-            priority=command.priority,
-            extra_key=command.extra_key,
-            arrived_at=now,
-            started_at=now,
-        )
+        req = Req.of(command, router, self._number, now)
         if problem := self._admission.never_fits(req, command.baton):
             self._refuse(req, *problem)
             return
@@ -261,7 +256,8 @@ class DecodeScheduler:
     def _drop(self, req: Req, now: float) -> None:
         """Give up everything the request holds, in whatever state it is."""
         if self._retraction.is_copying(req):
-            self._dropped.append(req)  # again when the copy has ended
+            if req not in self._dropped:
+                self._dropped.append(req)  # again when the copy has ended
             return
         if req in self._joining:
             self._joining.remove(req)
@@ -309,7 +305,6 @@ class DecodeScheduler:
         return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
 
     def _decode(self) -> ScheduleBatch | None:
-        self._make_room_ahead()
         rows, grants = [], []
         for req in self._running.values():
             if req.launched_len >= req.final_kv_len:
@@ -341,38 +336,24 @@ class DecodeScheduler:
         slots = [req.slot for req in rows if req.slot is not None]
         return ScheduleBatch(self.memory.launched_step, mode, joins, grants, decode_slots=slots)
 
-    def _make_room_ahead(self) -> None:
-        """Retract until the next `retract_steps` steps of those who stay fit; one always stays."""
-        running = list(self._running.values())
-        retracted = False
-        while len(running) > 1 and self._pages_wanted(running) > (
-            self.memory.room + self._retraction.pages_on_their_way()
-        ):
-            victim = self._retraction.victim(running)
-            running.remove(victim)
+    def _make_room_ahead(self, now: float) -> None:
+        victims = self._retraction.step_back(list(self._running.values()))
+        for victim in victims:
             del self._running[victim.rid]
             self._leave_slot(victim)
-            self._retraction.retract(victim)
-            retracted = True
-        if retracted:
-            self._admission.after_retraction(running)
-            self._send_back()
+        if victims:
+            self._admission.after_retraction(list(self._running.values()))
+            self._send_back(now)
 
-    def _pages_wanted(self, running: list[Req]) -> int:
-        ahead = self._config.retract_steps
-        return sum(
-            req.pages_missing(min(req.launched_len + ahead, req.final_kv_len), self.memory.page_size)
-            for req in running
-        )
-
-    def _send_back(self) -> None:
+    def _send_back(self, now: float) -> None:
         """Start the backups whose requests have settled; without host memory another attempt recomputes."""
         for req in self._retraction.advance():
             self.memory.commit(req)
             self.memory.release(req)
+            self._flush(now)  # its last tokens, before the router forgets the attempt
             self._refuse(req, "stale", "retracted, and host memory had no room for its pages")
 
-    def _send_back_stranded(self) -> None:
+    def _send_back_stranded(self, now: float) -> None:
         """When nothing is under way that gives pages back, whoever lacks some waits for a quarantine to end,
         perhaps for ever: another worker goes on."""
         retiring = self.memory.pool.count(PageState.RETIRING)
@@ -386,12 +367,13 @@ class DecodeScheduler:
             req = self._retraction.drop_first()
         if req is not None:
             self.counters.sent_back += 1
+            self._flush(now)
             self._refuse(req, "no_room", "the pages it needs are in quarantine")
 
     def _resume(self) -> None:
         while self._free_slots:
-            running = list(self._running.values())
-            growth = self._pages_wanted(running) + len(running) + 1 if running or self._joining else 0
+            present = [*self._running.values(), *self._joining, *self._retraction.restoring]
+            growth = self._retraction.pages_wanted(present) + len(present) + 1 if present else 0
             req = self._retraction.resume(growth)
             if req is None:
                 return

@@ -21,6 +21,10 @@ class Unsent:
         """Keep a row until the next flush."""
         self._rows.setdefault(router, []).append(row)
 
+    def forget(self, router: str) -> None:
+        """The router's session has ended: the next one hears nothing of it."""
+        self._rows.pop(router, None)
+
     def due(self, now: float) -> bool:
         """Whether what is here has waited long enough."""
         return bool(self._rows) and now >= self._next_flush

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -32,6 +32,18 @@ class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):
     leases_max: Annotated[
         PositiveInt, Meta(description="leases at a time: 8 bytes of registered memory each")
     ] = 1024
+    queue_max: Annotated[
+        PositiveInt,
+        Meta(description="requests waiting here; above it Refused, so that the router tries elsewhere"),
+    ] = 1024
+    queue_policy: Annotated[
+        Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"],
+        Meta(description="who goes first; fcfs starves nobody"),
+    ] = "fcfs"
+    policy_queue_max: Annotated[
+        PositiveInt,
+        Meta(description="above so many waiting, lpm and dfs-weight are fcfs: matching costs too much"),
+    ] = 128
     shared_prefix_cached_tokens_max: Annotated[
         Count,
         Meta(description="a request with at most so much cached may wait one round for another's prefix"),

@@ -171,8 +171,9 @@ class PrefillScheduler:
             if self._running.get(req.rid) is not req:
                 continue  # cancelled while the step ran
             req.kv_len = extend.end
-            self.memory.commit(req)
-            if token_id is not None:
+            if token_id is None:
+                self.memory.commit(req)
+            else:
                 self._hand_over(req, token_id, now)
 
     # ---- what goes out ----
@@ -183,8 +184,9 @@ class PrefillScheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
-        return self.leases.next_expiry()
+        """When the next lease ends by itself, or the routers should hear of a new load."""
+        deadlines = (self.leases.next_expiry(), self._audience.deadline(self._load()))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
         """No: the notifications of readers change nothing here, they can wait for the next turn."""
@@ -220,7 +222,7 @@ class PrefillScheduler:
         if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
             return  # the same attempt or a newer one is here already
         total_tokens = len(command.token_ids)
-        if total_tokens > self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
+        if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
             self.counters.refused += 1
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
@@ -231,18 +233,7 @@ class PrefillScheduler:
             return
         self._arrivals += 1
         self.counters.requests += 1
-        self._waiting[command.rid] = Req(
-            rid=command.rid,
-            attempt=command.attempt,
-            router=router,
-            arrival=self._arrivals,
-            token_ids=list(command.token_ids),
-            prompt_len=command.prompt_len,
-            params=command.params,
-            priority=command.priority,
-            extra_key=command.extra_key,
-            arrived_at=now,
-        )
+        self._waiting[command.rid] = Req.of(command, router, self._arrivals, now)
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Forget the request, whatever its state, if it is of this attempt or an older one."""
@@ -288,6 +279,7 @@ class PrefillScheduler:
             list(self._waiting.values()),
             self.memory.cache,
             list(self._running.values()),
+            prefix_aware_max=self._config.policy_queue_max,
         )
         for req in self._in_batch_prefix.go_now(ordered):
             if not self._may_start():
@@ -346,8 +338,9 @@ class PrefillScheduler:
 
     def _hand_over(self, req: Req, token_id: int, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""
-        req.token_ids.append(token_id)
         self._leave_slot(req)
+        self.memory.share(req)
+        req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
         baton = None if finish else self._lease(req, now)
         if finish:

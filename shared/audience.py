@@ -31,6 +31,10 @@ class Audience:
         """Whether it is time to look at the load again."""
         return bool(self._told) and now >= self._next_push
 
+    def deadline(self, load: Load) -> float | None:
+        """When somebody is to hear of this load; None if all have."""
+        return self._next_push if any(told != load for told in self._told.values()) else None
+
     def push(self, load: Load, now: float) -> list[Send]:
         """The messages to send; the next look is `load_seconds` from now."""
         self._next_push = now + self._load_seconds

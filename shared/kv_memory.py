@@ -3,14 +3,14 @@
 Wraps the page pool and the radix cache, and adds the one thing neither knows: the number of the last launched step.
 Pages that a request gives up may still be touched by that step, so they are *retired*, not freed.
 
-    give ──► req.pages, req.owned ──► commit (whole settled pages go to the tree) ──► release
+    match, give ──► req.pages, req.owned ──► commit (whole settled pages go to the tree) ──► release
 """
 
 from __future__ import annotations
 
 from shared.baton import pages_of
 from shared.page_pool import PagePool, PageState
-from shared.radix_cache import RadixCache
+from shared.radix_cache import RadixCache, ancestry
 from shared.req import Req
 
 
@@ -62,6 +62,28 @@ class KvMemory:
         req.node = inserted.node
         adopted = set(inserted.adopted)
         req.owned = [page for page in req.owned if page not in adopted]
+
+    def share(self, req: Req) -> None:
+        """Commit, and use the tree's page for every block it held already: while no slot names the request's pages.
+
+        Else a request would hold such a block twice, in the tree and in a page of its own, and one that fits the
+        pool alone could find no room to finish.
+        """
+        self.commit(req)
+        assert req.node is not None
+        tree = [page for node in reversed([*ancestry(req.node)]) for page in node.pages]
+        replaced = {page for page, kept in zip(req.pages, tree, strict=False) if page != kept}
+        self.pool.retire(
+            [page for page in req.owned if page in replaced], PageState.OWNED, self.launched_step
+        )
+        req.owned = [page for page in req.owned if page not in replaced]
+        req.pages[: len(tree)] = tree
+
+    def held_alone(self, req: Req) -> int:
+        """Pages that would be room if this request gave up all it holds."""
+        if req.node is None:
+            return len(req.owned)
+        return len(req.owned) + sum(len(node.pages) for node in ancestry(req.node) if node.lock_count == 1)
 
     def release(self, req: Req, state: PageState = PageState.OWNED) -> None:
         """Give up all the request's pages; its own ones are in `state`."""

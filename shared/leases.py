@@ -8,7 +8,7 @@ at a time as there are words.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from shared.errors import InvariantError
@@ -35,6 +35,7 @@ class Leases:
         self._lease_seconds = lease_seconds
         self._free = deque(range(len(words)))
         self._by_rid: dict[str, Lease] = {}
+        self._holds: Counter[int] = Counter()  # leases by page
         self._next_nonce = (epoch & 0xFFFF_FFFF) << 32 | 1  # never 0; never again within this epoch
 
     def __len__(self) -> int:
@@ -47,8 +48,8 @@ class Leases:
 
     @property
     def pages(self) -> int:
-        """Pages held by leases (a page shared by two leases counts twice)."""
-        return sum(len(lease.req.pages) for lease in self._by_rid.values())
+        """Pages held by leases, one that several hold counted once."""
+        return len(self._holds)
 
     def grant(self, req: Req, now: float) -> Lease:
         """Lease the request's pages; the caller has made sure that a word is free."""
@@ -58,6 +59,7 @@ class Leases:
         self._next_nonce += 1
         self._words.write(lease.index, lease.nonce)
         self._by_rid[req.rid] = lease
+        self._holds.update(req.pages)
         return lease
 
     def all(self) -> list[Lease]:
@@ -92,9 +94,14 @@ class Leases:
 
     def end(self, lease: Lease) -> Req:
         """Clear the word. From the return on, and not before, the caller may unlock the request's pages."""
+        assert self._by_rid[lease.req.rid] is lease
         self._words.clear(lease.index)
         del self._by_rid[lease.req.rid]
         self._free.append(lease.index)
+        for page in lease.req.pages:
+            self._holds[page] -= 1
+            if not self._holds[page]:
+                del self._holds[page]
         return lease.req
 
     def expired(self, now: float) -> list[Lease]:

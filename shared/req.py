@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.baton import pages_of
-from shared.messages import FinishReason
+from shared.messages import Decode, FinishReason, Prefill
 from shared.radix_cache import Node
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
@@ -45,6 +45,23 @@ class Req:
     launched_len: int = 0
     slot: int | None = None
     retractions: int = 0
+
+    @classmethod
+    def of(cls, command: Prefill | Decode, router: str, arrival: int, now: float) -> Req:
+        """The request that `router` asks for with `command`."""
+        return cls(
+            rid=command.rid,
+            attempt=command.attempt,
+            router=router,
+            arrival=arrival,
+            token_ids=list(command.token_ids),
+            prompt_len=command.prompt_len,
+            params=command.params,
+            priority=command.priority,
+            extra_key=command.extra_key,
+            arrived_at=now,
+            started_at=now,
+        )
 
     @property
     def output_len(self) -> int:

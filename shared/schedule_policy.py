@@ -30,18 +30,26 @@ RETRACTION_HEADROOM_STEPS = 20  # decode steps that must fit after a retraction
 
 
 def order_waiting(
-    policy: str, waiting: Sequence[Req], cache: RadixCache, running: Sequence[Req] = ()
+    policy: str,
+    waiting: Sequence[Req],
+    cache: RadixCache,
+    running: Sequence[Req] = (),
+    *,
+    prefix_aware_max: int = PREFIX_AWARE_WAITING_MAX,
 ) -> list[Req]:
     """`waiting` in the order in which to try them; ties go by arrival.
 
     fcfs: by arrival. lpm: longest cached prefix first. dfs-weight: by subtree of the radix cache, the one with most
     waiting first. lof: most output to come first. random: shuffled anew with every arrival, the same on every run.
-    routing-key: those first whose `extra_key` most of `running` share. priority: highest first. Only fcfs and
-    random starve nobody. Raises `ValueError` for any other name.
+    routing-key: those first whose `extra_key` most of `running` share. priority: highest first. With more
+    than `prefix_aware_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve nobody. Raises
+    `ValueError` for any other name.
     """
     if policy not in QUEUE_POLICIES:
         raise ValueError(f"queue policy must be one of {sorted(QUEUE_POLICIES)}, got {policy!r}")
     arrived = sorted(waiting, key=lambda req: req.arrival)
+    if len(arrived) > prefix_aware_max and policy in ("lpm", "dfs-weight"):
+        return arrived
     return QUEUE_POLICIES[policy](arrived, cache, running)
 
 
@@ -52,14 +60,12 @@ def _fcfs(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list
 
 def _lpm(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
     del running
-    if len(arrived) > PREFIX_AWARE_WAITING_MAX:
-        return arrived
     return sorted(arrived, key=lambda req: -_cached_tokens(req, cache)[1])
 
 
 def _dfs_weight(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
     del running
-    if not 0 < len(arrived) <= PREFIX_AWARE_WAITING_MAX:
+    if not arrived:
         return arrived
     ends_at: dict[Node, list[Req]] = {}
     children: dict[Node, dict[Node, None]] = {}

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds, Share
+from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -67,18 +67,6 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     overlap: Annotated[
         bool, Meta(description="launch step N+1 before N is settled; false: the normal loop, for debugging")
     ] = True
-    queue_max: Annotated[
-        PositiveInt,
-        Meta(description="requests waiting here; above it Refused, so that the router tries elsewhere"),
-    ] = 1024
-    queue_policy: Annotated[
-        Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"],
-        Meta(description="who goes first; fcfs starves nobody"),
-    ] = "fcfs"
-    policy_queue_max: Annotated[
-        PositiveInt,
-        Meta(description="above so many waiting, lpm and dfs-weight are fcfs: matching costs too much"),
-    ] = 128
     load_seconds: Annotated[
         Seconds,
         Meta(description="between two reports of a changed load: placement needs it fresh, not exact"),
@@ -88,8 +76,8 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         Meta(description="which unlocked leaf of the radix cache is evicted first"),
     ] = "lru"
     quarantine_seconds: Annotated[
-        Seconds, Meta(description="a read unproven for so long: the worker drains and starts anew")
-    ] = 30.0
-    quarantine_share: Annotated[
-        Share, Meta(description="of the pool in quarantine: above it the worker drains and starts anew")
-    ] = 0.05
+        Seconds,
+        Meta(
+            description="a read unproven for so long costs the agent that made it: closing that is the fence"
+        ),
+    ] = 10.0
