@@ -10,7 +10,7 @@ spike taught (docs/decisions/0001-nixl-over-ucx.md):
   collected, but to release a read that is not DONE is to lose sight of it while its bytes still land.
 - Without the progress thread a busy holder would serve nobody: over TCP its CPU answers the reads.
 
-UCX is configured by environment variables, which count when the first agent is made.
+A transfer belongs to one thread, the worker's loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -39,7 +40,7 @@ from shared.transfer.fetches import (
 )
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import Collected, FetchEvent
-from shared.transfer.ucx import configure_ucx
+from shared.transfer.ucx import TransportLog, configure_ucx
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +55,24 @@ class _Nixl:
 
     bindings: Any
     errors: tuple[type[Exception], ...]
+    transport_log: TransportLog
 
     def segment(self, kind: str) -> Any:
         return self.bindings.VRAM_SEG if kind == "VRAM" else self.bindings.DRAM_SEG
 
 
+@cache
 def load_nixl() -> _Nixl:
     """NIXL's bindings, or a `TransferError` that says what to install."""
+    transport_log = TransportLog()
     for variable in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
         os.environ.setdefault(variable, "FATAL")  # a lost peer is an event here, not a screen of errors
     try:
         bindings = import_module("nixl._bindings")
     except ImportError as error:
         raise TransferError(f"NIXL cannot be imported ({error}): install segue[worker]") from error
-    return _Nixl(bindings, tuple(kind for name, kind in vars(bindings).items() if name.endswith("Error")))
+    errors = tuple(kind for name, kind in vars(bindings).items() if name.endswith("Error"))
+    return _Nixl(bindings, errors, transport_log)
 
 
 class _Agent:
@@ -254,6 +259,11 @@ class NixlTransfer:
     def bytes_per_second(self) -> dict[str, float]:
         """Of the last landed fetch from each peer, lease word included."""
         return self._fetches.bytes_per_second
+
+    @property
+    def transport(self) -> str:
+        """What UCX chose for its latest new kind of connection: "cma/memory", "tcp/eth0"; empty: not known."""
+        return self._nixl.transport_log.latest()
 
     @property
     def readers_fenced(self) -> int:

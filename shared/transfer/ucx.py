@@ -1,12 +1,25 @@
-"""UCX's settings: where the KV plane may listen. UCX takes them from the environment, once, at its first use.
+"""UCX's settings, and what UCX says of the way it chose: the only place that knows its environment variables.
 
-A variable that whoever runs the process has set by hand stays, but for those two that keep the KV plane where
-the network policy expects it: UCX neither authenticates nor encrypts.
+UCX takes its settings from the environment, when its library is loaded and when a backend is made. A variable that
+whoever runs the process has set stays, but for those two that keep the KV plane where the network policy expects it:
+UCX neither authenticates nor encrypts. It has no call that tells which transport a read takes; it only prints, on
+request, a table for each kind of connection. Those tables go into a file in memory and are read here:
+
+    | pod-1f-r1 intra-node cfg#1                                         |
+    | remote memory read by ucp_get*(multi) into host memory from host   |
+    | Range  | Description | Config                                      |
+    | 0..inf | zero-copy   | cma/memory                                  |
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+
+LOG_LINK = "/proc/self/fd/"
+READ_TABLE = re.compile(r"remote memory read by ucp_get")
+LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
 
 
 def configure_ucx(interface: str, ports: str) -> None:
@@ -19,3 +32,29 @@ def configure_ucx(interface: str, ports: str) -> None:
         os.environ["UCX_NET_DEVICES"] = interface
     if ports:
         os.environ["UCX_TCP_PORT_RANGE"] = ports
+
+
+class TransportLog:
+    """Which transport UCX chose for its latest kind of read. Make it before UCX is loaded, once a process."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._latest = ""
+        self._file: int | None = None
+        log_file = os.environ.get("UCX_LOG_FILE", LOG_LINK)
+        if log_file.startswith(LOG_LINK):  # not set, or set by the parent process for itself
+            self._file = os.memfd_create("ucx-log")
+            os.environ["UCX_LOG_FILE"] = f"{LOG_LINK}{self._file}"
+            os.environ["UCX_PROTO_INFO"] = "y"
+
+    def latest(self) -> str:
+        """ "cma/memory", "tcp/eth0", …; empty when UCX has not said, or logs to a file of the user's own."""
+        if self._file is None:
+            return ""
+        ctypes.CDLL(None).fflush(None)  # UCX leaves its lines in the C library's buffer
+        text = os.pread(self._file, os.fstat(self._file).st_size - self._offset, self._offset)
+        self._offset += len(text)
+        for table in READ_TABLE.split(text.decode(errors="replace"))[1:]:
+            if row := LAST_RANGE.search(table):
+                self._latest = row[1]
+        return self._latest

@@ -1,4 +1,4 @@
-"""The contract of fetching, on NIXL between real processes: over shared memory's cousin CMA, and over TCP."""
+"""The contract of fetching, on NIXL between real processes: over CMA (what one machine uses) and over TCP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.transfer.nixl import NixlTransfer
+from shared.transfer.protocol import Landed
 from shared.transfer.self_fetch import self_fetch
 from tests.fetcher_contract import (
     KV_FORMAT,
@@ -71,6 +72,19 @@ class TestOverTcp(FetcherContract, AnsweredReadsContract):
     @pytest.fixture
     def world(self, tcp_world: World) -> World:
         return tcp_world
+
+
+@pytest.mark.parametrize(("fixture", "transport"), [("local_world", "cma/memory"), ("tcp_world", "tcp/lo")])
+def test_the_transport_is_the_one_that_ucx_chose(
+    fixture: str, transport: str, request: pytest.FixtureRequest
+) -> None:
+    world: World = request.getfixturevalue(fixture)
+    source = world.make_holder()
+    source.write(3, 77)
+    world.reader.start(1, world.baton(source, (5,)), 0, [0])
+    assert isinstance(world.next_event(), Landed)
+    assert isinstance(world.reader, NixlTransfer)
+    assert world.reader.transport == transport
 
 
 @pytest.mark.parametrize("fixture", ["local_world", "tcp_world"])
