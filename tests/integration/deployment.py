@@ -115,7 +115,9 @@ def deployment(*flags: str) -> Iterator[Deployment]:
         reader.start()
         try:
             until(lambda: launcher.poll() is not None or _ready(running), START_SECONDS_MAX, "readiness")
-            assert launcher.poll() is None, "".join(running.output)
+            if launcher.poll() is not None:
+                reader.join()
+                raise AssertionError("".join(running.output))
             yield running
         finally:
             client.close()
