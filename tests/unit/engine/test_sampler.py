@@ -63,6 +63,8 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch(
 ) -> None:
     sampler = Sampler(slots=9, vocab_size=VOCAB, eos_token_ids=[EOS])
     slots = data.draw(st.permutations(range(9)))[: len(rows)]
+    for slot in slots:  # whoever had the slot before leaves nothing behind
+        sampler.join(SlotJoin(slot, (), 0, data.draw(any_params), 1, data.draw(histories)))
     for slot, (params, tokens, _) in zip(slots, rows, strict=True):
         sampler.join(SlotJoin(slot, (), 0, params, 1, tokens))
     logits = torch.cat([logits_of(seed) for _, _, seed in rows])

@@ -64,6 +64,13 @@ def test_a_request_without_pages_is_an_error_of_its_step_and_of_all_later_ones(d
     assert driver.device.completed() == 0
 
 
+def test_a_slot_forgets_the_pages_of_the_request_before(driver: Driver) -> None:
+    driver.prefill(0, PROMPT, range(4))
+    joins = [driver.join(0, range(1), prompt_len=20)]
+    with pytest.raises(InvariantError, match="fewer pages than tokens"):
+        driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, PROMPT, 0, True)])
+
+
 def test_extending_elsewhere_than_at_the_end_is_refused(driver: Driver) -> None:
     joins = [driver.join(0, range(4), prompt_len=20, kv_len=3)]
     with pytest.raises(InvariantError, match="end of its cache"):
