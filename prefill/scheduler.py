@@ -129,8 +129,6 @@ class PrefillScheduler:
             self._end(lease)
             refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
             self._effects.append(Send(lease.req.router, refused))
-            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "the lease was not renewed")
-            self._effects.append(Send(lease.req.router, refused))
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
 
