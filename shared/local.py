@@ -25,15 +25,17 @@ from msgspec import Meta
 
 from shared.config import Count, LogLevel, Port, PositiveInt, variable_of
 from shared.deployment import HOST, Child, Deployment
+from shared.engine.memory import RESERVE_BYTES, memory_budget
+from shared.engine.model_config import read_model_config
 from shared.errors import ConfigError, StartError
 from shared.link_keys import write_new_seed
-from shared.machine import usable_cores, usable_memory_bytes
+from shared.machine import usable_cores
 from shared.messages import Role
 from shared.model_store import DEFAULT_MODEL, name_of, resolve
 from shared.narration import Narration
 from shared.worker_config import Device
 
-MEMORY_SHARE = 0.8  # of what is available; the rest is for the router and whoever else works here
+WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
 
 class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ def up(config: LocalConfig, narration: Narration) -> None:
     with contextlib.ExitStack() as stack:
         router_port = stack.enter_context(_reserved(config.router_port))
         model = resolve(config.model, narration.say)
+        _require_memory(model, config.prefill + config.decode)
         folder = Path(tempfile.mkdtemp(prefix="segue-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         seed_file = folder / "seed"
@@ -98,7 +101,7 @@ def _worker(
     http_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
     count = config.prefill + config.decode
     threads = config.threads or max(1, usable_cores() // count)
-    memory_bytes = int(usable_memory_bytes() * MEMORY_SHARE / count)
+    memory_bytes = memory_budget().memory_bytes // count
     arguments = [
         *common,
         "--device",
@@ -110,6 +113,17 @@ def _worker(
     ]
     arguments += ["--http-port", str(http_port), "--links-port", str(links_port)]
     return Child(f"{role}-{number}", role, http_port, arguments)
+
+
+def _require_memory(model: Path, workers: int) -> None:
+    """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
+    budget = memory_budget()
+    needed = read_model_config(model).parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
+    if budget.memory_bytes < workers * needed:
+        raise StartError(
+            f"too little memory: {budget.memory_bytes / 2**30:.1f} GiB ({budget.origin}) for {workers} workers that "
+            f"need at least {needed / 2**30:.1f} GiB each; use a smaller model or fewer workers"
+        )
 
 
 def _links_port(child: Child) -> str:

@@ -1,7 +1,6 @@
-"""How many cores and how much memory this process may use: the cgroup's limits, else the machine's.
+"""How many cores this process may use: the cgroup's limit, else the machine's.
 
-In a container the machine's own figures are somebody else's. Reads cgroup v2 files; a process outside any limit finds
-none.
+In a container the machine's own figures are somebody else's. How much memory there is, `shared.engine.memory` says.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
@@ -21,17 +19,6 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
     if quota != "max":
         cores = min(cores, math.ceil(int(quota) / int(period or 100_000)))
     return max(1, cores)
-
-
-def usable_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int:
-    """Bytes that are available now, without swapping, within the cgroup's limit."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = _read(cgroup / "memory.max") or "max"
-    if limit != "max":
-        used = int(_read(cgroup / "memory.current") or 0)
-        available = min(available, max(0, int(limit) - used))
-    return available
 
 
 def _read(file: Path) -> str | None:

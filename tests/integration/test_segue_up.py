@@ -1,0 +1,157 @@
+"""`segue up` as a user meets it: one sentence for what is wrong, one line when it is ready, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.integration.running import Running, ended_within
+
+SMALL = ("--set", "prefill.pages=64,decode.pages=64,prefill.slots=4,decode.slots=4,router.silence_seconds=10")
+ROLES = ["decode", "prefill", "router"]
+
+
+@contextlib.contextmanager
+def segue(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Running]:
+    command = str(Path(sys.executable).with_name("segue"))
+    running = Running(command, "up", *flags, environment=environment)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def roles(running: Running) -> list[str]:
+    """The role of each child, from its command line."""
+    found = (re.search(r" -m (router|prefill|decode) ", line) for line in running.children().values())
+    return sorted(match.group(1) for match in found if match)
+
+
+def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
+    """The one sentence of a start that must fail, within 15 s."""
+    began_at = monotonic()
+    with segue(*flags, environment=environment) as running:
+        assert running.process.wait(15) != 0
+    assert monotonic() - began_at < 15
+    assert not [line for line in running.lines if "Traceback" in line], running.lines
+    assert len(running.lines[-1]) > 10
+    return running.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--modell", "x"), ("unknown flag --modell", "did you mean --model?")),
+        (("--prefill", "0"), ("--prefill", ">= 1")),
+        (("--device", "tpu"), ("--device", "'tpu'")),
+        (("--model", "/nowhere"), ("there is no model /nowhere",)),
+        (("--set", "pages=3"), ("--set takes ROLE.SETTING=VALUE",)),
+        (("--set", "decode.pagse=3"), ("decode-0 could not start", "did you mean --pages?")),
+        (("--decode-config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    sentence = refused("--router-port", "0", *flags)
+    assert sentence.startswith("segue up: ")
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_hub_without_a_network_is_said_in_one_sentence(tmp_path: Path) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    sentence = refused("--router-port", "0", "--model", "org/name", environment=nowhere)
+    assert "the Hub cannot be reached for org/name" in sentence
+
+
+def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    sentence = refused("--router-port", "0", "--model", str(tmp_path))
+    assert "MambaForCausalLM" in sentence
+    assert "LlamaForCausalLM" in sentence
+
+
+def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
+    huge = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 10**6,
+        "hidden_size": 10**6,
+        "intermediate_size": 10**6,
+    }
+    huge |= {
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    sentence = refused("--router-port", "0", "--model", str(tmp_path))
+    assert re.search(r"too little memory: [\d.]+ GiB .* at least [\d.]+ GiB each", sentence), sentence
+
+
+def test_a_port_in_use_is_said_in_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} is not free" in refused("--router-port", str(port))
+
+
+def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_path: Path) -> None:
+    assert shutil.which("curl"), "the ready line is for curl"
+    with (
+        segue("--router-port", "0", *SMALL, environment={"TMPDIR": str(tmp_path)}) as one,
+        segue("--router-port", "0", *SMALL, environment={"TMPDIR": str(tmp_path)}) as other,
+    ):
+        commands = [running.line(lambda line: line.startswith("ready in "), 120) for running in (one, other)]
+        assert roles(one) == roles(other) == ROLES
+        for line in commands:
+            command = line.partition("try: ")[2].replace('"max_tokens": 64', '"max_tokens": 4')
+            answer = subprocess.run(
+                ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True
+            )
+            assert answer.stdout.rstrip().endswith("data: [DONE]")
+            assert '"content"' in answer.stdout
+        seeds = list(tmp_path.glob("segue-*/seed"))
+        assert len(seeds) == 2
+        assert all(seed.stat().st_mode & 0o077 == 0 for seed in seeds)
+        assert not [line for line in one.children().values() if seeds[0].read_bytes().hex() in line]
+        pids = [*one.children(), one.process.pid]
+        one.process.send_signal(signal.SIGINT)
+        assert ended_within(pids, 5)
+        left = list(other.children())
+        other.process.kill()
+        assert ended_within(left, 5)
+    assert "Traceback" not in "".join(one.lines + other.lines)
+
+
+def test_a_killed_process_comes_back_under_its_address() -> None:
+    with segue("--router-port", "0", *SMALL) as running:
+        ready = running.line(lambda line: line.startswith("ready in "), 120)
+        assert int(ready.split()[2]) < 60  # with other tests around it; alone it is under 20
+        for role in ROLES:
+            kill_and_await(running, role)
+
+
+def kill_and_await(running: Running, role: str) -> None:
+    """`kill -9` the process of this role; another one takes its place with the same command line."""
+    before = running.children()
+    victim = next(pid for pid, line in before.items() if f" -m {role} " in line)
+    os.kill(victim, signal.SIGKILL)
+    running.line(lambda line: line.startswith(role) and "killed by signal 9" in line, 10)
+    running.line(lambda line: line.startswith(role) and ": ready" in line, 120)
+    after = running.children()
+    again = next(pid for pid, line in after.items() if f" -m {role} " in line)
+    assert again != victim
+    assert after[again] == before[victim]
+    assert roles(running) == ROLES
