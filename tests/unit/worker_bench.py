@@ -7,7 +7,7 @@ holds a single byte of KV: whether pages hold the right bytes is the simulation'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -199,6 +199,15 @@ class Bench:
             if not copied and not self.fetcher.events and self.loop.patience_seconds() > 0:
                 return
         raise AssertionError(f"still busy after {turns_max} turns")
+
+    def run_until(self, reached: Callable[[], bool], turns_max: int = 500) -> None:
+        """Turn, landing fetches but ending no copies, until something is so."""
+        for _ in range(turns_max):
+            if reached():
+                return
+            self.turn()
+            self.fetcher.land_all()
+        raise AssertionError(f"not reached in {turns_max} turns")
 
     def said(self, kind: type[MessageKind]) -> list[MessageKind]:
         """What the routers have heard of one kind, in order."""

@@ -1,0 +1,52 @@
+"""A decode core on the bench."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from shared.messages import Generated
+from tests.unit.worker_bench import EOS, KV_FORMAT, PAGE_SIZE, Bench
+
+CONTEXT_LEN = 256
+
+
+class DecodeBench(Bench):
+    """One decode scheduler with small pages; `settings` go into its config."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        host_pages: int = 32,
+        overlap: bool = True,
+        routers: int = 1,
+        **settings: Any,
+    ):
+        defaults = {"slots": 8, "init_new_token_ratio": 0.0, "retract_steps": 4, "readmit_share": 0.0}
+        self.core = DecodeScheduler(
+            DecodeConfig(page_size=PAGE_SIZE, **defaults | settings),
+            pages=pages,
+            host_pages=host_pages,
+            context_len=CONTEXT_LEN,
+            kv_format=KV_FORMAT,
+            eos_token_ids=frozenset({EOS}),
+        )
+        super().__init__("decode", self.core, overlap=overlap, routers=routers)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no page is held but by the cache, no slot is used and host memory is free."""
+        memory, host = self.core.memory, self.core.host
+        return memory.room == memory.pool.total and host.free == host.total and self.core.slots_used == 0
+
+    def tokens(self, rid: str, attempt: int = 1) -> list[int]:
+        """The tokens the routers heard of a request, in order; an index out of order is an error."""
+        token_ids: list[int] = []
+        for message in self.said(Generated):
+            for row in message.rows:
+                if (row.rid, row.attempt) == (rid, attempt):
+                    assert row.index == 1 + len(token_ids)
+                    token_ids += row.token_ids
+        return token_ids

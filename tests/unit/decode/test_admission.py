@@ -1,0 +1,110 @@
+"""Who may come in: what never fits, what does not fit now, and the room that is nobody's to take."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.messages import Decode, Finished, Refused
+from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
+from tests.unit.worker_bench import decode, prompt
+
+
+def refusals(bench: DecodeBench) -> list[tuple[str, str]]:
+    return [(said.rid, said.reason) for said in bench.said(Refused)]
+
+
+def altered(command: Decode, **changes: object) -> Decode:
+    return msgspec.structs.replace(command, baton=msgspec.structs.replace(command.baton, **changes))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        pytest.param(decode("a", prompt(8), max_new_tokens=CONTEXT_LEN - 7), "too_long", id="context"),
+        pytest.param(decode("a", prompt(8), max_new_tokens=34), "too_long", id="pages"),
+        pytest.param(altered(decode("a", prompt(8)), kv_format="odd"), "unreachable", id="KV format"),
+        pytest.param(altered(decode("a", prompt(8)), kv_len=7), "internal", id="baton and tokens differ"),
+        pytest.param(decode("a", prompt(8), max_new_tokens=1), "internal", id="nothing left to generate"),
+    ],
+)
+def test_what_this_worker_can_never_take_is_refused_at_intake(command: Decode, reason: str) -> None:
+    bench = DecodeBench(pages=10)
+    bench.send(command)
+    bench.run()
+    assert refusals(bench) == [("a", reason)]
+    assert bench.holds_nothing
+
+
+def test_a_request_that_fills_the_pool_and_the_context_is_taken() -> None:
+    bench = DecodeBench(pages=10)
+    bench.send(decode("a", prompt(8), max_new_tokens=33))
+    bench.run()
+    assert len(bench.tokens("a")) == 32
+    assert bench.holds_nothing
+
+
+def test_without_a_slot_there_is_no_room() -> None:
+    bench = DecodeBench(slots=1)
+    bench.send(decode("a", prompt(8)), decode("b", prompt(8, family=2)))
+    bench.run()
+    assert refusals(bench) == [("b", "no_room")]
+
+
+def test_expected_growth_of_those_here_is_kept_free() -> None:
+    """Ten pages: two requests of two pages each that may grow by four more; the ratio decides."""
+    for ratio, refused in ((0.0, []), (1.0, [("b", "no_room")])):
+        bench = DecodeBench(pages=10, init_new_token_ratio=ratio)
+        bench.send(
+            decode("a", prompt(7), max_new_tokens=17), decode("b", prompt(7, family=2), max_new_tokens=17)
+        )
+        bench.turn()
+        assert refusals(bench) == refused
+
+
+def test_arriving_requests_leave_the_room_that_the_largest_running_one_may_need() -> None:
+    bench = DecodeBench(pages=12)
+    bench.send(decode("large", prompt(8), max_new_tokens=25))  # up to 8 pages
+    bench.turn()
+    bench.fetcher.land_all()
+    bench.turn()
+    bench.send(*(decode(rid, prompt(8, family=n), max_new_tokens=5) for n, rid in enumerate("abc", 2)))
+    bench.turn()
+    assert refusals(bench) == [("c", "no_room")]
+
+
+def test_what_arriving_requests_share_is_counted_once() -> None:
+    bench = DecodeBench(pages=12)
+    bench.send(decode("first", prompt(8), max_new_tokens=2))
+    bench.run()
+    bench.send(decode("large", prompt(8, family=2), max_new_tokens=13))  # up to 5 pages
+    bench.turn()
+    bench.fetcher.land_all()
+    bench.turn()
+    bench.send(*(decode(rid, (*prompt(8), n), max_new_tokens=3) for n, rid in enumerate("abcd")))
+    bench.turn()
+    assert refusals(bench) == []
+
+
+def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free() -> None:
+    bench = DecodeBench(pages=10, readmit_share=0.5)
+    bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    bench.send(decode("c", prompt(3, family=3)))
+    bench.turn()
+    assert refusals(bench) == [("c", "no_room")]
+    bench.run()
+    bench.send(decode("c", prompt(3, family=3), attempt=2))
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)][-1] == "c"
+
+
+def test_the_reserve_starts_over_when_nobody_is_left() -> None:
+    bench = DecodeBench(init_new_token_ratio=0.7)
+    bench.send(decode("a", prompt(8), max_new_tokens=40))
+    bench.turn()
+    bench.fetcher.land_all()
+    bench.turn(10)
+    assert bench.core._admission.ratio.value < 0.7
+    bench.run()
+    assert bench.core._admission.ratio.value == 0.7

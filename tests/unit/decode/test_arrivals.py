@@ -1,0 +1,164 @@
+"""How KV arrives at a decode worker: what is fetched, what never is, and what an unproven read costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.messages import Cancel, Finished, Joined, Refused
+from shared.page_pool import PageState
+from tests.unit.decode.bench import DecodeBench
+from tests.unit.worker_bench import decode, prompt
+
+
+def arriving(**settings: int) -> DecodeBench:
+    """A bench whose request `a`, of three pages, is being fetched."""
+    bench = DecodeBench(routers=2, **settings)  # type: ignore[arg-type]
+    bench.send(decode("a", prompt(9)))
+    bench.turn()
+    assert bench.fetcher.under_way == [1]
+    return bench
+
+
+def test_the_batons_pages_are_read_into_pages_nobody_else_has() -> None:
+    bench = arriving()
+    baton, start_page, into = bench.fetcher.started[1]
+    assert (baton.rid, start_page, len(into)) == ("a", 0, 3)
+    assert {bench.core.memory.pool.state(page) for page in into} == {PageState.ARRIVING}
+
+
+def test_a_landed_request_joins_and_says_so() -> None:
+    bench = arriving()
+    bench.run()
+    (joined,) = bench.said(Joined)
+    assert (joined.rid, joined.fetched_bytes, joined.cached_tokens) == ("a", 3 * 64, 0)
+    assert len(bench.tokens("a")) == 7
+
+
+def test_what_is_cached_here_is_not_fetched() -> None:
+    bench = arriving()
+    bench.run()
+    bench.send(decode("b", (*prompt(8), *prompt(6, family=2))))
+    bench.turn()
+    _, start_page, into = bench.fetcher.started[2]
+    assert (start_page, len(into)) == (2, 2)
+    bench.run()
+    assert bench.said(Joined)[1].cached_tokens == 8
+
+
+def test_a_full_hit_fetches_nothing() -> None:
+    bench = arriving()
+    bench.run()
+    bench.send(decode("b", prompt(8)))
+    bench.run()
+    assert len(bench.fetcher.started) == 1
+    assert (bench.core.counters.full_hits, len(bench.tokens("b"))) == (1, 7)
+    assert bench.holds_nothing
+
+
+def test_a_prompt_of_exactly_k_pages_is_shared_by_all_who_have_it() -> None:
+    bench = DecodeBench(pages=8)
+    bench.send(decode("a", prompt(8)), decode("b", prompt(8)))
+    bench.turn()
+    bench.fetcher.land_all()
+    bench.turn()
+    joins = bench.device.batches[0].joins
+    assert [len(join.pages) for join in joins] == [2, 2]
+    assert joins[0].pages == joins[1].pages  # fetched twice, held once
+    bench.run()
+    assert bench.holds_nothing
+
+
+def test_a_prompt_shorter_than_a_page_is_fetched_whole() -> None:
+    bench = DecodeBench()
+    bench.send(decode("a", prompt(3)))
+    bench.run()
+    assert len(bench.fetcher.started[1][2]) == 1
+    assert len(bench.tokens("a")) == 7
+    assert bench.holds_nothing
+
+
+def test_a_stale_baton_is_sent_back_and_frees_its_pages() -> None:
+    bench = arriving()
+    bench.fetcher.find_stale(1)
+    bench.run()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("a", "stale")]
+    assert bench.core.memory.pool.free == 64
+
+
+def test_a_failed_fetch_that_has_ended_frees_its_pages() -> None:
+    bench = arriving()
+    bench.fetcher.fail(1, ended=True)
+    bench.run()
+    assert [said.reason for said in bench.said(Refused)] == ["unreachable"]
+    assert bench.core.memory.pool.free == 64
+
+
+def test_the_pages_of_an_unproven_read_are_nobodys_until_it_has_ended() -> None:
+    bench = arriving()
+    bench.fetcher.fail(1, ended=False)
+    bench.run()
+    assert [said.reason for said in bench.said(Refused)] == ["unreachable"]
+    assert bench.core.memory.pool.count(PageState.QUARANTINED) == 3
+    assert bench.core.slots_used == 0
+    bench.fetcher.end(1)
+    bench.turn()
+    assert bench.core.memory.pool.free == 64
+
+
+@pytest.mark.parametrize("how", ["cancel", "router lost"])
+def test_giving_up_an_arriving_request_abandons_its_fetch(how: str) -> None:
+    bench = arriving()
+    if how == "cancel":
+        bench.send(Cancel("a", 1))
+    else:
+        bench.links.drop(bench.routers[0])
+    bench.turn()
+    assert bench.fetcher.abandoned == [1]
+    assert bench.core.memory.pool.count(PageState.QUARANTINED) == 3
+    bench.fetcher.end(1)
+    bench.run()
+    assert bench.holds_nothing
+    assert bench.said(Refused) == []
+
+
+def test_news_of_a_fetch_abandoned_in_the_same_turn_frees_the_pages() -> None:
+    bench = arriving()
+    bench.fetcher.land(1)
+    bench.fetcher.under_way.append(1)
+    bench.send(Cancel("a", 1))
+    bench.turn()
+    assert bench.holds_nothing
+    assert bench.said(Joined) == []
+
+
+def test_a_newer_attempt_replaces_an_arriving_one() -> None:
+    bench = arriving()
+    bench.send(decode("a", prompt(9, family=2), attempt=2))
+    bench.turn()
+    assert (bench.fetcher.abandoned, bench.fetcher.under_way) == ([1], [2])
+    bench.fetcher.end(1)
+    bench.run()
+    assert [said.attempt for said in bench.said(Finished)] == [2]
+    assert bench.holds_nothing
+
+
+def test_a_cancel_of_an_older_attempt_changes_nothing() -> None:
+    bench = DecodeBench()
+    bench.send(decode("a", prompt(9), attempt=2), Cancel("a", 1), decode("a", prompt(9), attempt=1))
+    bench.run()
+    assert [said.attempt for said in bench.said(Finished)] == [2]
+    assert len(bench.fetcher.started) == 1
+
+
+def test_a_quarantined_page_is_given_to_nobody() -> None:
+    bench = arriving(pages=6)
+    bench.fetcher.fail(1, ended=False)
+    bench.turn()
+    bench.send(decode("b", prompt(9, family=2), max_new_tokens=8))
+    bench.run()
+    assert [said.reason for said in bench.said(Refused)] == ["unreachable", "no_room"]
+    bench.fetcher.end(1)
+    bench.turn()
+    bench.send(decode("b", prompt(9, family=2), attempt=2))
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)] == ["b"]

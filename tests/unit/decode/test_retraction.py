@@ -1,0 +1,255 @@
+"""KV pressure: who steps back, how it comes back, and that somebody always gets on."""
+
+from __future__ import annotations
+
+import pytest
+
+from decode.retraction import Retraction
+from shared.messages import Cancel, Decode, Finished, Load, Message, Refused
+from shared.page_pool import PageState
+from shared.schedule_batch import ForwardMode
+from tests.unit.decode.bench import DecodeBench
+from tests.unit.worker_bench import EOS, Bench, decode, prompt
+
+
+def crowd(rids: str, prompt_len: int = 7, max_new_tokens: int = 20) -> list[Decode]:
+    """Requests of unlike prompts; by default each has two pages at first and grows to seven."""
+    return [decode(rid, prompt(prompt_len, n), max_new_tokens) for n, rid in enumerate(rids, 1)]
+
+
+def pressed(rids: str = "ab", *, retractions: int = 1, **settings: object) -> DecodeBench:
+    """A bench at the moment somebody has stepped back; copies that began are not done."""
+    bench = DecodeBench(**{"pages": 10, "routers": 2, **settings})  # type: ignore[arg-type]
+    bench.send(*crowd(rids))
+    bench.run_until(lambda: bench.core.counters.retractions >= retractions)
+    return bench
+
+
+def finished(bench: Bench) -> list[str]:
+    return [said.rid for said in bench.said(Finished)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_crowd_that_overflows_the_pool_ends_with_every_token(overlap: bool) -> None:
+    bench = DecodeBench(pages=10, overlap=overlap)
+    bench.send(*crowd("abc"))
+    bench.run()
+    assert sorted(finished(bench)) == list("abc")
+    for rid in "abc":
+        assert len(bench.tokens(rid)) == 19
+    assert bench.core.counters.resumes == bench.core.counters.backups == bench.core.counters.retractions > 0
+    assert bench.holds_nothing
+
+
+def test_fewest_output_tokens_step_back_first_and_the_longest_prompt_on_ties() -> None:
+    bench = DecodeBench(pages=40)
+    reqs = []
+    for rid, prompt_len, output_len, retractions in [
+        ("much output", 8, 9, 0),
+        ("little output", 8, 2, 0),
+        ("and a longer prompt", 12, 2, 0),
+        ("too often", 12, 1, 3),
+    ]:
+        command = decode(rid, prompt(prompt_len), 30)
+        bench.send(command)
+        bench.turn()
+        req = bench.core._reqs[rid]
+        req.token_ids += [9] * (output_len - 1)
+        req.retractions = retractions
+        reqs.append(req)
+    order = []
+    while reqs:
+        victim = bench.core._retraction.victim(reqs)
+        reqs.remove(victim)
+        order.append(victim.rid)
+    assert order == ["and a longer prompt", "little output", "much output", "too often"]
+
+
+def test_one_shortage_takes_out_no_more_than_it_must() -> None:
+    """What a victim holds in the tree is on its way too: else everybody but one would step back."""
+    bench = DecodeBench(pages=17)
+    bench.send(*crowd("abc", prompt_len=16, max_new_tokens=9))
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    bench.turn(2)
+    assert bench.core.counters.retractions == 1
+    bench.run()
+    assert sorted(finished(bench)) == list("abc")
+
+
+def test_a_request_that_ends_with_the_step_in_flight_is_no_victim() -> None:
+    bench = DecodeBench(pages=7, retract_steps=4)
+    bench.send(decode("short", prompt(7), max_new_tokens=6), decode("long", prompt(7, 2), max_new_tokens=14))
+    bench.run()
+    assert finished(bench) == ["short", "long"]
+    assert bench.core.counters.retractions == 0
+
+
+def test_a_victim_is_copied_only_after_its_step_has_settled() -> None:
+    bench = DecodeBench(pages=10, routers=1)
+    bench.send(*crowd("ab"))
+    while not bench.core.counters.retractions:
+        bench.loop.begin()
+        if not bench.core.counters.retractions:
+            bench.loop.finish()
+        bench.fetcher.land_all()
+    assert bench.device.copies == []
+    bench.loop.finish()
+    assert len(bench.device.copies) == 1
+    bench.run()
+    assert sorted(finished(bench)) == ["a", "b"]
+
+
+def test_pages_under_copy_are_not_used_by_anybody() -> None:
+    bench = pressed()
+    assert bench.device.copies
+    copying = bench.core.memory.pool.count(PageState.COPYING)
+    assert copying > 0
+    bench.turn(3)
+    assert bench.core.memory.pool.count(PageState.COPYING) == copying
+
+
+def test_retracted_requests_resume_first_in_first_out() -> None:
+    bench = DecodeBench(pages=12)
+    bench.send(*crowd("abcd"))
+    left: list[str] = []
+    real: Retraction = bench.core._retraction
+    resumed: list[str] = []
+    for _ in range(500):
+        before = [req.rid for req, _ in real._retracted]
+        bench.turn()
+        bench.fetcher.land_all()
+        after = [req.rid for req, _ in real._retracted]
+        left += [rid for rid in after if rid not in before]
+        resumed += [rid for rid in before if rid not in after]
+        bench.device.finish_copies()
+    assert sorted(finished(bench)) == list("abcd")
+    assert len(left) > 1
+    assert resumed == left
+
+
+def test_nothing_new_comes_in_while_somebody_waits_to_come_back() -> None:
+    bench = pressed()
+    bench.send(decode("new", prompt(3, 9)))
+    bench.turn()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("new", "no_room")]
+    bench.now += 0.1
+    bench.turn()
+    assert not bench.said(Load)[-1].accepting
+
+
+def test_a_resumed_request_joins_with_all_it_had() -> None:
+    bench = pressed()
+    bench.run()
+    rejoined = bench.device.steps(ForwardMode.PREBUILT)[-1].joins[0]
+    assert rejoined.kv_len > 7
+    assert rejoined.last_token == 9
+    assert len(rejoined.pages) == -(-rejoined.kv_len // 4)
+
+
+def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> None:
+    bench = DecodeBench(pages=10, host_pages=0, flush_seconds=1000.0)
+    bench.send(*crowd("ab"))
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    bench.turn()
+    (refused,) = bench.said(Refused)
+    assert refused.reason == "stale"
+    heard = [message for message in bench.heard if not isinstance(message, Load)]
+    assert len(bench.tokens(refused.rid)) > 0
+    assert heard[-1] is refused or isinstance(heard[-1], Finished)
+    count = len(bench.tokens(refused.rid))
+    bench.run()
+    assert len(bench.tokens(refused.rid)) == count
+    assert len(finished(bench)) == 1
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("host_pages", [0, 1, 32])
+def test_a_lone_request_finishes_in_a_pool_of_its_own_size(host_pages: int) -> None:
+    bench = DecodeBench(pages=7, host_pages=host_pages)
+    bench.send(*crowd("a"))
+    bench.run()
+    assert len(bench.tokens("a")) == 19
+
+
+def test_twins_in_a_pool_for_one_both_finish() -> None:
+    """Their prompt is fetched twice; held twice, it would leave neither of them the room to finish."""
+    bench = DecodeBench(pages=11)
+    bench.send(decode("a", prompt(16), 28), decode("b", prompt(16), 28))
+    bench.run()
+    assert sorted(finished(bench)) == ["a", "b"]
+    assert bench.holds_nothing
+
+
+# ---- giving up while stepped back ------------------------------------------------------------------------------
+
+STATES = ["leaving", "backing up", "retracted", "restoring"]
+
+
+def victim_in(state: str) -> tuple[DecodeBench, str]:
+    """A bench with a request that stepped back and is in `state`, and its name."""
+    bench = DecodeBench(pages=10, routers=2)
+    bench.send(*crowd("ab"))
+    retraction = bench.core._retraction
+    if state == "leaving":
+        while not retraction._leaving:
+            bench.loop.begin()
+            if not retraction._leaving:
+                bench.loop.finish()
+            bench.fetcher.land_all()
+        return bench, retraction._leaving[0].rid
+    bench.run_until(lambda: bool(bench.device.copies))
+    victim = retraction.requests[0]
+    if state != "backing up":
+        bench.device.finish_copies()
+        bench.turn()
+        assert [req for req, _ in retraction._retracted] == [victim]
+    if state == "restoring":
+        bench.run_until(lambda: bool(bench.device.copies))
+        assert retraction.restoring == [victim]
+    return bench, victim.rid
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_a_cancelled_request_leaves_nothing(state: str, twice: bool) -> None:
+    bench, rid = victim_in(state)
+    other = "b" if rid == "a" else "a"
+    bench.send(*[Cancel(rid, 1)] * (2 if twice else 1))
+    bench.run()
+    assert finished(bench) == [other]
+    assert bench.said(Refused) == []
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_lost_router_takes_everything_along(state: str) -> None:
+    bench, _ = victim_in(state)
+    bench.links.drop(bench.routers[0])
+    bench.run()
+    assert bench.holds_nothing
+    assert bench.core._reqs == {}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_newer_attempt_replaces_it_or_is_told_to_come_later(state: str) -> None:
+    bench, rid = victim_in(state)
+    bench.send(decode(rid, prompt(3, 9), attempt=2))
+    bench.run()
+    answers: list[Message] = [said for said in bench.said(Refused) if said.attempt == 2]
+    answers += [said for said in bench.said(Finished) if said.attempt == 2]
+    assert len(answers) == 1
+    assert [said for said in bench.said(Finished) if (said.rid, said.attempt) == (rid, 1)] == []
+    assert bench.holds_nothing
+
+
+def test_a_request_may_end_with_the_very_step_it_was_retracted_at() -> None:
+    bench, rid = victim_in("leaving")
+    req = bench.core._reqs[rid]
+    step = min(bench.core._planned)  # in flight, and the last that the request takes part in
+    place = bench.core._planned[step].index(req)
+    bench.device._results[step][place] = EOS
+    bench.loop.finish()
+    bench.run()
+    assert finished(bench)[0] == rid
+    assert bench.core.counters.backups == 0
+    assert bench.holds_nothing
