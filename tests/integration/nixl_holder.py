@@ -1,6 +1,7 @@
 """A process that offers pages over NIXL and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
-`holder` write clear collected busy -- each answers one line of JSON. Page i holds the byte i % 251 + 1.
+Its first line is its `Holder`; then write, clear, collected, read, busy each answer one line of JSON. Page i holds the
+byte i % 251 + 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 
 import msgspec
 
+from shared.baton import Baton
 from shared.transfer.nixl import NixlTransfer
 from shared.transfer.protocol import Collected
 from tests.fetcher_contract import KV_FORMAT, LEASES, PageBuffer, byte_of
@@ -42,6 +44,10 @@ def answer(transfer: NixlTransfer, command: str, arguments: list[str]) -> object
         case "collected":
             events = [event for event in transfer.poll() if isinstance(event, Collected)]
             return [(event.lease, event.nonce, event.rid, event.attempt) for event in events]
+        case "read":  # as a reader that is going to die in the middle of it
+            baton = msgspec.json.decode(" ".join(arguments), type=Baton)
+            transfer.start(1, baton, 0, range(len(baton.pages)))
+            return transfer.outstanding
         case "busy":
             say("null")
             return spin(float(arguments[0]))

@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
 import msgspec
 
-from shared.baton import Holder
+from shared.baton import Baton, Holder
 from shared.transfer.protocol import Collected
-from tests.fetcher_contract import PAGE_BYTES, PAGES
+from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"
 epochs = count(1)
@@ -32,6 +32,7 @@ class NixlHolder:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.spoiled = False
         self.holder = msgspec.json.decode(self._read_line(), type=Holder)
 
     def write(self, lease: int, nonce: int) -> None:
@@ -45,6 +46,10 @@ class NixlHolder:
         assert isinstance(heard, list)
         return [Collected(*fields) for fields in heard]
 
+    def read(self, baton: Baton) -> None:
+        """Start to fetch the baton's pages, and never poll."""
+        assert self._ask(f"read {msgspec.json.encode(baton).decode()}") == 1
+
     def be_busy(self, seconds: float) -> None:
         """Spin in Python; the next answer comes after that."""
         self._ask(f"busy {seconds}")
@@ -54,6 +59,7 @@ class NixlHolder:
         return int(self._read_line())
 
     def freeze(self) -> None:
+        self.spoiled = True
         os.kill(self.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -61,6 +67,7 @@ class NixlHolder:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
+        self.spoiled = True
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -80,13 +87,47 @@ class NixlHolder:
         return line
 
 
+class HolderPool:
+    """Holders that outlive a test: to start one takes seconds. One that was frozen or killed is never lent again."""
+
+    def __init__(self) -> None:
+        self._started: list[NixlHolder] = []
+        self._idle: list[NixlHolder] = []
+
+    @contextmanager
+    def lend(self) -> Iterator[Callable[[], NixlHolder]]:
+        """A way to get holders for one test."""
+        lent: list[NixlHolder] = []
+
+        def take() -> NixlHolder:
+            if not self._idle:
+                self._idle.append(NixlHolder("holder", next(epochs)))
+                self._started.append(self._idle[0])
+            lent.append(self._idle.pop())
+            return lent[-1]
+
+        yield take
+        for holder in lent:
+            if holder.spoiled:
+                holder.kill()
+            else:
+                for lease in range(LEASES):
+                    holder.clear(lease)
+                holder.collected()
+                self._idle.append(holder)
+
+    def close(self) -> None:
+        """Kill all."""
+        for holder in self._started:
+            holder.kill()
+
+
 @contextmanager
 def holders() -> Iterator[list[NixlHolder]]:
-    """A list; every holder in it that still runs is killed at the end."""
+    """A list; every holder in it is killed at the end."""
     started: list[NixlHolder] = []
     try:
         yield started
     finally:
         for holder in started:
-            if holder.process.poll() is None:
-                holder.kill()
+            holder.kill()

@@ -19,10 +19,36 @@ from tests.fetcher_contract import (
     PageBuffer,
     World,
 )
-from tests.integration.nixl_processes import PORTS, NixlHolder, epochs, holders
+from tests.integration.nixl_processes import PORTS, HolderPool, epochs
 
 
-def make_world(started: list[NixlHolder]) -> Iterator[World]:
+@pytest.fixture(scope="module")
+def local_holders() -> Iterator[HolderPool]:
+    pool = HolderPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def tcp_holders() -> Iterator[HolderPool]:
+    pool = HolderPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def local_world(local_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    yield from make_world(local_holders)
+
+
+@pytest.fixture
+def tcp_world(tcp_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    yield from make_world(tcp_holders)
+
+
+def make_world(pool: HolderPool) -> Iterator[World]:
     clock, buffer = Clock(), PageBuffer()
     reader = NixlTransfer(
         "reader",
@@ -35,27 +61,9 @@ def make_world(started: list[NixlHolder]) -> Iterator[World]:
         limits=LIMITS,
         clock=clock,
     )
-
-    def make_holder() -> NixlHolder:
-        started.append(NixlHolder("holder", next(epochs)))
-        return started[-1]
-
-    yield World(reader, buffer, clock, make_holder)
-    reader.close()
-
-
-@pytest.fixture
-def local_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.delenv("UCX_TLS", raising=False)
-    with holders() as started:
-        yield from make_world(started)
-
-
-@pytest.fixture
-def tcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    with holders() as started:
-        yield from make_world(started)
+    with pool.lend() as make_holder:
+        yield World(reader, buffer, clock, make_holder)
+        reader.close()
 
 
 class TestOnOneMachine(FetcherContract):
