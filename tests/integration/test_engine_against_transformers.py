@@ -1,7 +1,7 @@
 """SmolLM2, converted from GGUF, generates greedily what transformers generates in float32.
 
 Tokens are compared up to the first near tie, where transformers' own two best logits are closer than `NEAR_TIE` and
-rounding may decide. Measured largest gap of a logit: about 1e-4, of logits around 20.
+rounding may decide. Measured largest gap of a logit: 1.1e-4, of logits up to 38.
 """
 
 from __future__ import annotations
