@@ -1,12 +1,12 @@
 """Errors, as a tree. The type says whose fault it is; the message says expected, met, and what to do.
 
-    SegueError
-    ├── StartError            the process cannot start: one sentence, exit status 1, no traceback
-    │   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
-    │   ├── ModelError        the model is missing, gated, unsupported or broken
-    │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
-    ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
-    └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
+SegueError
+├── StartError            the process cannot start: one sentence, exit status 1, no traceback
+│   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
+│   ├── ModelError        the model is missing, gated, unsupported or broken
+│   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
+├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
+└── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
 """
 
 from __future__ import annotations

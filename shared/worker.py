@@ -159,9 +159,7 @@ def _open_transfer(
 
 
 def _link_settings(config: ProcessConfig) -> LinkSettings:
-    return LinkSettings(
-        heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds
-    )
+    return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
 
 
 def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish: Callable[[], None]) -> None:
@@ -169,7 +167,9 @@ def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish:
     while not stop.is_set():
         loop.begin()
         health.turned()
-        if monotonic() >= next_publish:  # before a step is waited for, so that /metrics shows what it works on
+        if (
+            monotonic() >= next_publish
+        ):  # before a step is waited for, so that /metrics shows what it works on
             publish()
             next_publish = monotonic() + PUBLISH_SECONDS
         loop.finish()

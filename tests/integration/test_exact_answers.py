@@ -1,21 +1,22 @@
 """The default model, disaggregated, says what transformers says: alone, in a crowd, and when pages run short.
 
-Greedy tokens are compared by one teacher-forced pass of transformers' own model in float32 over prompt and answer: each
-token must be the argmax, or lie within a near tie of it. Segue against itself is compared without any tolerance.
+Against transformers' own model in float32, greedy answers are compared up to the first near tie, and near ties are
+counted. Segue against itself is compared without any tolerance.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.integration.deployment import Deployment, deployment, until
-from tests.integration.prompts import varied_prompts
-from tests.integration.streams import crowd
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.model_store import resolve
+from tests.integration.deployment import Deployment, deployment, until
+from tests.integration.prompts import varied_prompts
+from tests.integration.streams import crowd
 
 NEAR_TIE = 1e-3  # a gap between the two best logits that rounding may turn
 TOKENS = 24
@@ -44,18 +45,34 @@ def test_greedy_answers_are_those_of_transformers(
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    near_ties, widest = 0, 0.0
+    near_ties: list[float] = []
     for prompt, text in zip(prompts, alone, strict=True):
-        answer = tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens = torch.tensor([prompt + answer])
-        with torch.inference_mode():
-            logits = reference(tokens).logits[0, len(prompt) - 1 : -1]  # [answer, vocab]
-        chosen = logits[torch.arange(len(answer)), torch.tensor(answer)]
-        gaps = logits.max(dim=-1).values - chosen
-        assert gaps.max() < NEAR_TIE, f"a prompt of {len(prompt)} tokens: gaps {gaps.tolist()}"
-        near_ties += int((gaps > 0).sum())
-        widest = max(widest, float(gaps.max()))
-    print(f"{near_ties} near ties, the widest {widest:.1e}")  # noqa: T201
+        generated = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        tokens = generated.sequences[0, len(prompt) :].tolist()
+        step = first_difference(tokenizer, tokens, text)
+        if step is None:
+            continue
+        best = torch.topk(generated.logits[step][0], 2).values
+        near_ties.append(float(best[0] - best[1]))
+        assert near_ties[-1] < NEAR_TIE, f"a prompt of {len(prompt)} tokens differs from token {step} on"
+    assert len(near_ties) <= 3, f"too many near ties to be chance: {near_ties}"
+
+
+def first_difference(tokenizer: Any, tokens: list[int], text: str) -> int | None:
+    """The first of the tokens that the text does not have; None if it has them all."""
+    for step in range(len(tokens)):
+        piece = tokenizer.decode(tokens[: step + 1], skip_special_tokens=True).rstrip("\ufffd")
+        if not text.startswith(piece):
+            return step
+    return None
 
 
 @pytest.mark.timeout(600)
@@ -68,16 +85,20 @@ def test_sixteen_at_a_time_get_the_answers_each_got_alone(
     assert one_each.total("decode", "segue_kv_fetched_bytes_total") > before
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_retracted_requests_get_the_answers_they_got_alone(
-    prompts: list[list[int]], alone: list[str]
+    one_each: Deployment, prompts: list[list[int]], alone: list[str]
 ) -> None:
-    """A decode pool that holds one long request or a few short ones, and forgets none of them."""
-    short = [place for place, prompt in enumerate(prompts) if len(prompt) <= 600]
-    tight = ("--set", "prefill.pages=1200,decode.pages=60,decode.host_share=4.0,decode.init_new_token_ratio=0.01")
-    with deployment(*tight) as running:
-        together = crowd(running.url, [prompts[place] for place in short], 16, **GREEDY)
-        assert [answer.text for answer in together] == [alone[place] for place in short]
+    """A decode pool that holds half of what eight requests grow to, entered by an optimist."""
+    places = [place for place, prompt in enumerate(prompts) if 8 <= len(prompt) <= 65][:8]
+    chosen = [prompts[place] for place in places]
+    longer = {**GREEDY, "max_tokens": 5 * TOKENS}
+    undisturbed = [answer.text for answer in crowd(one_each.url, chosen, 2, **longer)]
+    for place, text in zip(places, undisturbed, strict=True):
+        assert text.startswith(alone[place].rstrip("\ufffd"))
+    tight = "prefill.pages=1200,decode.pages=36,decode.host_share=4.0,decode.init_new_token_ratio=0.01"
+    with deployment("--set", tight) as running:
+        assert [answer.text for answer in crowd(running.url, chosen, 8, **longer)] == undisturbed
         assert running.total("decode", "segue_retractions_total") >= 1
         assert running.total("decode", "segue_resumes_total") >= 1
         until(lambda: not running.held(), 5, "everything given back")

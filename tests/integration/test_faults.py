@@ -10,10 +10,16 @@ from typing import Any
 
 import openai
 import pytest
+
 from tests.integration.deployment import Deployment, Process, until
 from tests.integration.streams import Answer, client_of, complete, crowd
 
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 96, "extra_body": {"ignore_eos": True}}
+SAMPLED: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 7,
+    "max_tokens": 96,
+    "extra_body": {"ignore_eos": True},
+}
 PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected that"
 
 
@@ -56,7 +62,9 @@ def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deploymen
 
 def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturbed: str) -> None:
     answer = asyncio.run(
-        disturb(two_each, pieces=20, signals=[signal.SIGSTOP, signal.SIGCONT], role="decode", apart_seconds=6.5)
+        disturb(
+            two_each, pieces=20, signals=[signal.SIGSTOP, signal.SIGCONT], role="decode", apart_seconds=6.5
+        )
     )
     assert answer == Answer(undisturbed, "length", 96)
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")

@@ -7,6 +7,7 @@ from collections import Counter
 
 import httpx
 import pytest
+
 from tests.integration.conftest import SMALL
 from tests.integration.deployment import Deployment, deployment, until
 from tests.integration.streams import crowd
