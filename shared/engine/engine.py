@@ -74,46 +74,55 @@ def load(
         context_len=context,
     )
     page_count, pages_reason = choose_pages(demand, memory_budget(memory_bytes), pages)
-    context = min(context, page_count * page_size)
+    if page_count * page_size < context:
+        context, context_reason = page_count * page_size, "all that the pages hold"
     host_pages = int(page_count * host_share)
     cache = KVCache(config, pages=page_count, page_size=page_size, host_pages=host_pages, dtype=torch_dtype)
-    attention = BlockedAttention(config, cache)
     eos_token_ids = read_eos_token_ids(folder)
-    torch.set_num_threads(threads)
-    with Weights(folder) as weights, torch.inference_mode():
-        model = DecoderModel(config, weights, context, torch_dtype, on_progress)
-    torch_device = TorchDevice(
-        model,
-        attention,
-        cache,
-        Sampler(slots=slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids),
-        slots=slots,
-        pages_per_slot=pages_of(context, page_size),
-        threads=threads,
-        on_logits=on_logits,
-    )
+    limits = Limits(context, page_size, page_count, slots, config.vocab_size)
     dtype_name = str(torch_dtype).removeprefix("torch.")
     return Engine(
-        device=torch_device,
+        device=_start(folder, config, cache, limits, eos_token_ids, threads, on_progress, on_logits),
         cache=cache,
         config=config,
-        limits=Limits(
-            context_len=context,
-            page_size=page_size,
-            pages=page_count,
-            slots=slots,
-            vocab_size=config.vocab_size,
-        ),
+        limits=limits,
         model_fingerprint=model_fingerprint(folder, config, torch_dtype),
         kv_format=kv_format(config, page_size, torch_dtype),
         determinism=_determinism(dtype_name),
         eos_token_ids=eos_token_ids,
         host_pages=host_pages,
         description=(
-            f"{config.architecture} on cpu (the only device this version has) in {dtype_name} (exact on every CPU), "
+            f"{config.architecture} on cpu in {dtype_name} (the only device and dtype this version has), "
             f"{threads} {'thread' if threads == 1 else 'threads'}, {page_count} KV pages of {page_size} tokens "
             f"({pages_reason}), context {context} tokens ({context_reason}), {slots} slots"
         ),
+    )
+
+
+def _start(
+    folder: Path,
+    config: ModelConfig,
+    cache: KVCache,
+    limits: Limits,
+    eos_token_ids: frozenset[int],
+    threads: int,
+    on_progress: OnProgress,
+    on_logits: OnLogits | None,
+) -> TorchDevice:
+    """Read the weights and start the forward thread."""
+    attention = BlockedAttention(config, cache)
+    torch.set_num_threads(threads)
+    with Weights(folder) as weights, torch.inference_mode():
+        model = DecoderModel(config, weights, limits.context_len, cache.store.dtype, on_progress)
+    return TorchDevice(
+        model,
+        attention,
+        cache,
+        Sampler(slots=limits.slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids),
+        slots=limits.slots,
+        pages_per_slot=pages_of(limits.context_len, limits.page_size),
+        threads=threads,
+        on_logits=on_logits,
     )
 
 

@@ -218,4 +218,7 @@ def test_a_loaded_engine_says_what_it_is(tmp_path: Path) -> None:
     assert engine.cache.page_bytes == 2 * 2 * 2 * 16 * 12 * 4  # layers, K|V, heads, slots, head_dim, bytes
     assert engine.cache.address == engine.cache.store.data_ptr()
     assert engine.eos_token_ids == {3}
-    assert "10 KV pages of 16 tokens (as configured), context 160 tokens" in engine.description
+    assert (
+        "10 KV pages of 16 tokens (as configured), context 160 tokens (all that the pages hold)"
+        in engine.description
+    )
