@@ -86,13 +86,32 @@ def test_what_arriving_requests_share_is_counted_once() -> None:
     assert refusals(bench) == []
 
 
-def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free() -> None:
-    bench = DecodeBench(pages=10, readmit_share=0.5)
-    bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
-    bench.run_until(lambda: bench.core.counters.retractions > 0)
-    bench.send(decode("c", prompt(3, family=3)))
+def test_what_arriving_requests_hold_in_the_cache_is_not_room_either() -> None:
+    bench = DecodeBench(pages=12)
+    bench.send(decode("first", prompt(16), max_new_tokens=2))
+    bench.run()
+    bench.send(decode("large", prompt(8, family=2), max_new_tokens=25))  # up to 8 pages
     bench.turn()
-    assert refusals(bench) == [("c", "no_room")]
+    bench.fetcher.land_all()
+    bench.turn(2)
+    bench.send(decode("a", (*prompt(16), 1), max_new_tokens=3))  # 4 cached pages and one to fetch
+    bench.turn()
+    assert refusals(bench) == [("a", "no_room")]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, []), (0.9, [("c", "no_room")])])
+def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free(
+    share: float, expected: list[tuple[str, str]]
+) -> None:
+    bench = DecodeBench(pages=10, readmit_share=share)
+    bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
+    while not bench.said(Finished) or bench.core._retraction.pressed:
+        bench.turn()
+        bench.fetcher.land_all()
+        bench.device.finish_copies()
+    bench.send(decode("c", prompt(3, family=3), max_new_tokens=2))
+    bench.turn()
+    assert refusals(bench) == expected
     bench.run()
     bench.send(decode("c", prompt(3, family=3), attempt=2))
     bench.run()

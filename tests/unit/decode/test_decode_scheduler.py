@@ -192,6 +192,8 @@ def test_a_newer_attempt_replaces_a_running_one(overlap: bool) -> None:
 
 def test_a_lost_router_takes_its_requests_and_their_tokens_along() -> None:
     bench = running(flush_seconds=1000.0)
+    bench.turn()
+    assert bench.core._reqs["a"].output_len == 3  # of which one token has been sent
     bench.send(decode("b", prompt(8, family=2)), router=1)
     bench.links.drop(bench.routers[0])
     bench.routers[0].link(bench.links)

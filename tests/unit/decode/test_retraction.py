@@ -67,7 +67,7 @@ def test_fewest_output_tokens_step_back_first_and_the_longest_prompt_on_ties() -
 
 def test_one_shortage_takes_out_no_more_than_it_must() -> None:
     """What a victim holds in the tree is on its way too: else everybody but one would step back."""
-    bench = DecodeBench(pages=17)
+    bench = DecodeBench(pages=14, retract_steps=8)
     bench.send(*crowd("abc", prompt_len=16, max_new_tokens=9))
     bench.run_until(lambda: bench.core.counters.retractions > 0)
     bench.turn(2)
@@ -77,11 +77,12 @@ def test_one_shortage_takes_out_no_more_than_it_must() -> None:
 
 
 def test_a_request_that_ends_with_the_step_in_flight_is_no_victim() -> None:
-    bench = DecodeBench(pages=7, retract_steps=4)
+    bench = DecodeBench(pages=6, retract_steps=1)
     bench.send(decode("short", prompt(7), max_new_tokens=6), decode("long", prompt(7, 2), max_new_tokens=14))
     bench.run()
     assert finished(bench) == ["short", "long"]
     assert bench.core.counters.retractions == 0
+    assert bench.core.counters.sat_out == 1
 
 
 def test_a_victim_is_copied_only_after_its_step_has_settled() -> None:
@@ -161,6 +162,15 @@ def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> 
     assert len(bench.tokens(refused.rid)) == count
     assert len(finished(bench)) == 1
     assert bench.holds_nothing
+
+
+def test_those_who_come_back_leave_room_for_those_on_their_way_back() -> None:
+    """Counted without them, the second would come back too early, and one step back again: 11 times, not 7."""
+    bench = DecodeBench(pages=10, retract_steps=2)
+    bench.send(*crowd("abcde", prompt_len=3, max_new_tokens=30))
+    bench.run()
+    assert sorted(finished(bench)) == list("abcde")
+    assert bench.core.counters.retractions <= 8
 
 
 @pytest.mark.parametrize("host_pages", [0, 1, 32])
