@@ -164,6 +164,18 @@ def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> 
     assert bench.holds_nothing
 
 
+def test_what_was_sent_back_stays_in_the_cache_while_there_is_room() -> None:
+    bench = DecodeBench(pages=10, host_pages=0, flush_seconds=1000.0)
+    bench.send(*crowd("ab"))
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    reqs = dict(bench.core._reqs)
+    bench.turn()
+    (refused,) = bench.said(Refused)
+    victim = reqs[refused.rid]
+    _, cached = bench.core.memory.cache.probe(victim.token_ids)
+    assert cached == victim.kv_len // 4 * 4 > 8
+
+
 def test_those_who_come_back_leave_room_for_those_on_their_way_back() -> None:
     """Counted without them, the second would come back too early, and one step back again: 11 times, not 7."""
     bench = DecodeBench(pages=10, retract_steps=2)
