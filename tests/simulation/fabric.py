@@ -28,7 +28,7 @@ class FabricFaults:
 
     page_seconds: float = 0.004  # mean of each page's own time
     slow: float = 0.0  # share of fetches that take `slow_seconds`
-    slow_seconds: float = 3.0
+    slow_seconds: float = 1.2
     late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land

@@ -6,6 +6,7 @@ wrong. The story of each is one that a tired engineer could write.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from decode.scheduler import DecodeScheduler
 from decode.unsent import Unsent
 from router import placement
 from router.dispatch import RouterCore
-from router.fleet import Worker
+from router.fleet import Fleet, Worker
 from router.lifecycle import TRANSITIONS, Lost, State
 from router.requests import LiveRequests
 from shared.event_loop import EventLoop
@@ -26,8 +27,11 @@ from shared.leases import Lease, Leases
 from shared.messages import Prefill, Row
 from shared.page_pool import PagePool, PageState
 from shared.radix_cache import RadixCache
+from shared.req import Req
 from shared.transfer.protocol import Landed
+from tests.simulation import worker
 from tests.simulation.fabric import Agent, Words
+from tests.simulation.oracle_device import OracleDevice, Pages, Slot
 
 Patch = tuple[Any, str, Any]  # owner, attribute, what it is instead
 
@@ -123,12 +127,10 @@ def _match_too_long() -> list[Patch]:
 
 @_mistake("leases", "the end of a lease leaves its word")
 def _word_left() -> list[Patch]:
-    def end(self: Leases, lease: Lease) -> Any:
-        del self._by_rid[lease.req.rid]
-        self._free.append(lease.index)
-        return lease.req
+    def clear(self: Words, lease: int) -> None:
+        del self, lease
 
-    return [(Leases, "end", end)]
+    return [(Words, "clear", clear)]
 
 
 @_mistake("leases", "the word is cleared a while after the pages are free")
@@ -149,6 +151,41 @@ def _nonce_again() -> list[Patch]:
 
     real = Leases.grant
     return [(Leases, "grant", grant)]
+
+
+@_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
+def _epoch_ignored() -> list[Patch]:
+    def without_epoch(self: Leases, words: Words, epoch: int, lease_seconds: float) -> None:
+        del epoch
+        real(self, words, 0, lease_seconds)
+
+    def agent_name(uid: str, epoch: int) -> str:
+        del epoch
+        return uid
+
+    real = Leases.__init__
+    return [(Leases, "__init__", without_epoch), (worker, "agent_name", agent_name)]
+
+
+@_mistake("baton", "a baton is made before its step has settled")
+def _baton_too_early() -> list[Patch]:
+    written: dict[tuple[int, int, int], float] = {}  # when a cell is really there: 50 ms after the baton says so
+    clock = [0.0]
+
+    def append(self: OracleDevice, slot: Slot, cells: list[int], token_id: int) -> None:
+        page, offset = divmod(len(cells), self.page_size)
+        clock[0] = self.process.timeline.now
+        written[id(self.pages), slot.pages[page] if page < len(slot.pages) else -1, offset] = clock[0] + 0.05
+        real_append(self, slot, cells, token_id)
+
+    def copy(self: Pages, page: int, source: Pages, source_page: int) -> None:
+        real_copy(self, page, source, source_page)
+        for offset in range(len(self.cells[page])):
+            if written.get((id(source), source_page, offset), 0.0) > clock[0]:
+                self.cells[page][offset] = -1
+
+    real_append, real_copy = OracleDevice._append, Pages.copy
+    return [(OracleDevice, "_append", append), (Pages, "copy", copy)]
 
 
 @_mistake("transfer", "the word is read before the pages")
@@ -251,6 +288,15 @@ def _finished_first() -> list[Patch]:
     return [(DecodeScheduler, "_flush", flush)]
 
 
+@_mistake("decode", "penalties forget the tokens before a join")
+def _history_lost() -> list[Patch]:
+    def join(self: Req, last_token: int | None = None) -> Any:
+        return dataclasses.replace(real(self, last_token), token_ids=())
+
+    real = Req.join
+    return [(Req, "join", join)]
+
+
 @_mistake("retraction", "pages are backed up before the step in flight has settled")
 def _early_backup() -> list[Patch]:
     def advance(self: retraction.Retraction) -> list[Any]:
@@ -298,6 +344,14 @@ def _prompt_len_lost() -> list[Patch]:
 
     real = LiveRequests.send
     return [(LiveRequests, "send", send)]
+
+
+@_mistake("lifecycle", "requests of a lost worker are not tried again")
+def _loss_ignored() -> list[Patch]:
+    def down(self: Fleet, peer: str) -> None:
+        self.workers.pop(peer, None)
+
+    return [(Fleet, "down", down)]
 
 
 @_mistake("placement", "requests go where they do not fit")

@@ -21,9 +21,10 @@ QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
 
 CONTEXT_LEN = 160
 START_SECONDS = 0.2  # until the first request; links come up before
-OVERFLOWING = 0.35  # share of worlds whose pools are too small for what comes
+OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
 QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
-FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", "loss", "reconnect", "isolation")
+LINK_FAULTS = ("loss", "reconnect", "isolation")
+FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LINK_FAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
     alone = CONTEXT_LEN // page_size  # pages of the largest request
     sizes = Sizes(
         page_size=page_size,
-        prefill_pages=10 * alone,
+        prefill_pages=int(alone * rng.choice((2, 10))),
         decode_pages=10 * alone,
         host_pages=5 * alone,
         prefill_slots=rng.randint(1, 5),
@@ -148,7 +149,7 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
         queue_policy=rng.choice(QUEUE_POLICIES),
         prefill_policy=rng.choice(("cache_aware", "cache_aware", "round_robin", "power_of_two")),
         decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
-        odd_kv_format=rng.random() < 0.1,
+        odd_kv_format=rng.random() < 0.2,
     )
     if not overflowing:
         return sizes
@@ -231,7 +232,7 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
     faults = [
         Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
         for kind in kinds
-        for _ in range(rng.randint(1, 4))
+        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 3))
     ]
     return replace(
         scenario,
@@ -248,7 +249,7 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
         network=replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05))),
         fabric=replace(
             scenario.fabric,
-            slow=rng.choice((0.0, 0.0, 0.1, 0.3)),
+            slow=rng.choice((0.0, 0.1, 0.5)),
             late_word=rng.choice((0.0, 0.2)),
             error=rng.choice((0.0, 0.0, 0.1, 0.3)),
             endless=rng.choice((0.0, 0.0, 0.1)),

@@ -79,7 +79,7 @@ class Worker:
         self.agent = Agent(
             world.fabric,
             process,
-            Holder(uid, epoch, f"{uid}/{epoch:016x}", b"", 0, PAGE_BYTES, 0),
+            Holder(uid, epoch, agent_name(uid, epoch), b"", 0, PAGE_BYTES, 0),
             self.device.pages,
             Words(process, [0] * sizes.leases_max),
             sizes.fetch_seconds_max,
@@ -150,6 +150,11 @@ class Worker:
             until_deadline = IDLE_WAIT_SECONDS_MAX if deadline is None else deadline - now
             seconds = max(TURN_SECONDS, min(IDLE_WAIT_SECONDS_MAX, until_deadline))
         self.turn_at(now + seconds)
+
+
+def agent_name(uid: str, epoch: int) -> str:
+    """Under which a process is found by readers: a restarted one is another."""
+    return f"{uid}/{epoch:016x}"
 
 
 def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillScheduler:
