@@ -167,11 +167,10 @@ def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> 
 def test_what_was_sent_back_stays_in_the_cache_while_there_is_room() -> None:
     bench = DecodeBench(pages=10, host_pages=0, flush_seconds=1000.0)
     bench.send(*crowd("ab"))
-    bench.run_until(lambda: bench.core.counters.retractions > 0)
-    reqs = dict(bench.core._reqs)
     bench.turn()
-    (refused,) = bench.said(Refused)
-    victim = reqs[refused.rid]
+    reqs = dict(bench.core._reqs)
+    bench.run_until(lambda: bool(bench.said(Refused)))
+    victim = reqs[bench.said(Refused)[0].rid]
     _, cached = bench.core.memory.cache.probe(victim.token_ids)
     assert cached == victim.kv_len // 4 * 4 > 8
 
