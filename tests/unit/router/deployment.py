@@ -179,3 +179,14 @@ class Deployment:
 
     def _drain(self) -> None:
         self.effects += self.core.drain()
+
+
+def decoding(**settings: float) -> Deployment:
+    """One request, two workers a role, two tokens delivered by p0 and d0."""
+    world = Deployment(2, 2, limits=LIMITS, **settings)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.joined("d0", "r")
+    world.generated("d0", "r", 1, 11)
+    assert world.output("r") == [10, 11]
+    return world

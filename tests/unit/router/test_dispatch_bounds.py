@@ -1,0 +1,205 @@
+"""Who waits for which worker, what is refused, and what ends in time: every bound of the router core is an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.effects import Failed
+from shared.messages import Cancel, Decode, Limits, Prefill
+from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
+
+
+def test_no_room_costs_no_attempt_and_goes_elsewhere() -> None:
+    world = Deployment(1, 2)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.refused("d0", "r", "no_room")
+    assert [(peer, sent.attempt) for peer, sent in world.sent(Decode)] == [("d0", 1), ("d1", 1)]
+
+
+def test_a_worker_without_room_is_asked_again_after_a_pause_not_at_once() -> None:
+    world = Deployment(no_room_seconds=0.1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.refused("d0", "r", "no_room")
+    world.loaded("d0")
+    assert len(world.sent(Decode)) == 1
+    world.wait(0.11)
+    assert len(world.sent(Decode)) == 2
+
+
+def test_refusals_for_lack_of_room_do_not_prolong_the_deadline() -> None:
+    world = Deployment(ready_seconds_max=2.0, no_room_seconds=0.5)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    for _ in range(8):
+        if world.outcome("r") is None:
+            world.refused("d0", "r", "no_room")
+            world.wait(0.5)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 503
+
+
+def test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too() -> None:
+    world = Deployment(ready_seconds_max=3.0)
+    world.loaded("d0", slots_free=0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.wait(3.0)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 503
+    assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
+    world.assert_nothing_left()
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
+    world = Deployment(0, 0, queue_max=2)
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+    assert (world.outcome("a"), world.outcome("b")) == (None, None)
+    outcome = world.outcome("c")
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.retry_after_seconds) == (429, 1.0)
+
+
+def test_a_request_no_worker_takes_in_time_is_a_503() -> None:
+    world = Deployment(0, 1, waiting_seconds_max=7.0)
+    world.submit(request("r"))
+    world.wait(6.9)
+    assert world.outcome("r") is None
+    world.wait(0.1)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 503
+
+
+def test_a_request_past_its_time_limit_is_a_504_and_called_off() -> None:
+    world = decoding(request_seconds_max=20.0)
+    world.wait(20.0)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 504
+    assert world.sent(Cancel) == [("d0", Cancel("r", 1))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "unheard of"}, 404, "model"),
+        ({"token_ids": ()}, 400, "prompt"),
+        ({"token_ids": (1,) * 4090}, 400, None),
+    ],
+    ids=["unknown model", "empty prompt", "longer than the context"],
+)
+def test_what_no_worker_could_serve_is_refused_at_the_door(
+    fields: dict[str, object], status: int, param: str | None
+) -> None:
+    world = Deployment()
+    world.submit(request("r", **fields))  # type: ignore[arg-type]
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.param) == (status, param)
+    assert not world.sent(Prefill)
+
+
+def test_a_request_that_fits_exactly_is_served() -> None:
+    world = Deployment()
+    world.submit(request("r", prompt=(1,) * 4088))
+    assert world.sent(Prefill)
+
+
+def test_a_worker_that_finds_it_too_long_ends_it_with_400() -> None:
+    world = Deployment()
+    world.submit(request("r"))
+    world.refused("p0", "r", "too_long")
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 400
+
+
+def test_prefill_workers_are_not_flooded_and_the_first_come_goes_first() -> None:
+    world = Deployment(1, 1, limits=Limits(4096, 16, 512, slots=1, vocab_size=10), prefilling_per_slot=2.0)
+    for rid in "abcd":
+        world.submit(request(rid))
+    world.submit(request("urgent", priority=5))
+    assert [message.rid for _, message in world.sent(Prefill)] == ["a", "b"]
+    for rid in ("a", "b", "urgent"):
+        world.prefilled("p0", rid, 10)
+    assert [message.rid for _, message in world.sent(Prefill)] == ["a", "b", "urgent", "c", "d"]
+
+
+def test_prefill_stops_while_ready_requests_tie_up_pages() -> None:
+    world = Deployment(ready_max=2)
+    world.loaded("d0", slots_free=0)
+    for rid in "abc":
+        world.submit(request(rid))
+        if rid != "c":
+            world.prefilled("p0", rid, 10)
+    assert len(world.sent(Prefill)) == 2
+    world.cancel("a")
+    assert len(world.sent(Prefill)) == 3
+
+
+def test_a_large_request_that_waits_for_room_is_not_overtaken() -> None:
+    world = Deployment()
+    world.loaded("d0", free_pages=3)
+    world.submit(request("large", prompt=(1,) * 100))
+    world.submit(request("small"))
+    world.prefilled("p0", "large", 10)
+    world.prefilled("p0", "small", 10)
+    assert not world.sent(Decode)
+    world.loaded("d0", free_pages=10)
+    assert [message.rid for _, message in world.sent(Decode)] == ["large", "small"]
+
+
+def test_a_stuck_model_does_not_hold_up_another() -> None:
+    world = Deployment()
+    world.up("prefill", "p1", model_name="n", model="n")
+    world.up("decode", "d1", model_name="n", model="n")
+    world.loaded("p0", accepting=False)
+    world.submit(request("stuck"))
+    world.submit(request("free", model="n"))
+    assert world.placed(Prefill, "free") == "p1"
+    assert world.placed(Prefill, "stuck") is None
+
+
+def test_nothing_is_computed_that_no_decode_worker_could_take_over() -> None:
+    world = Deployment(1, 0)
+    world.submit(request("r"))
+    assert not world.sent(Prefill)
+    world.up("decode", "d0", kv_format="another layout")
+    assert not world.sent(Prefill)
+    world.up("decode", "d1")
+    assert world.sent(Prefill)
+
+
+def test_a_worker_of_another_protocol_is_not_used() -> None:
+    world = Deployment(0, 1)
+    world.up("prefill", "p0", protocol=99)
+    world.submit(request("r"))
+    assert not world.sent(Prefill)
+    assert world.core.counters.workers_refused == {"protocol": 1}
+
+
+def test_four_workers_share_light_sequential_requests() -> None:
+    world = Deployment(2, 2)
+    for rid in "abcd":
+        world.submit(request(rid, max_new_tokens=2))
+        prefill = world.placed(Prefill, rid)
+        assert prefill is not None
+        world.prefilled(prefill, rid, 10)
+        decode = world.placed(Decode, rid)
+        assert decode is not None
+        world.generated(decode, rid, 1, 11)
+        world.finished(decode, rid, 2)
+    assert [peer for peer, _ in world.sent(Prefill)] == ["p0", "p1", "p0", "p1"]
+    assert [peer for peer, _ in world.sent(Decode)] == ["d0", "d1", "d0", "d1"]
+
+
+def test_the_limits_of_the_fleet_are_the_context_the_shell_may_offer() -> None:
+    world = Deployment(1, 0, limits=LIMITS)
+    assert world.core.fleet.context_len("m") == 4096
+    world.up("decode", "d0", limits=Limits(4096, 16, pages=10, slots=1))
+    assert world.core.fleet.context_len("m") == 160

@@ -1,0 +1,233 @@
+"""What the router core does when workers are lost, pages go stale or messages cannot be believed: no token is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.effects import Completed, Failed, Usage
+from shared.link_events import Received
+from shared.messages import Cancel, Decode, Prefill, Prefilled, Release
+from tests.unit.router.deployment import Deployment, baton, decoding, request
+
+
+def test_a_lost_decode_pod_only_pauses_the_stream() -> None:
+    world = decoding()
+    world.down("d0")
+    peer, again = world.sent(Prefill)[-1]
+    assert (again.attempt, again.token_ids, again.prompt_len) == (2, (1, 2, 3, 10, 11), 3)
+    world.prefilled(peer, "r", 12, attempt=2, index=2)
+    assert world.placed(Decode, "r") == "d1"
+    world.generated("d1", "r", 3, 13, attempt=2)
+    assert world.output("r") == [10, 11, 12, 13]
+    assert world.core.counters.continuations == {"lost_decode": 1}
+
+
+def test_with_one_decode_pod_a_broken_stream_waits_for_its_return() -> None:
+    world = Deployment(waiting_seconds_max=5.0, worker_return_seconds=60.0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("d0")
+    world.wait(50)
+    assert world.outcome("r") is None
+    world.up("decode", "d0 again")
+    world.prefilled("p0", "r", 11, attempt=2, index=1)
+    assert world.placed(Decode, "r") == "d0 again"
+
+
+def test_a_broken_stream_ends_with_503_if_no_equal_worker_returns() -> None:
+    world = Deployment(worker_return_seconds=60.0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("d0")
+    world.up("decode", "other", model="other weights")
+    world.wait(61)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.retry_after_seconds) == (503, 1.0)
+    world.assert_nothing_left()
+
+
+def test_a_stream_continues_on_no_other_model_even_under_the_same_name() -> None:
+    world = Deployment()
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("p0")
+    world.up("prefill", "p1", model="other")
+    world.up("decode", "d1", model="other")
+    assert world.state("r") == "decoding"
+    world.down("d0")
+    assert world.state("r") == "waiting"
+    assert len(world.sent(Prefill)) == 1
+
+
+def test_a_lost_prefill_pod_means_another_attempt_elsewhere() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.down("p0")
+    assert [(peer, sent.attempt) for peer, sent in world.sent(Prefill)] == [("p0", 1), ("p1", 2)]
+
+
+def test_a_ready_request_depends_on_the_prefill_pod_that_holds_its_pages() -> None:
+    world = Deployment(1, 1)
+    world.loaded("d0", slots_free=0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    assert world.state("r") == "ready"
+    world.down("p0")
+    assert world.state("r") == "waiting"
+
+
+def test_a_decoding_request_does_not_feel_the_loss_of_its_prefill_pod() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("p0")
+    world.joined("d0", "r")
+    assert world.state("r") == "decoding"
+    assert not world.sent(Release)
+
+
+def test_no_room_after_the_prefill_pod_was_lost_means_a_new_attempt() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.down("p0")
+    world.refused("d0", "r", "no_room")
+    assert [(peer, sent.attempt) for peer, sent in world.sent(Prefill)] == [("p0", 1), ("p1", 2)]
+
+
+def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
+    world = Deployment(4, 1, losses_max=3)
+    world.submit(request("r"))
+    for _ in range(3):
+        peer = world.placed(Prefill, "r")
+        assert peer is not None
+        world.down(peer)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.status == 500
+    assert len(world.core.fleet.role("prefill")) == 1
+
+
+def test_a_lost_request_that_has_all_its_tokens_is_finished() -> None:
+    world = Deployment()
+    world.submit(request("r", max_new_tokens=2))
+    world.prefilled("p0", "r", 10)
+    world.generated("d0", "r", 1, 11)
+    world.down("d0")
+    assert world.outcome("r") == Completed("length", Usage(3, 2, 2))
+
+
+def test_a_stream_cut_right_behind_its_end_of_sequence_is_finished() -> None:
+    world = Deployment()
+    world.submit(request("r", eos_token_ids=frozenset({99})))
+    world.prefilled("p0", "r", 10)
+    world.generated("d0", "r", 1, 99)
+    world.down("d0")
+    assert world.outcome("r") == Completed("stop", Usage(3, 2, 2))
+
+
+@pytest.mark.parametrize("reason", ["stale", "unreachable"])
+def test_pages_that_cannot_be_fetched_mean_a_new_attempt_on_another_decode_pod(reason: str) -> None:
+    world = Deployment(1, 2)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.refused("d0", "r", reason)  # type: ignore[arg-type]
+    assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
+    world.prefilled("p0", "r", 11, attempt=2, index=1)
+    assert world.placed(Decode, "r") == "d1"
+    assert world.core.counters.stale_batons == {reason: 1}
+
+
+def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() -> None:
+    world = Deployment(losses_max=1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.generated("d0", "r", 1, 11)
+    world.refused("d0", "r", "stale")
+    assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10, 11)
+    assert world.core.counters.continuations == {"retracted": 1}
+
+
+def test_a_lease_that_ended_while_the_request_was_ready_means_a_new_attempt() -> None:
+    world = Deployment()
+    world.loaded("d0", slots_free=0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.refused("p0", "r", "stale")
+    assert world.sent(Prefill)[-1][1].attempt == 2
+    assert not world.sent(Cancel)
+
+
+def test_a_repeat_is_dropped_and_an_overlap_gives_only_what_is_new() -> None:
+    world = decoding()
+    world.generated("d0", "r", 1, 11)
+    world.generated("d0", "r", 1, 11, 12)
+    assert world.output("r") == [10, 11, 12]
+    assert world.core.counters.dropped_messages == {"repeat": 1}
+
+
+def test_a_gap_is_a_loss_of_that_worker_for_that_attempt() -> None:
+    world = decoding()
+    world.generated("d0", "r", 3, 13)
+    assert ("d0", Cancel("r", 1)) in world.sent(Cancel)
+    assert world.sent(Prefill)[-1][1].attempt == 2
+    assert world.output("r") == [10, 11]
+
+
+def test_a_finish_that_counts_more_tokens_than_came_is_a_gap() -> None:
+    world = decoding()
+    world.finished("d0", "r", 5)
+    assert world.outcome("r") is None
+    assert world.core.counters.continuations == {"gap": 1}
+
+
+def test_messages_of_older_attempts_are_dropped_and_counted() -> None:
+    world = decoding()
+    world.generated("d0", "r", 3, 13)
+    world.generated("d0", "r", 2, 12)
+    world.finished("d0", "r", 3)
+    assert world.output("r") == [10, 11]
+    assert world.core.counters.dropped_messages == {"old_attempt": 2}
+
+
+def test_messages_nobody_waits_for_are_dropped_not_believed() -> None:
+    world = decoding()
+    world.generated("d1", "r", 2, 66)
+    world.prefilled("p0", "r", 66, index=2)
+    world.prefilled("d0", "r", 66, index=2)
+    world.finished("d0", "who", 3)
+    world.core.link(Received("stranger", Prefilled("r", 1, 2, (66,), None)), world.now)
+    assert world.output("r") == [10, 11]
+    dropped = world.core.counters.dropped_messages
+    assert dropped == {"other_worker": 2, "unexpected": 1, "ended": 1, "unknown_worker": 1}
+
+
+def test_an_internal_error_of_a_worker_is_a_loss() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.refused("p0", "r", "internal")
+    assert world.placed(Prefill, "r") == "p1"
+
+
+def test_a_new_session_of_the_same_worker_is_the_loss_of_the_old_one() -> None:
+    world = decoding()
+    world.up("decode", "d0")
+    assert world.core.counters.continuations == {"lost_decode": 1}
+    assert not world.core.fleet.workers["d0"].assigned
+
+
+def test_a_first_token_without_baton_or_end_is_a_loss() -> None:
+    world = Deployment()
+    world.submit(request("r"))
+    world.say("p0", Prefilled("r", 1, 0, (10,), None))
+    assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10)
+
+
+def test_a_first_token_out_of_place_is_a_gap() -> None:
+    world = Deployment(2, 1)
+    world.submit(request("r"))
+    world.say("p0", Prefilled("r", 1, 4, (10,), baton("r", 1, 3)))
+    assert world.output("r") == []
+    assert world.core.counters.continuations == {"gap": 1}
+    assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
