@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,8 @@ from pathlib import Path
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.waiting import until
 
 START_SECONDS_MAX = 120.0
 
@@ -84,15 +85,6 @@ def read_metrics(url: str) -> dict[str, float]:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")
             samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return samples
-
-
-def until(condition: Callable[[], object], seconds_max: float, what: str) -> None:
-    """Wait for a condition of another process; fails when it does not come in time."""
-    deadline = time.monotonic() + seconds_max
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds_max} s"
-        pause.wait(0.05)
 
 
 @contextmanager

@@ -6,13 +6,17 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import openai
 import pytest
 
-from tests.integration.deployment import Deployment, Process, until
+from shared.config import ProcessConfig
+from tests.integration.deployment import Deployment, Process
 from tests.integration.streams import Answer, client_of, complete, crowd
+from tests.waiting import until
 
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
@@ -20,6 +24,7 @@ SAMPLED: dict[str, Any] = {
     "max_tokens": 96,
     "extra_body": {"ignore_eos": True},
 }
+SILENCE_SECONDS = ProcessConfig().silence_seconds
 PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected that"
 
 
@@ -36,11 +41,11 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(two_each: Deployment, u
 
 def test_a_killed_decode_worker_only_pauses_the_stream(two_each: Deployment, undisturbed: str) -> None:
     before = continuations(two_each)
-    answer = asyncio.run(disturb(two_each, pieces=20, signals=[signal.SIGKILL], role="decode"))
+    answer = asyncio.run(disturb(two_each, pieces=20, with_worker=kill))
     assert answer == Answer(undisturbed, "length", 96)
     assert continuations(two_each) == before + 1
     until(lambda: len(two_each.processes("decode")) == 2, 30, "the killed worker's return")
-    until(lambda: metrics_answer(two_each), 30, "all workers' readiness")
+    until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
 
 
 def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deployment) -> None:
@@ -57,16 +62,24 @@ def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deploymen
     assert asyncio.run(run()).completion_tokens == 4
     assert continuations(two_each) == before + 1
     until(lambda: len(two_each.processes("prefill")) == 2, 30, "the killed worker's return")
-    until(lambda: metrics_answer(two_each), 30, "all workers' readiness")
+    until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
 
 
 def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturbed: str) -> None:
-    answer = asyncio.run(
-        disturb(
-            two_each, pieces=20, signals=[signal.SIGSTOP, signal.SIGCONT], role="decode", apart_seconds=6.5
-        )
-    )
+    def freeze(victim: Process) -> None:
+        os.kill(victim.pid, signal.SIGSTOP)
+        frozen_at = monotonic()
+        try:
+            until(lambda: linked_workers(two_each) == 3, 10, "the router's notice of the silence")
+            until(lambda: monotonic() - frozen_at > 2 * SILENCE_SECONDS, 10, "twice the silence limit")
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+
+    before = continuations(two_each)
+    answer = asyncio.run(disturb(two_each, pieces=20, with_worker=freeze))
     assert answer == Answer(undisturbed, "length", 96)
+    assert continuations(two_each) == before + 1
+    until(lambda: linked_workers(two_each) == 4, 10, "the return of the worker that was frozen")
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
 
 
@@ -112,10 +125,8 @@ async def abort_some(running: Deployment, plans: list[tuple[int, float | None]])
         return await asyncio.gather(*(one(client, number, *plan) for number, plan in enumerate(plans)))
 
 
-async def disturb(
-    running: Deployment, *, pieces: int, signals: list[int], role: str, apart_seconds: float = 0.0
-) -> Answer:
-    """Complete PROMPT, and after so many pieces of text send the worker that serves it these signals."""
+async def disturb(running: Deployment, *, pieces: int, with_worker: Callable[[Process], None]) -> Answer:
+    """Complete PROMPT, and after so many pieces of text do this with the decode worker that serves it."""
     arrived = asyncio.Event()
     seen = 0
 
@@ -128,11 +139,13 @@ async def disturb(
     async with client_of(running.url) as client:
         answer = asyncio.create_task(complete(client, PROMPT, count, **SAMPLED))
         await arrived.wait()
-        victim = await asyncio.to_thread(busy_worker, running, role)
-        for number in signals:
-            os.kill(victim.pid, number)
-            await asyncio.sleep(apart_seconds)
+        victim = await asyncio.to_thread(busy_worker, running, "decode")
+        await asyncio.to_thread(with_worker, victim)
         return await answer
+
+
+def kill(victim: Process) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
 
 
 def busy_worker(running: Deployment, role: str) -> Process:
@@ -153,7 +166,7 @@ def continuations(running: Deployment) -> float:
     return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_continuations_total"))
 
 
-def metrics_answer(running: Deployment) -> bool:
-    """Whether the router is linked with all four workers."""
+def linked_workers(running: Deployment) -> float:
+    """Workers that are up, as the router sees it."""
     router = running.processes("router")[0]
-    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_workers{")) == 4
+    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_workers{"))

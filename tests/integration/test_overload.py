@@ -9,13 +9,16 @@ import httpx
 import pytest
 
 from tests.integration.conftest import SMALL
-from tests.integration.deployment import Deployment, deployment, until
+from tests.integration.deployment import Deployment, deployment
 from tests.integration.streams import crowd
+from tests.waiting import until
 
 
 def test_sixty_four_concurrent_streams_complete(one_each: Deployment) -> None:
     prompts = [f"Stream {k} tells the story of" for k in range(64)]
-    answers = crowd(one_each.url, prompts, 64, max_tokens=128, temperature=0.8, extra_body={"ignore_eos": True})
+    answers = crowd(
+        one_each.url, prompts, 64, max_tokens=128, temperature=0.8, extra_body={"ignore_eos": True}
+    )
     assert {(answer.completion_tokens, answer.finish_reason) for answer in answers} == {(128, "length")}
     until(lambda: not one_each.held(), 5, "everything given back")
 

@@ -16,6 +16,7 @@ import pytest
 
 from shared.link_keys import write_new_seed
 from tests.unit.router.tiny_model import write_folder
+from tests.waiting import until
 
 BODY = {"model": "tiny", "prompt": "fox"}
 
@@ -45,13 +46,14 @@ def start(folder: Path, port: int, *flags: str) -> subprocess.Popen[str]:
 
 
 def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
-    while router.poll() is None:
+    def answered() -> bool:
         try:
-            assert httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
-            return
+            return httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
         except httpx.TransportError:
-            time.sleep(0.02)  # between two tries to reach another process
-    raise AssertionError(router.communicate()[1])
+            return False
+
+    until(lambda: router.poll() is not None or answered(), 30, "the router's first answer")
+    assert router.poll() is None, router.communicate()[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.integration.deployment import Deployment, until
+from tests.integration.deployment import Deployment
 from tests.integration.streams import crowd
+from tests.waiting import until
 
 PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # layers, K|V, KV heads, tokens, head_dim, float32
 
@@ -35,7 +36,9 @@ def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_e
 
 def test_a_plain_answer_equals_the_streamed_one(one_each: Deployment) -> None:
     client = one_each.client
-    plain = client.completions.create(model="smollm2", prompt="Once upon a time", max_tokens=20, temperature=0)
+    plain = client.completions.create(
+        model="smollm2", prompt="Once upon a time", max_tokens=20, temperature=0
+    )
     stream = client.completions.create(
         model="smollm2", prompt="Once upon a time", max_tokens=20, temperature=0, stream=True
     )

@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,17 +14,10 @@ import openai
 import pytest
 
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.waiting import comes_true
 
 BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
 STREAM = BODY | {"stream": True}
-
-
-def soon(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it comes true."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)  # between two looks at another thread's state
-    return condition()
 
 
 def raw_post(router: RunningRouter, body: dict[str, object], *, receive_bytes: int = 0) -> socket.socket:
@@ -49,10 +41,10 @@ def test_a_client_that_hangs_up_is_cancelled_at_its_worker_at_once(
     with RunningRouter(model_folder) as router:
         router.workers.script = script
         connection = raw_post(router, body)
-        assert soon(lambda: len(router.workers.prefills) == 1)
+        assert comes_true(lambda: len(router.workers.prefills) == 1)
         assert not router.workers.cancelled
         connection.close()
-        assert soon(lambda: router.workers.prefills[0].rid in router.workers.cancelled, 1.0)
+        assert comes_true(lambda: router.workers.prefills[0].rid in router.workers.cancelled, 1.0)
         assert sum(router.core.requests_by_state.values()) == 0
 
 
@@ -60,9 +52,9 @@ def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> 
     with RunningRouter(model_folder) as router:
         router.workers.script = Script(silent=True)
         connection = raw_post(router, BODY | {"prompt": ["a", "b", "c"]})
-        assert soon(lambda: len(router.workers.prefills) == 3)
+        assert comes_true(lambda: len(router.workers.prefills) == 3)
         connection.close()
-        assert soon(lambda: sum(router.core.requests_by_state.values()) == 0, 1.0)
+        assert comes_true(lambda: sum(router.core.requests_by_state.values()) == 0, 1.0)
 
 
 def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
@@ -147,8 +139,8 @@ def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> No
         router.workers.script = Script(endless=True)
         body = STREAM | {"prompt": ["fox"] * 60, "max_tokens": 250}
         with raw_post(router, body, receive_bytes=4096) as connection:
-            assert soon(lambda: len(router.workers.cancelled) > 0)
-            assert soon(lambda: sum(router.core.requests_by_state.values()) == 0)
+            assert comes_true(lambda: len(router.workers.cancelled) > 0)
+            assert comes_true(lambda: sum(router.core.requests_by_state.values()) == 0)
             connection.settimeout(10)
             received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
             assert b"[DONE]" not in received
