@@ -1,9 +1,9 @@
 """Runs the simulation from the command line.
 
-    python -m tests.simulation --seeds 1000                      many seeds, then the report
-    python -m tests.simulation --seed 17 --log                   one seed, every event
-    python -m tests.simulation --seed 17 --mutation NAME --log   … with a mistake in the code
-    python -m tests.simulation --mutations                       how many seeds each mistake survives
+python -m tests.simulation --seeds 1000                      many seeds, then the report
+python -m tests.simulation --seed 17 --log                   one seed, every event
+python -m tests.simulation --seed 17 --mutation NAME --log   … with a mistake in the code
+python -m tests.simulation --mutations                       how many seeds each mistake survives
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ MUTATION_SEEDS_MAX = 60
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description="Simulate whole deployments"
+    )
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS], help="a mistake to make in the code")
+    parser.add_argument(
+        "--mutation", default="", choices=["", *MUTATIONS], help="a mistake to make in the code"
+    )
     parser.add_argument("--mutations", action="store_true", help="try every mutation")
     parser.add_argument("--log", action="store_true", help="show every event")
     parser.add_argument("--processes", type=int, default=2)
@@ -39,8 +43,8 @@ def main() -> int:
 
 
 def _replay(seed: int, mutation: str, *, log: bool) -> int:
-    run = run_seed(seed, mutation, print if log else None)
-    print(run.story if run.failure else f"seed {seed} passes, journal {run.digest}")
+    run = run_seed(seed, mutation, _say if log else None)
+    _say(run.story if run.failure else f"seed {seed} passes, journal {run.digest}")
     return bool(run.failure)
 
 
@@ -52,11 +56,11 @@ def _run_many(seeds: range, processes: int) -> int:
         counts += run.counts
         if run.failure:
             failures.append(run)
-            print(run.story, flush=True)
-    print(*report.lines(counts), sep="\n")
+            _say(run.story)
+    _say("\n".join(report.lines(counts)))
     missing = report.missing(counts)
-    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s: {len(failures)} failed")
-    print(f"never happened: {', '.join(missing) or 'nothing of what should'}")
+    _say(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s: {len(failures)} failed")
+    _say(f"never happened: {', '.join(missing) or 'nothing of what should'}")
     return bool(failures or missing)
 
 
@@ -66,9 +70,14 @@ def _try_mutations() -> int:
         run = seeds_until_caught(name, MUTATION_SEEDS_MAX)
         needed.append(run.seed + 1 if run else MUTATION_SEEDS_MAX)
         verdict = f"{run.seed + 1:4d}  {run.failure[:90]}" if run else "SURVIVED"
-        print(f"{mutation.area:14} {name:48} {verdict}", flush=True)
-    print(f"median: {statistics.median(needed)} seeds")
+        _say(f"{mutation.area:14} {name:48} {verdict}")
+    _say(f"median: {statistics.median(needed)} seeds")
     return max(needed) == MUTATION_SEEDS_MAX
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

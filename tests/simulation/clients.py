@@ -46,7 +46,7 @@ class Client:
 
     def end(self, outcome: Outcome) -> None:
         """A request ends once: complete with all its tokens, stopped or gone at the client's wish, or refused."""
-        rid, planned = self.planned.rid, self.planned
+        rid = self.planned.rid
         assert self.outcome is None, f"{rid}: ended twice, {self.outcome} and {outcome}"
         self.outcome = outcome
         match outcome:

@@ -105,6 +105,7 @@ class Agent:
         read = Read(fetch_id, baton, baton.holder.agent, tuple(into), len(into), now)
         self._reads[fetch_id] = read
         if read.agent not in self.fabric.agents:
+            self.fabric.count("fetch from a dead agent")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no such agent"))
             return
         latest = 2 * faults.page_seconds * (1 + len(into))
@@ -175,7 +176,9 @@ class Agent:
     def _read_word_later(self, read: Read) -> None:
         late = self.fabric.rng.random() < self.fabric.faults.late_word
         seconds = self.fabric.rng.uniform(0, 1.0 if late else 0.002)
-        self.process.after(seconds, lambda: self._with_holder(read, lambda holder: self._read_word(read, holder)))
+        self.process.after(
+            seconds, lambda: self._with_holder(read, lambda holder: self._read_word(read, holder))
+        )
 
     def _read_word(self, read: Read, holder: Agent) -> None:
         if read.given_up:
@@ -224,7 +227,9 @@ class Agent:
 
     def _retract_news(self, fetch_id: int) -> None:
         """Abandoned when the last event waits to be polled: the reader hears `Ended` instead."""
-        news = [event for event in self._events if not isinstance(event, Collected) and event.fetch_id == fetch_id]
+        news = [
+            event for event in self._events if not isinstance(event, Collected) and event.fetch_id == fetch_id
+        ]
         if not news or isinstance(news[-1], Ended):
             return
         self._events = [event for event in self._events if event not in news]

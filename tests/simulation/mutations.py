@@ -18,7 +18,6 @@ from decode import arrivals, retraction
 from decode.scheduler import DecodeScheduler
 from decode.unsent import Unsent
 from router import placement
-from router.dispatch import RouterCore
 from router.fleet import Fleet, Worker
 from router.lifecycle import TRANSITIONS, Lost, State
 from router.requests import LiveRequests
@@ -33,7 +32,7 @@ from tests.simulation import worker
 from tests.simulation.fabric import Agent, Words
 from tests.simulation.oracle_device import OracleDevice, Pages, Slot
 
-Patch = tuple[Any, str, Any]  # owner, attribute, what it is instead
+Patch = tuple[Any, Any, Any]  # owner, attribute, what it is instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,8 @@ def _free_before_retire() -> list[Patch]:
 
 @_mistake("page_pool", "an aborted request's pages are forgotten")
 def _leak() -> list[Patch]:
-    def drop(self: DecodeScheduler, req: Any, now: float) -> None:
-        if self._running.get(req.rid) is req:
+    def drop(self: DecodeScheduler, req: Req, now: float) -> None:
+        if req is self._running.get(req.rid):
             self._forget(req)
         else:
             real(self, req, now)
@@ -169,7 +168,9 @@ def _epoch_ignored() -> list[Patch]:
 
 @_mistake("baton", "a baton is made before its step has settled")
 def _baton_too_early() -> list[Patch]:
-    written: dict[tuple[int, int, int], float] = {}  # when a cell is really there: 50 ms after the baton says so
+    written: dict[
+        tuple[int, int, int], float
+    ] = {}  # when a cell is really there: 50 ms after the baton says so
     clock = [0.0]
 
     def append(self: OracleDevice, slot: Slot, cells: list[int], token_id: int) -> None:
@@ -369,5 +370,3 @@ def _format_ignored() -> list[Patch]:
         return [worker for worker in fleet.role("decode") if worker.fits(need.tokens_max)]
 
     return [(placement, "decode_workers", decode_workers)]
-
-

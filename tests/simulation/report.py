@@ -29,6 +29,7 @@ MESSAGES = [
 ]
 FABRIC = [
     "fetch slow",
+    "fetch from a dead agent",
     "fetch stale",
     "fetch failed",
     "fetch failed unproven",

@@ -14,7 +14,7 @@ import structlog
 from tests.simulation import report
 from tests.simulation.mutations import mutated
 from tests.simulation.scenario import draw
-from tests.simulation.world import SimulationFailure, World
+from tests.simulation.world import SimulationError, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None =
     with mutated(mutation):
         try:
             world.run()
-        except SimulationFailure as error:
+        except SimulationError as error:
             failure = str(error)
     return Run(seed, mutation, failure, world.journal.digest(), report.gather(world))
 

@@ -123,7 +123,10 @@ def draw(seed: int) -> Scenario:
         seed=seed,
         calm=calm,
         sizes=sizes,
-        speed=Speed(step=rng.choice((0.01, 0.03) if overflowing else (0.002, 0.01, 0.03)), copied_page=rng.choice((0.0005, 0.004, 0.02))),
+        speed=Speed(
+            step=rng.choice((0.01, 0.03) if overflowing else (0.002, 0.01, 0.03)),
+            copied_page=rng.choice((0.0005, 0.004, 0.02)),
+        ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
         fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
         requests=requests,
@@ -232,7 +235,7 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
     faults = [
         Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
         for kind in kinds
-        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 3))
+        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 4))
     ]
     return replace(
         scenario,
@@ -260,4 +263,4 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
 
 def _seconds(rng: random.Random, kind: str) -> float:
     """How long it lasts: a freeze, or the time until a crashed process is back."""
-    return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.uniform(0.05, 1.0)
+    return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.choice((0.02, rng.uniform(0.05, 1.0)))

@@ -30,7 +30,6 @@ MODEL_NAME = "oracle"
 TURN_SECONDS = 0.0005  # what the CPU takes for a turn
 
 
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a process is started into."""
@@ -87,7 +86,9 @@ class Worker:
         )
         world.fabric.agents[self.agent.holder.agent] = self.agent
         self.scheduler = (
-            _prefill(sizes, pages, self.agent, kv_format) if role == "prefill" else _decode(sizes, pages, kv_format)
+            _prefill(sizes, pages, self.agent, kv_format)
+            if role == "prefill"
+            else _decode(sizes, pages, kv_format)
         )
         self.witness = Witness(self.scheduler, world.count)
         self.loop = EventLoop(

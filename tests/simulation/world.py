@@ -17,7 +17,7 @@ from shared.page_pool import PageState
 from tests.simulation.clients import Client, Router
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Link, Network
-from tests.simulation.scenario import Fault, PlannedRequest, Scenario
+from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.timeline import Journal, Process, Timeline
 from tests.simulation.worker import Surroundings, Worker
 
@@ -28,7 +28,7 @@ Machine = Worker | Router
 AnyMachine = TypeVar("AnyMachine", Worker, Router, Machine)
 
 
-class SimulationFailure(Exception):
+class SimulationError(Exception):
     """The world is not as it should be."""
 
 
@@ -50,7 +50,7 @@ class World:
         self.all_routers: list[Router] = []
 
     def run(self) -> None:
-        """Live through the scenario; raises `SimulationFailure`."""
+        """Live through the scenario; raises `SimulationError`."""
         try:
             self._start()
             self._advance_until(self._all_ended, END_SECONDS_MAX)
@@ -59,7 +59,7 @@ class World:
             self._advance_until(lambda: self.timeline.now >= settled_at, settled_at + 1)
             self._prove_nothing_is_left()
         except (SegueError, AssertionError, LookupError, AttributeError, ValueError, TypeError) as error:
-            raise SimulationFailure(f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}") from error
+            raise SimulationError(f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}") from error
 
     def count(self, name: str) -> None:
         """Something happened that the report is about."""
@@ -177,21 +177,25 @@ class World:
         while not done():
             if not self.timeline.advance() or self.timeline.now > seconds_max:
                 waiting = [client.planned.rid for client in self.clients if not client.ended]
-                raise SimulationFailure(f"still not ended at {self.timeline.now:.3f} s: {waiting}")
+                raise SimulationError(f"still not ended at {self.timeline.now:.3f} s: {waiting}")
 
     def _all_ended(self) -> bool:
-        return all(client.ended for client in self.clients) and len(self.routers) == self.scenario.sizes.routers
+        return (
+            all(client.ended for client in self.clients) and len(self.routers) == self.scenario.sizes.routers
+        )
 
     def _prove_nothing_is_left(self) -> None:
         for router in self.routers.values():
             assert not any(router.core.requests_by_state.values()), f"{router.hello.uid} still has requests"
-            for worker in router.core.fleet.workers.values():
-                assert not worker.assigned, f"{router.hello.uid} counts {worker.assigned} at {worker.peer}"
-                assert not worker.leases, f"{router.hello.uid} counts leases {worker.leases} at {worker.peer}"
+            for known in router.core.fleet.workers.values():
+                assert not known.assigned, f"{router.hello.uid} counts {known.assigned} at {known.peer}"
+                assert not known.leases, f"{router.hello.uid} counts leases {known.leases} at {known.peer}"
         for worker in self.workers.values():
             self._prove_empty(worker)
         if self.scenario.calm:
-            failed = [client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"]
+            failed = [
+                client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"
+            ]
             assert not failed, f"{failed} failed in a calm world"
 
     def _prove_empty(self, worker: Worker) -> None:

@@ -1,0 +1,35 @@
+"""The simulation can fail: each of these mistakes in the code is found by some seed."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from multiprocessing import get_context
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.run import Run, seeds_until_caught
+
+SEEDS_MAX = 300
+AREAS = {"page_pool", "radix_cache", "leases", "baton", "arrivals", "retraction", "lifecycle", "placement"}
+
+
+def _catch(name: str) -> Run | None:
+    return seeds_until_caught(name, SEEDS_MAX)
+
+
+def test_there_is_a_mistake_in_each_part() -> None:
+    assert len(MUTATIONS) >= 14
+    assert {mutation.area for mutation in MUTATIONS.values()} >= AREAS | {"event_loop", "transfer", "decode"}
+
+
+@pytest.mark.timeout(600)
+def test_every_mistake_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with get_context("spawn").Pool(2) as pool:
+        caught = dict(zip(MUTATIONS, pool.map(_catch, MUTATIONS, chunksize=1), strict=True))
+    needed = {name: run.seed + 1 if run else SEEDS_MAX for name, run in caught.items()}
+    with capsys.disabled():
+        lines = [f"{needed[name]:4d} seeds  {name}" for name in MUTATIONS]
+        sys.stdout.write("\n".join(["", *lines, f"median: {statistics.median(needed.values())} seeds", ""]))
+    assert [name for name, run in caught.items() if run is None] == []

@@ -1,0 +1,98 @@
+"""The claims of the simulation: a thousand worlds end as they should, and everything they exist for has happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.simulation import report
+from tests.simulation.run import run_seed, run_seeds
+from tests.simulation.scenario import draw
+from tests.simulation.world import World
+
+SEEDS = 1000
+PROCESSES = 2
+
+
+@pytest.mark.timeout(900)
+def test_every_world_ends_with_every_token_once_and_nothing_left_behind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts: Counter[str] = Counter()
+    failures = []
+    for run in run_seeds(range(SEEDS), PROCESSES):
+        counts += run.counts
+        failures += [run.story] if run.failure else []
+    with capsys.disabled():
+        sys.stdout.write("\n".join(["", *report.lines(counts), ""]))
+    assert not failures, "\n".join(failures)
+    assert not report.missing(counts), "these never happened"
+
+
+def test_a_third_of_the_worlds_overflow_and_a_quarter_are_calm() -> None:
+    scenarios = [draw(seed) for seed in range(SEEDS)]
+    assert 0.2 < sum(scenario.calm for scenario in scenarios) / SEEDS < 0.3
+    overflowing = [run_seed(seed).counts["decode no_room"] > 0 for seed in range(60)]
+    assert sum(overflowing) > len(overflowing) / 3
+
+
+def test_worlds_are_as_large_as_they_claim() -> None:
+    for seed in range(50):
+        scenario = draw(seed)
+        assert min(scenario.sizes.prefill_workers, scenario.sizes.decode_workers) >= 3
+        assert len(scenario.requests) >= 30
+
+
+def test_two_runs_of_a_seed_agree_even_where_hashes_of_strings_differ() -> None:
+    def journals(hash_seed: str) -> str:
+        program = "from tests.simulation.run import run_seed; print(*(run_seed(s).digest for s in range(12)))"
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run(
+            [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert journals("1") == journals("2")
+
+
+def test_a_failure_names_its_seed_and_the_command_that_replays_it() -> None:
+    run = run_seed(0, "rows are settled in another order")
+    assert run.failure
+    command = re.search(r"replay: python -m (\S+) (.*)", run.story)
+    assert command
+    arguments = [part.strip("'") for part in re.findall(r"'[^']*'|\S+", command[2])]
+    replay = subprocess.run(
+        [sys.executable, "-m", command[1], *arguments], check=False, capture_output=True, text=True
+    )
+    assert replay.returncode == 1
+    assert run.failure in replay.stdout
+
+
+def test_the_next_step_is_launched_before_the_last_is_settled() -> None:
+    """For every step but the named exceptions: settled first on purpose, or nothing to plan."""
+    ahead = 0
+    for seed in range(30):
+        world = World(draw(seed))
+        world.run()
+        for worker in world.all_workers:
+            order = worker.witness.steps
+            launched = 0
+            for place, entry in enumerate(order):
+                word, _, step = entry.rpartition(" ")
+                if word == "plan":
+                    launched = int(step)
+                elif word == "settle" and world.scenario.sizes.overlap:
+                    on_purpose = order[place - 1] in ("settles first", "nothing to plan")
+                    assert launched == int(step) + 1 or on_purpose, (
+                        seed,
+                        worker.hello.uid,
+                        order[:place][-4:],
+                    )
+                    ahead += launched == int(step) + 1
+                elif word == "settle":
+                    assert launched == int(step), (seed, worker.hello.uid)
+    assert ahead > 1000
