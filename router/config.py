@@ -5,6 +5,7 @@ Those that the pure core is told have the names that `RouterSettings` has.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -103,9 +104,14 @@ class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
         PositiveInt, Meta(description="ended requests kept for /debug/requests")
     ] = 1000
 
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or Path(self.model).name
+
     def core_settings(self) -> RouterSettings:
         """What of this the pure core is told."""
         shared = {
             name: getattr(self, name) for name in RouterSettings.__dataclass_fields__ if name != "models"
         }
-        return RouterSettings(models=(self.served_model_name,), **shared)
+        return RouterSettings(models=(self.model_name,), **shared)

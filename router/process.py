@@ -7,7 +7,6 @@ go after that; requests wait for them, bounded.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import secrets
 import socket
@@ -66,8 +65,7 @@ async def _serve(
     tokenizer: Tokenizer,
 ) -> None:
     settings = api_settings(config)
-    core_settings = dataclasses.replace(config.core_settings(), models=settings.model_names)
-    core = RouterCore(core_settings, asyncio.get_running_loop().time())
+    core = RouterCore(config.core_settings(), asyncio.get_running_loop().time())
     links = RouterLinks(seed, _hello(config), _link_settings(config), on_ready=lambda: shell.links_ready())
     shell = RouterShell(core, links)
     prompts = Prompts(tokenizer, settings)
@@ -124,7 +122,7 @@ class Figures:
 def api_settings(config: RouterConfig) -> ApiSettings:
     """What of the configuration the HTTP side is told."""
     return ApiSettings(
-        model_names=(config.served_model_name or Path(config.model).name,),
+        model_names=(config.model_name,),
         max_body_bytes=config.max_body_bytes,
         tokenizer_threads=config.tokenizer_threads,
         stream_backlog_bytes=config.stream_backlog_bytes,

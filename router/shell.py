@@ -16,8 +16,8 @@ import structlog
 
 from router.dispatch import RouterCore
 from router.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
-from shared.link_events import LinkEvent, PeerDown, PeerUp
-from shared.messages import Hello, Message
+from shared.link_events import LinkEvent
+from shared.messages import Message
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,6 @@ class RouterShell:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, Listener] = {}
-        self._hellos: dict[str, Hello] = {}  # of the workers that are up
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -72,12 +71,9 @@ class RouterShell:
         """What the core knows about a request, or None."""
         return self._core.debug(rid)
 
-    def context_len(self) -> int:
-        """Tokens, prompt and output together, that workers now up can hold in either role; 0 without workers."""
-        longest: dict[str, int] = {}
-        for hello in self._hellos.values():
-            longest[hello.role] = max(longest.get(hello.role, 0), hello.limits.context_len)
-        return min(filter(None, longest.values()), default=0)
+    def context_len(self, model: str) -> int | None:
+        """Tokens, prompt and output together, that the workers have told they serve; None: not told yet."""
+        return self._core.fleet.context_len(model)
 
     def links_ready(self) -> None:
         """There is something to receive; called on the link thread."""
@@ -92,10 +88,6 @@ class RouterShell:
     def _receive(self) -> None:
         now = self._loop.time()
         for event in self._links.receive(0):
-            if isinstance(event, PeerUp):
-                self._hellos[event.peer] = event.hello
-            elif isinstance(event, PeerDown):
-                self._hellos.pop(event.peer, None)
             self._core.link(event, now)
         self._pump()
 

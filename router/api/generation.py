@@ -68,7 +68,8 @@ class Generation:
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
-        known = [length for length in (self.tokenizer.context_len, self._shell.context_len()) if length]
+        told = self._shell.context_len(self.settings.model_names[0])
+        known = [length for length in (self.tokenizer.context_len, told) if length]
         if not known:
             raise RequestError("no worker has told the model's context length yet", status=503)
         return min(known)

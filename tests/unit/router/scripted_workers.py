@@ -54,9 +54,9 @@ LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_0
 LOAD = Load(free_pages=100_000, slots_free=10_000)
 
 
-def hello(role: Role, uid: str) -> Hello:
+def hello(role: Role, uid: str, limits: Limits) -> Hello:
     return Hello(
-        session=0, role=role, uid=uid, epoch=1, model_name=MODEL, model="w", kv_format="kv", limits=LIMITS
+        session=0, role=role, uid=uid, epoch=1, model_name=MODEL, model="w", kv_format="kv", limits=limits
     )
 
 
@@ -76,6 +76,7 @@ class ScriptedWorkers:
     """Both roles; `turn` lets them read and answer."""
 
     script: Script = field(default_factory=Script)
+    limits: Limits = LIMITS
     prefills: list[Prefill] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -84,7 +85,8 @@ class ScriptedWorkers:
 
     def __post_init__(self) -> None:
         self.router = WakingLinks(Hello(session=0, role="router", uid="r", epoch=1), self)
-        self.prefill, self.decode = MemoryLinks(hello("prefill", "p")), MemoryLinks(hello("decode", "d"))
+        self.prefill = MemoryLinks(hello("prefill", "p", self.limits))
+        self.decode = MemoryLinks(hello("decode", "d", self.limits))
         self.on_sent: Callable[[], None] = lambda: None
 
     def link(self) -> None:
@@ -183,11 +185,12 @@ class RunningRouter:
         folder: Path,
         *,
         api: dict[str, object] | None = None,
+        limits: Limits = LIMITS,
         linked: bool = True,
         send_bytes: int = 0,
         **core: object,
     ):
-        self.workers = ScriptedWorkers()
+        self.workers = ScriptedWorkers(limits=limits)
         self._settings = ApiSettings(model_names=(MODEL,), **(api or {}))  # type: ignore[arg-type]
         self._core_settings = RouterSettings(models=(MODEL,), **core)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder)

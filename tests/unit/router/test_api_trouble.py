@@ -13,7 +13,9 @@ import httpx
 import openai
 import pytest
 
+from shared.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.unit.router.tiny_model import CONTEXT_LEN
 from tests.waiting import comes_true
 
 BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
@@ -105,6 +107,15 @@ def test_without_workers_the_answer_is_503_with_retry_after(
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["type"] == "service_unavailable_error"
+
+
+def test_a_chat_without_a_length_gets_what_the_workers_pools_hold(model_folder: Path) -> None:
+    limits = Limits(CONTEXT_LEN, page_size=16, pages=CONTEXT_LEN // 32, slots=4, vocab_size=400)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
+    with RunningRouter(model_folder, limits=limits) as router:
+        assert httpx.post(f"{router.url}/v1/chat/completions", json=chat).status_code == 200
+        (prefill,) = router.workers.prefills
+        assert prefill.prompt_len + prefill.params.max_new_tokens == CONTEXT_LEN // 2
 
 
 def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
