@@ -9,6 +9,7 @@ import pytest
 from tests.integration.deployment import Deployment, deployment
 
 SMALL = ("--set", "prefill.pages=1200,decode.pages=1200")  # room for two deployments on a small machine
+SMALLER = ("--set", "prefill.pages=600,decode.pages=600")  # … one of which has four workers
 
 
 @pytest.fixture(scope="module")
@@ -21,5 +22,5 @@ def one_each() -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def two_each() -> Iterator[Deployment]:
     """Two prefill and two decode workers."""
-    with deployment("--prefill", "2", "--decode", "2", *SMALL) as running:
+    with deployment("--prefill", "2", "--decode", "2", *SMALLER) as running:
         yield running
