@@ -292,6 +292,9 @@ class NixlTransfer:
         return events
 
     def close(self) -> None:
-        """Destroy all agents: nothing lands here any more, and nobody can read from here."""
+        """Destroy all agents: nothing lands here any more, and nobody can read from here.
+
+        Let fetches end first: over TCP the holder of a read under way may not survive it.
+        """
         self._fetches.close()
         self._offer.close()
