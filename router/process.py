@@ -92,7 +92,6 @@ class Figures:
 
     def __init__(self, core: RouterCore, links: RouterLinks, health: Health):
         self._metrics = Metrics("router")
-        self._metrics.set("segue_ready", 1)
         self._core = core
         self._links = links
         self._health = health
@@ -111,6 +110,7 @@ class Figures:
     def _publish(self) -> None:
         self._metrics.publish("router", self._core.counters)
         self._metrics.publish("links", self._links.counters)
+        self._metrics.set("segue_ready", self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)
         workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -172,16 +173,14 @@ COUNTERS = (
         ("event",),
         ("links.sessions_begun=begun", "links.sessions_ended=ended"),
     ),
-    Declared("segue_moves_total", "requests moved between decode workers, by outcome", ("outcome",)),
 )
 
 GAUGES = (
-    Declared("segue_info", "1; what this process runs", ("version", "device", "dtype")),
+    Declared("segue_info", "1; what this process runs", ("version",)),
     Declared("segue_ready", "1 when ready, else 0"),
     Declared("segue_pages", "KV pages by state; their sum is the pool", ("state",)),
     Declared("segue_leases", "leases that live"),
     Declared("segue_slots_used", "requests on the device"),
-    Declared("segue_requests_waiting", "requests that wait"),
     Declared("segue_requests_running", "requests that are being served, by state", ("state",)),
     Declared("segue_workers", "workers that are up, by role", ("worker_role",)),
     Declared(
@@ -223,6 +222,7 @@ class Metrics:
             for declared in HISTOGRAMS
         }
         self.registry.register(_Published(self))
+        self.set("segue_info", 1, version=version("segue"))
 
     def publish(self, source: str, counters: object) -> None:
         """Show a `Counters` dataclass; `source` is the role it belongs to, or `links`.
@@ -251,6 +251,13 @@ class Metrics:
         assert self._labels[name] == tuple(labels), f"{name} has the labels {self._labels[name]}"
         with self._lock:
             self._values[name, tuple(labels.values())] = value
+
+    def set_all(self, name: str, series: Mapping[tuple[str, ...], float]) -> None:
+        """Set a gauge for these label values, and for no others: what has gone is shown no more."""
+        with self._lock:
+            for key in [key for key in self._values if key[0] == name]:
+                del self._values[key]
+            self._values.update({(name, labels): value for labels, value in series.items()})
 
     def observe(self, name: str, seconds: float) -> None:
         """Put one measurement into the histogram `segue_<name>`."""

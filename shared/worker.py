@@ -103,6 +103,7 @@ def serve(
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
     try:
+        metrics.set("segue_ready", 1)
         _turn_until(stop, loop, health, lambda: _publish(metrics, role, scheduler, links, transfer))
     finally:
         health.become_unready("ending")
@@ -167,10 +168,8 @@ def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish:
     while not stop.is_set():
         loop.begin()
         health.turned()
-        if (
-            monotonic() >= next_publish
-        ):  # before a step is waited for, so that /metrics shows what it works on
-            publish()
+        if monotonic() >= next_publish:
+            publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS
         loop.finish()
 
@@ -184,3 +183,9 @@ def _publish(
         metrics.set("segue_pages", count, state=state.value)
     metrics.set("segue_leases", scheduler.leases_held)
     metrics.set("segue_slots_used", scheduler.slots_used)
+    speeds = transfer.bytes_per_second
+    if speeds:
+        transport = transfer.transport
+        metrics.set_all(
+            "segue_kv_link_bytes_per_second", {(peer, transport): speed for peer, speed in speeds.items()}
+        )

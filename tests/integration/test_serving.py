@@ -32,6 +32,12 @@ def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_e
         5,
         f"{fetched_bytes} bytes fetched",
     )
+    (decode,) = one_each.processes("decode")
+    speeds = {
+        n: v for n, v in one_each.metrics(decode).items() if n.startswith("segue_kv_link_bytes_per_second")
+    }
+    assert all(speeds.values())
+    assert [name for name in speeds if "peer=prefill-0/" in name and "transport=cma/memory" in name]
 
 
 def test_a_plain_answer_equals_the_streamed_one(one_each: Deployment) -> None:

@@ -79,6 +79,18 @@ def test_a_gauge_keeps_its_labels_apart() -> None:
     assert (shown["segue_pages", ("free", "prefill")], shown["segue_pages", ("owned", "prefill")]) == (5, 2)
 
 
+def test_a_peer_that_has_gone_is_shown_no_more() -> None:
+    metrics = Metrics("decode")
+    metrics.set_all("segue_kv_link_bytes_per_second", {("p0", "cma"): 5.0, ("p1", "cma"): 7.0})
+    metrics.set_all("segue_kv_link_bytes_per_second", {("p1", "cma"): 9.0})
+    shown = {key: value for key, value in scrape(metrics).items() if "link_bytes" in key[0]}
+    assert shown == {("segue_kv_link_bytes_per_second", ("cma", "decode", "p1")): 9.0}
+
+
+def test_every_counter_that_is_declared_counts_something() -> None:
+    assert [declared.name for declared in COUNTERS if not declared.counted] == []
+
+
 def test_a_counter_without_a_metric_is_named() -> None:
     @dataclass
     class Unknown:
