@@ -9,7 +9,7 @@ import pytest
 from tests.integration.deployment import Deployment, deployment
 
 SMALL = ("--set", "prefill.pages=1200,decode.pages=1200")  # room for two deployments on a small machine
-SMALLER = ("--set", "prefill.pages=600,decode.pages=600")  # … one of which has four workers
+SMALLER = ("--set", "prefill.pages=400,decode.pages=400")  # … one of which has four workers
 
 
 @pytest.fixture(scope="module")
