@@ -36,6 +36,7 @@ from shared.transfer.nixl import NixlTransfer
 from shared.transfer.self_fetch import self_fetch
 from shared.worker_config import WorkerConfig
 
+LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
 PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
@@ -108,6 +109,7 @@ def serve(
     finally:
         health.become_unready("ending")
         links.close()
+        _let_reads_end(transfer)
         transfer.close()
         engine.device.close()
         probes.close()
@@ -172,6 +174,13 @@ def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish:
             publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS
         loop.finish()
+
+
+def _let_reads_end(transfer: NixlTransfer) -> None:
+    """A reader that goes away in the middle of a read can take its holder with it (over TCP): wait a little."""
+    deadline = monotonic() + LAST_READS_SECONDS_MAX
+    while transfer.outstanding and monotonic() < deadline:
+        transfer.poll()
 
 
 def _publish(
