@@ -49,22 +49,13 @@ class Arrivals:
     counters: DecodeCounters
     effects: list[Effect]
     _fetching: dict[int, Req] = field(default_factory=dict)
-    _quarantined: dict[int, tuple[float, list[int]]] = field(default_factory=dict)  # since when, pages
+    _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch
     _next_fetch_id: int = 1
 
     @property
     def requests(self) -> list[Req]:
         """Requests that are arriving, oldest first."""
         return list(self._fetching.values())
-
-    @property
-    def quarantined_pages(self) -> int:
-        """Pages nobody may use, because bytes may still land in them."""
-        return self.memory.pool.count(PageState.QUARANTINED)
-
-    def quarantined_since(self) -> float | None:
-        """When the oldest fetch still unproven was given up."""
-        return min((since for since, _ in self._quarantined.values()), default=None)
 
     @property
     def in_flight(self) -> bool:
@@ -89,7 +80,7 @@ class Arrivals:
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: FetchEvent, now: float) -> Arrived | NotArrived | None:
+    def on_fetch(self, event: FetchEvent) -> Arrived | NotArrived | None:
         """What a fetch event means for its request; None if the request is gone already."""
         if isinstance(event, Collected):
             return None  # nobody reads from a decode worker yet
@@ -107,7 +98,7 @@ class Arrivals:
                 return NotArrived(req, stale=True, detail="the lease ended before the pages were read")
             case Failed(fetch_id, reason, ended):
                 self.counters.unreachable += 1
-                self._give_up(fetch_id, req, ended, now)
+                self._give_up(fetch_id, req, ended)
                 return NotArrived(req, stale=False, detail=reason)
             case Ended(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but nobody gave it up")
@@ -116,24 +107,24 @@ class Arrivals:
         """News of a fetch that was given up, perhaps in this very turn: all but one kind prove that it has ended."""
         if isinstance(event, Failed) and not event.ended:
             return
-        _, pages = self._quarantined.pop(event.fetch_id)
+        pages = self._quarantined.pop(event.fetch_id)
         self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
 
-    def abandon(self, req: Req, now: float) -> bool:
+    def abandon(self, req: Req) -> bool:
         """Stop waiting for the request's pages. False: it is not arriving."""
         for fetch_id, arriving in self._fetching.items():
             if arriving is req:
                 del self._fetching[fetch_id]
                 self.effects.append(AbandonFetch(fetch_id))
-                self._give_up(fetch_id, req, False, now)
+                self._give_up(fetch_id, req, ended=False)
                 return True
         return False
 
-    def _give_up(self, fetch_id: int, req: Req, ended: bool, now: float) -> None:
+    def _give_up(self, fetch_id: int, req: Req, ended: bool) -> None:
         if not ended:
             self.counters.quarantines += 1
             self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.QUARANTINED)
-            self._quarantined[fetch_id] = (now, req.owned)
+            self._quarantined[fetch_id] = req.owned
             req.owned = []
         self.memory.release(req, PageState.ARRIVING)
 

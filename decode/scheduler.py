@@ -83,17 +83,18 @@ class DecodeScheduler:
                 self._audience.leave(peer)
                 self._unsent.forget(peer)
                 for req in [req for req in self._reqs.values() if req.router == peer]:
-                    self._drop(req, now)
+                    self._drop(req)
             case Received(peer, Decode() as command):
                 self._intake(peer, command, now)
             case Received(_, Cancel(rid, attempt)):
-                self._cancel(rid, attempt, now)
+                self._cancel(rid, attempt)
             case Received(peer, message):
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A fetch landed, went stale, failed or was proven to have ended."""
-        match self._arrivals.on_fetch(event, now):
+        del now
+        match self._arrivals.on_fetch(event):
             case Arrived() as arrived:
                 self._join(arrived)
             case NotArrived(req, stale, detail):
@@ -101,12 +102,13 @@ class DecodeScheduler:
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """Pages are in host memory, or back from it."""
+        del now
         restored = self._retraction.on_copy(copy_id)
         if restored is not None:
             self._joining.append(restored)
         dropped, self._dropped = self._dropped, []
         for req in dropped:
-            self._drop(req, now)
+            self._drop(req)
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough; tell the load."""
@@ -203,7 +205,7 @@ class DecodeScheduler:
     # ---- intake and end ----
 
     def _intake(self, router: str, command: Decode, now: float) -> None:
-        self._cancel(command.rid, command.attempt - 1, now)
+        self._cancel(command.rid, command.attempt - 1)
         present = self._reqs.get(command.rid)
         if present is not None and present.attempt >= command.attempt:
             return  # the same attempt or a newer one is here already
@@ -247,13 +249,13 @@ class DecodeScheduler:
         self._forget(req)
         self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
 
-    def _cancel(self, rid: str, attempt: int, now: float) -> None:
+    def _cancel(self, rid: str, attempt: int) -> None:
         req = self._reqs.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
-            self._drop(req, now)
+            self._drop(req)
 
-    def _drop(self, req: Req, now: float) -> None:
+    def _drop(self, req: Req) -> None:
         """Give up everything the request holds, in whatever state it is."""
         if self._retraction.is_copying(req):
             if req not in self._dropped:
@@ -265,7 +267,7 @@ class DecodeScheduler:
         elif self._running.get(req.rid) is req:
             self.memory.commit(req)
             self.memory.release(req)
-        elif not self._arrivals.abandon(req, now) and not self._retraction.drop(req):
+        elif not self._arrivals.abandon(req) and not self._retraction.drop(req):
             raise InvariantError(f"request {req.rid} is in no state that can be dropped")
         self._forget(req)
 

@@ -95,11 +95,11 @@ def _free_before_retire() -> list[Patch]:
 
 @_mistake("page_pool", "an aborted request's pages are forgotten")
 def _leak() -> list[Patch]:
-    def drop(self: DecodeScheduler, req: Req, now: float) -> None:
+    def drop(self: DecodeScheduler, req: Req) -> None:
         if req is self._running.get(req.rid):
             self._forget(req)
         else:
-            real(self, req, now)
+            real(self, req)
 
     real = DecodeScheduler._drop
     return [(DecodeScheduler, "_drop", drop)]
@@ -218,10 +218,9 @@ def _stale_landed() -> list[Patch]:
 
 @_mistake("arrivals", "the target of a failed read is used again at once")
 def _no_quarantine() -> list[Patch]:
-    def give_up(self: arrivals.Arrivals, fetch_id: int, req: Any, ended: bool, now: float) -> None:
+    def give_up(self: arrivals.Arrivals, fetch_id: int, req: Any, ended: bool) -> None:
         del ended
-        if fetch_id not in self._quarantined:
-            self._quarantined[fetch_id] = (now, [])
+        self._quarantined.setdefault(fetch_id, [])
         self.memory.release(req, PageState.ARRIVING)
 
     return [(arrivals.Arrivals, "_give_up", give_up)]

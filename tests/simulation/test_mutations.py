@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import sys
 from multiprocessing import get_context
@@ -22,6 +23,15 @@ def _catch(name: str) -> Run | None:
 def test_there_is_a_mistake_in_each_part() -> None:
     assert len(MUTATIONS) >= 14
     assert {mutation.area for mutation in MUTATIONS.values()} >= AREAS | {"event_loop", "transfer", "decode"}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mistake_takes_what_the_code_it_replaces_takes(name: str) -> None:
+    """Else the call itself would fail, and the simulation would seem to have found the mistake."""
+    for owner, attribute, mistaken in MUTATIONS[name].patches():
+        real = owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute)
+        if inspect.isroutine(mistaken):
+            inspect.signature(mistaken).bind(*inspect.signature(real).parameters)
 
 
 @pytest.mark.timeout(600)
