@@ -49,7 +49,7 @@ def test_greedy_answers_are_those_of_transformers(
     tokenizer = AutoTokenizer.from_pretrained(model)
     near_ties: list[float] = []
     for prompt, text in zip(prompts, alone, strict=True):
-        generated = reference.generate(
+        generated: Any = reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=TOKENS,
