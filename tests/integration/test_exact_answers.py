@@ -44,12 +44,12 @@ def alone(one_each: Deployment, prompts: list[list[int]]) -> list[str]:
 def test_greedy_answers_are_those_of_transformers(
     model: Path, prompts: list[list[int]], alone: list[str]
 ) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     reference.generation_config.eos_token_id = None  # as ignore_eos: sampled like any other, ends nothing
     tokenizer = AutoTokenizer.from_pretrained(model)
     near_ties: list[float] = []
     for prompt, text in zip(prompts, alone, strict=True):
-        generated: Any = reference.generate(
+        generated = reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=TOKENS,
