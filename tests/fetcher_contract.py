@@ -212,6 +212,16 @@ class FetcherContract:
         assert world.reader.outstanding == 0
         assert world.reader.poll() == []
 
+    def test_an_abandoned_read_keeps_nobody_else_from_its_holder(self, world: World) -> None:
+        source = world.make_holder()
+        source.write(3, 77)
+        world.reader.start(1, world.baton(source, tuple(range(0, 400, 2))), 0, list(range(200)))
+        world.reader.abandon(1)
+        world.reader.start(2, world.baton(source, (5,)), 0, [300])
+        world.poll_until(lambda: len(world.events) == 2)
+        assert Ended(1) in world.events
+        assert [event.fetch_id for event in world.events if isinstance(event, Landed)] == [2]
+
     def test_a_fetch_that_failed_at_once_and_was_abandoned_tells_only_its_end(self, world: World) -> None:
         source = world.make_holder()
         world.reader.start(1, world.baton(source, (5,)), 7, [0])

@@ -199,7 +199,7 @@ class Fetches:
             return f"the baton has pages from {baton.first_page} on, {len(baton.pages)} of them"
         if not self._slots:
             return f"{self._limits.fetches_max} fetches are outstanding"
-        if any(fetch.state is State.GIVEN_UP and fetch.peer == peer for fetch in self._fetches.values()):
+        if any(fetch.peer == peer and self._doubtful(fetch) for fetch in self._fetches.values()):
             return f"a read from {peer} has not ended yet"
         return ""
 
@@ -292,6 +292,12 @@ class Fetches:
             self.readers_fenced += 1
             for fetch in left:
                 self._end(fetch, Event.FENCED)
+
+    def _doubtful(self, fetch: _Fetch) -> bool:
+        """Whether the read may never end. One that was abandoned in good health speaks against nobody yet:
+        else each client that leaves would cost others that fetch from the same peer an attempt."""
+        late = self._clock() - fetch.started >= self._limits.fetch_seconds_max
+        return fetch.state is State.GIVEN_UP and (fetch.broken or late)
 
     def _overdue(self, fetch: _Fetch) -> bool:
         if fetch.state is not State.GIVEN_UP or fetch.reader is not self._reader:
