@@ -1,0 +1,198 @@
+"""A prefill and a decode worker in one process, with everything real but the sockets, turned by hand.
+
+Real: both schedulers, the event loop, the engine with pages of its own for each, the page-by-page transfer of real
+bytes, and messages that cross as bytes. All KV memory is filled with NaN at the start, so whoever reads a cell that
+nobody wrote shows it. The clock moves with the turns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from prefill.config import PrefillConfig
+from prefill.scheduler import PrefillScheduler
+from shared.engine.engine import Engine, load
+from shared.event_loop import EventLoop, Scheduler
+from shared.links_in_memory import MemoryLinks
+from shared.messages import FinishReason, Hello, Role
+from shared.page_pool import PagePool, PageState
+from shared.transfer.in_process import InProcessFabric, InProcessTransfer
+from shared.transfer.memory import PageMemory
+from shared.worker_config import WorkerConfig
+from tests.integration.desk import Desk, Request, Stream
+from tests.integration.recording_device import Logbook, RecordingDevice
+
+TURN_SECONDS = 0.001
+TURNS_MAX = 200_000  # while the device's thread waits for a core, the loop turns many times for one copy
+PREFILL = PrefillConfig(pages=256, slots=16, lease_seconds=3600.0)
+DECODE = DecodeConfig(pages=320, slots=16, host_share=0.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Output tokens, and the logits of each place in the output that was computed here, once or more often."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason
+    logits: dict[int, list[Tensor]]
+
+
+@dataclass(slots=True)
+class Clock:
+    """Moves when told to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Parts:
+    """What a worker has beside its scheduler and its loop."""
+
+    def __init__(
+        self,
+        role: Role,
+        config: WorkerConfig,
+        folder: Path,
+        host_share: float,
+        fabric: InProcessFabric,
+        clock: Clock,
+    ) -> None:
+        self.logbook = Logbook()
+        self.engine: Engine = load(
+            folder,
+            pages=config.pages,
+            page_size=config.page_size,
+            slots=config.slots,
+            host_share=host_share,
+            on_logits=self.logbook.write,
+        )
+        cache = self.engine.cache
+        cache.store.fill_(torch.nan)
+        cache.host.fill_(torch.nan)
+        self.device = RecordingDevice(self.engine.device, self.logbook)
+        pages = PageMemory(cache.address, cache.page_bytes, cache.pages)
+        self.transfer = InProcessTransfer(fabric, role, 1, pages, 64, self.engine.kv_format, clock=clock)
+        self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))
+
+    def close(self) -> None:
+        """End the device's thread and all reads."""
+        self.transfer.close()
+        self.device.close()
+
+
+class OneProcess:
+    """The two workers, fresh, and the desk between them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        prefill: PrefillConfig = PREFILL,
+        decode: DecodeConfig = DECODE,
+        overlap: bool = True,
+        shuffle_pages: bool = False,
+    ) -> None:
+        self._clock = Clock()
+        fabric = InProcessFabric()
+        at_prefill = Parts("prefill", prefill, folder, 0.0, fabric, self._clock)
+        at_decode = Parts("decode", decode, folder, decode.host_share, fabric, self._clock)
+        self._parts = at_prefill, at_decode
+        self.prefill_device, self.decode_device = at_prefill.device, at_decode.device
+        self.prefill = _prefill_scheduler(prefill, at_prefill)
+        self.decode = _decode_scheduler(decode, at_decode)
+        if shuffle_pages:
+            for pool in (self.prefill.memory.pool, self.decode.memory.pool, self.decode.host):
+                _shuffle(pool)
+        self._loops = [
+            EventLoop(scheduler, parts.device, parts.transfer, parts.links, self._clock, overlap=overlap)
+            for scheduler, parts in ((self.prefill, at_prefill), (self.decode, at_decode))
+        ]
+        self.desk = Desk(at_prefill.links, at_decode.links)
+
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """Serve these requests, sent at once, to their end."""
+        for request in requests:
+            self.desk.submit(request)
+        self.finish()
+        return [self.answer(request) for request in requests]
+
+    def finish(self) -> None:
+        """Turn until all that was submitted has ended; nothing is held any more then."""
+        self.turn_until(lambda: all(stream.finish for stream in self.desk.streams.values()))
+        self.turn_until(
+            lambda: self.prefill.leases_held == self.prefill.slots_used == self.decode.slots_used == 0
+        )
+
+    def turn_until(self, done: Callable[[], bool]) -> None:
+        """Turn both loops and the desk; all books must be right after every turn."""
+        schedulers: tuple[Scheduler, ...] = self.prefill, self.decode
+        for _ in range(TURNS_MAX):
+            if done():
+                return
+            for loop, scheduler in zip(self._loops, schedulers, strict=True):
+                loop.turn()
+                scheduler.check()
+            self.desk.turn()
+            self._clock.now += TURN_SECONDS
+        raise AssertionError(f"still busy after {TURNS_MAX} turns")
+
+    def stream(self, request: Request) -> Stream:
+        """The request as the desk sees it."""
+        return self.desk.streams[request.rid]
+
+    def answer(self, request: Request) -> Answer:
+        """What the request got, and from which logits."""
+        stream = self.stream(request)
+        assert stream.finish is not None
+        logits: dict[int, list[Tensor]] = {}
+        for parts in self._parts:
+            for (seed, index), rows in parts.logbook.logits.items():
+                if seed == request.params.seed and index < stream.output_len:
+                    logits.setdefault(index, []).extend(rows)
+        return Answer(tuple(stream.token_ids[len(request.prompt) :]), stream.finish, logits)
+
+    def close(self) -> None:
+        """End both workers."""
+        for parts in self._parts:
+            parts.close()
+
+
+def _prefill_scheduler(config: PrefillConfig, parts: Parts) -> PrefillScheduler:
+    return PrefillScheduler(
+        config,
+        pages=parts.engine.limits.pages,
+        context_len=parts.engine.limits.context_len,
+        holder=parts.transfer.holder,
+        words=parts.transfer.words,
+        kv_format=parts.engine.kv_format,
+        eos_token_ids=parts.engine.eos_token_ids,
+        epoch=1,
+    )
+
+
+def _decode_scheduler(config: DecodeConfig, parts: Parts) -> DecodeScheduler:
+    return DecodeScheduler(
+        config,
+        pages=parts.engine.limits.pages,
+        host_pages=parts.engine.host_pages,
+        context_len=parts.engine.limits.context_len,
+        kv_format=parts.engine.kv_format,
+        eos_token_ids=parts.engine.eos_token_ids,
+    )
+
+
+def _shuffle(pool: PagePool) -> None:
+    """Let the pool hand out its pages in a random order, always the same."""
+    pages = pool.allocate(pool.total, PageState.OWNED)
+    random.Random(5).shuffle(pages)
+    pool.retire(pages, PageState.OWNED, after_step=0)
