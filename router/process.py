@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
@@ -26,7 +27,7 @@ from router.effects import Failed
 from router.server import Server, listen
 from router.shell import RouterShell
 from router.text import Tokenizer, forgo_torch
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InvariantError
 from shared.link_keys import read_seed
 from shared.link_session import LinkSettings
 from shared.links import RouterLinks
@@ -79,12 +80,28 @@ async def _serve(
             links.connect(worker.url)
         health.become_ready()
         log.info("ready", port=listener.getsockname()[1], workers=len(workers))
-        await Server(app, lambda: generation.fail_all(SHUTTING_DOWN)).serve(sockets=[listener])
+        await _serve_until_broken(Server(app, lambda: generation.fail_all(SHUTTING_DOWN)), listener)
     finally:
         publishing.cancel()
         shell.close()
         prompts.close()
         links.close()
+
+
+async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
+    """Serve until stopped. A core that met a state it excludes is not to be trusted: say goodbye, and raise that."""
+    broken: list[InvariantError] = []
+
+    def judge(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if isinstance(error := context.get("exception"), InvariantError):
+            broken.append(error)
+            server.stop()
+
+    asyncio.get_running_loop().set_exception_handler(judge)
+    await server.serve(sockets=[listener])
+    if broken:
+        raise broken[0]
 
 
 class Figures:

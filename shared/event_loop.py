@@ -88,7 +88,8 @@ class EventLoop:
         now = self._clock()
         for event in events:
             self._scheduler.on_link(event, now)
-        self._land(now)
+        if self._land(now) or events:
+            self._checked = False
         self._scheduler.tick(now)
         if self._in_flight and self._scheduler.settles_first():
             self._settle_oldest()
@@ -108,12 +109,15 @@ class EventLoop:
             return self._in_flight[0].step
         return None
 
-    def _land(self, now: float) -> None:
+    def _land(self, now: float) -> bool:
+        """Pass on what fetches and copies have to tell; whether there was anything."""
         self._scheduler.reclaim(self._device.completed())
-        for event in self._fetcher.poll():
+        fetch_events, copies = self._fetcher.poll(), self._device.copies_done()
+        for event in fetch_events:
             self._scheduler.on_fetch(event, now)
-        for copy_id in self._device.copies_done():
+        for copy_id in copies:
             self._scheduler.on_copy(copy_id, now)
+        return bool(fetch_events or copies)
 
     def _launch(self, now: float) -> None:
         batch = self._scheduler.plan(now)
