@@ -191,7 +191,7 @@ GAUGES = (
 )
 
 HISTOGRAMS = (
-    Declared("segue_queue_seconds", "from arrival to the first placement (worker: to its first step)"),
+    Declared("segue_queue_seconds", "from arrival to the first placement"),
     Declared("segue_prefill_queue_seconds", "from a prefill worker's receipt to its first step"),
     Declared("segue_prefill_compute_seconds", "from that step to the first token"),
     Declared("segue_ready_seconds", "from the first token to placement on a decode worker"),
@@ -232,8 +232,10 @@ class Metrics:
         for field in fields(counters):  # type: ignore[arg-type]
             value = getattr(counters, field.name)
             if field.name == "observations":
-                while value:
-                    self.observe(*value.pop(0) if isinstance(value, list) else value.popleft())
+                observations = list(value)
+                value.clear()
+                for name, seconds in observations:
+                    self.observe(name, seconds)
                 continue
             place = self._counted.get(f"{source}.{field.name}")
             if place is None:

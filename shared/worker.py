@@ -36,6 +36,7 @@ from shared.transfer.nixl import NixlTransfer
 from shared.transfer.self_fetch import self_fetch
 from shared.worker_config import WorkerConfig
 
+FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
 PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
@@ -150,7 +151,7 @@ def _open_transfer(
         interface=config.kv_interface,
         ports=config.kv_ports,
         limits=FetchLimits(
-            fetches_max=config.slots,
+            fetches_max=FETCHES_PER_SLOT * config.slots,
             fetch_seconds_max=fetch_seconds_max,
             fence_seconds=config.quarantine_seconds,
         ),
