@@ -107,10 +107,13 @@ def _leak() -> list[Patch]:
 
 @_mistake("radix_cache", "locks do not keep pages from eviction")
 def _locks_ignored() -> list[Patch]:
-    def unlocked(self: RadixCache, node: Any, last_step: int = 0) -> None:
+    def lock(self: RadixCache, node: Any) -> None:
+        del self, node
+
+    def unlock(self: RadixCache, node: Any, last_step: int) -> None:
         del self, node, last_step
 
-    return [(RadixCache, "lock", unlocked), (RadixCache, "unlock", unlocked)]
+    return [(RadixCache, "lock", lock), (RadixCache, "unlock", unlock)]
 
 
 @_mistake("radix_cache", "an edge matches by its first page alone")
@@ -136,7 +139,7 @@ def _word_left() -> list[Patch]:
 def _word_cleared_late() -> list[Patch]:
     def clear(self: Words, lease: int) -> None:
         nonce = self.values[lease]
-        self.process.after(0.3, lambda: real(self, lease) if self.values[lease] == nonce else None)
+        self.process.after(1.0, lambda: real(self, lease) if self.values[lease] == nonce else None)
 
     real = Words.clear
     return [(Words, "clear", clear)]

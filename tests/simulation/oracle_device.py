@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
@@ -63,6 +63,10 @@ class Speed:
     token: float = 0.0002  # an EXTEND token on top
     jitter: float = 0.5  # as a share, both ways
     copied_page: float = 0.004
+
+    def slowed(self, factor: float) -> Speed:
+        """A device that takes `factor` times as long."""
+        return replace(self, step=factor * self.step, token=factor * self.token)
 
 
 @dataclass(slots=True, kw_only=True)

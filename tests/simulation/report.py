@@ -92,6 +92,8 @@ EXPECTED = [
     *NETWORK,
     *(f"path cancelled while {where}" for where in WHEREABOUTS),
     "path settled before the next launch",
+    "path put off for a prefix in the same batch",
+    "path finished while leaving",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
     *(f"continued after {cause}" for cause in CONTINUATIONS),

@@ -17,12 +17,14 @@ from tests.simulation.network import NetworkFaults
 from tests.simulation.oracle import VOCAB_SIZE
 from tests.simulation.oracle_device import Speed
 
+CachePolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"]
 QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
 
 CONTEXT_LEN = 160
 START_SECONDS = 0.2  # until the first request; links come up before
 OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
 QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
+CACHE_POLICIES: tuple[CachePolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
 LINK_FAULTS = ("loss", "reconnect", "isolation")
 FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LINK_FAULTS)
 
@@ -75,12 +77,13 @@ class Sizes:
     retract_steps: int = 20
     init_new_token_ratio: float = 0.7
     queue_max: int = 64
-    waiting_seconds_max: float = 30.0
-    ready_seconds_max: float = 30.0
+    waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world …
+    ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
+    cache_policy: CachePolicy = "lru"
     prefill_policy: str = "cache_aware"
     decode_policy: str = "total_tokens"
     small_pages: int = 0  # the first worker of each role has so many pages; 0: as many as the others …
@@ -150,6 +153,7 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
         init_new_token_ratio=rng.choice((0.0, 0.2, 0.7)),
         overlap=rng.random() < 0.75,
         queue_policy=rng.choice(QUEUE_POLICIES),
+        cache_policy=rng.choice(CACHE_POLICIES),
         prefill_policy=rng.choice(("cache_aware", "cache_aware", "round_robin", "power_of_two")),
         decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
         odd_kv_format=rng.random() < 0.2,

@@ -14,6 +14,7 @@ from prefill.scheduler import PrefillScheduler
 from shared.effects import Effect
 from shared.link_events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel
+from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.transfer.protocol import FetchEvent
 
@@ -31,8 +32,9 @@ class Witness:
             case Received(_, Cancel(rid, _)):
                 self.count(f"path cancelled while {self._where(rid)}")
             case PeerDown():
-                for rid in self._rids(event.peer):
-                    self.count(f"path router lost while {self._where(rid)}")
+                for req in self.requests():
+                    if req.router == event.peer:
+                        self.count(f"path router lost while {self._where(req.rid)}")
         self.scheduler.on_link(event, now)
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
@@ -56,12 +58,17 @@ class Witness:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = self.scheduler.plan(now)
+        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler._in_batch_prefix._put_off:
+            self.count("path put off for a prefix in the same batch")
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         self.steps.append(f"settle {batch.step}")
+        leaving = self._leaving()
         self.scheduler.settle(batch, token_ids, now)
+        if any(req not in self.requests() for req in leaving):
+            self.count("path finished while leaving")
 
     def drain(self) -> list[Effect]:
         return self.scheduler.drain()
@@ -75,13 +82,17 @@ class Witness:
     def check(self) -> None:
         self.scheduler.check()
 
-    def _rids(self, router: str) -> list[str]:
+    def requests(self) -> list[Req]:
+        """Every request that the scheduler knows, whatever its state."""
         if isinstance(self.scheduler, DecodeScheduler):
-            reqs = list(self.scheduler._reqs.values())
-        else:
-            leased = [lease.req for lease in self.scheduler.leases.all()]
-            reqs = [*self.scheduler._waiting.values(), *self.scheduler._running.values(), *leased]
-        return [req.rid for req in reqs if req.router == router]
+            return list(self.scheduler._reqs.values())
+        leased = [lease.req for lease in self.scheduler.leases.all()]
+        return [*self.scheduler._waiting.values(), *self.scheduler._running.values(), *leased]
+
+    def _leaving(self) -> list[Req]:
+        if isinstance(self.scheduler, DecodeScheduler):
+            return list(self.scheduler._retraction._leaving)
+        return []
 
     def _where(self, rid: str) -> str:
         if isinstance(self.scheduler, DecodeScheduler):

@@ -71,7 +71,7 @@ class Worker:
             process=process,
             pages=Pages(pages, sizes.page_size, salt=epoch),
             host_pages=Pages(sizes.host_pages, sizes.page_size, salt=epoch + 1),
-            speed=scenario.speed,
+            speed=scenario.speed.slowed(world.rng.choice((1, 1, 1, 5))),
             rng=world.rng,
             on_copied=self.wake,
         )
@@ -168,6 +168,7 @@ def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillS
             lease_seconds=sizes.lease_seconds,
             leases_max=sizes.leases_max,
             queue_policy=sizes.queue_policy,
+            cache_policy=sizes.cache_policy,
             queue_max=sizes.queue_max,
             shared_prefix_cached_tokens_max=sizes.page_size,
             shared_prefix_tokens_min=sizes.page_size,
@@ -187,6 +188,7 @@ def _decode(sizes: Sizes, pages: int, kv_format: str) -> DecodeScheduler:
         DecodeConfig(
             page_size=sizes.page_size,
             slots=sizes.decode_slots,
+            cache_policy=sizes.cache_policy,
             retract_steps=sizes.retract_steps,
             init_new_token_ratio=sizes.init_new_token_ratio,
             fetch_seconds_max=sizes.fetch_seconds_max,
