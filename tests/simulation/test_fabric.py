@@ -1,0 +1,137 @@
+"""The simulated reads are as unreliable as real ones may be, and say so truthfully."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from shared.baton import Baton, Holder
+from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
+from tests.simulation.fabric import Agent, Fabric, FabricFaults, Words
+from tests.simulation.oracle_device import Pages
+from tests.simulation.timeline import Process, Timeline
+
+NONCE = 77
+
+
+class Pair:
+    """A reader and a holder with four leased pages."""
+
+    def __init__(self, faults: FabricFaults | None = None):
+        self.timeline = Timeline()
+        self.counts: list[str] = []
+        self.fabric = Fabric(faults or FabricFaults(), random.Random(3), self.counts.append)
+        self.holder, self.reader = self.agent("holder"), self.agent("reader")
+        self.holder.words.write(1, NONCE)
+        self.events: list[FetchEvent] = []
+
+    def agent(self, name: str) -> Agent:
+        process = Process(self.timeline, name)
+        holder = Holder(name, 1, f"{name}/1", b"", 0, 4096, 0)
+        pages = Pages(8, 2, salt=len(name))
+        agent = Agent(self.fabric, process, holder, pages, Words(process, [0, 0]), 5.0, lambda: None)
+        self.fabric.agents[holder.agent] = agent
+        return agent
+
+    def fetch(self) -> None:
+        baton = Baton("r", 1, self.holder.holder, "", 1, NONCE, 8, 8, (0, 1, 2, 3))
+        self.reader.start(1, baton, 1, (5, 6, 7))
+
+    def advance(self, until: Callable[[], bool]) -> None:
+        while not until() and self.timeline.advance():
+            self.events += self.reader.poll()
+
+    def settle(self) -> None:
+        self.advance(lambda: False)
+
+    @property
+    def arrived(self) -> list[bool]:
+        return [self.reader.pages.cells[4 + page] == self.holder.pages.cells[page] for page in (1, 2, 3)]
+
+
+def test_pages_land_one_by_one_and_the_holder_hears_of_it() -> None:
+    pair = Pair()
+    pair.fetch()
+    pair.advance(lambda: any(pair.arrived))
+    assert sum(pair.arrived) == 1
+    pair.settle()
+    assert all(pair.arrived)
+    assert [type(event) for event in pair.events] == [Landed]
+    assert pair.holder.poll() == [Collected(1, NONCE, "r", 1)]
+
+
+def test_a_lease_that_ended_meanwhile_makes_the_read_stale() -> None:
+    pair = Pair()
+    pair.fetch()
+    pair.advance(lambda: any(pair.arrived))
+    pair.holder.words.clear(1)
+    pair.settle()
+    assert pair.events == [Stale(1)]
+
+
+def test_a_frozen_holder_leaves_the_read_in_progress() -> None:
+    pair = Pair()
+    pair.holder.process.freeze()
+    pair.fetch()
+    pair.timeline.at(1.0, lambda: None)
+    pair.advance(lambda: pair.timeline.now >= 1.0)
+    assert pair.events == []
+    assert not any(pair.arrived)
+    pair.holder.process.thaw()
+    pair.settle()
+    assert all(pair.arrived)
+
+
+def test_a_dead_holder_makes_the_read_fail() -> None:
+    pair = Pair()
+    pair.fetch()
+    pair.holder.process.kill()
+    pair.fabric.died("holder/1")
+    pair.settle()
+    assert isinstance(pair.events[0], Failed)
+
+
+def test_nobody_is_found_under_the_name_of_an_earlier_epoch() -> None:
+    pair = Pair()
+    pair.fabric.died("holder/1")
+    pair.fetch()
+    pair.settle()
+    assert isinstance(pair.events[0], Failed)
+    assert not any(pair.arrived)
+
+
+def test_bytes_land_after_an_error_until_the_end_is_told() -> None:
+    pair = Pair(FabricFaults(error=1.0, unproven=1.0, page_seconds=0.2))
+    pair.fetch()
+    pair.advance(lambda: bool(pair.events))
+    assert pair.events[0] == Failed(1, "injected error", ended=False)
+    before = sum(pair.arrived)
+    pair.settle()
+    assert sum(pair.arrived) > before
+    assert pair.events[-1] == Ended(1)
+
+
+def test_an_endless_read_is_never_told_to_have_ended() -> None:
+    pair = Pair(FabricFaults(error=1.0, unproven=1.0, endless=1.0))
+    pair.fetch()
+    pair.settle()
+    assert [type(event) for event in pair.events] == [Failed]
+    assert pair.reader.endless_pages == [5, 6, 7]
+
+
+def test_an_abandoned_read_ends_and_nothing_else_is_told() -> None:
+    pair = Pair()
+    pair.fetch()
+    pair.advance(lambda: any(pair.arrived))
+    pair.reader.abandon(1)
+    pair.settle()
+    assert pair.events == [Ended(1)]
+
+
+def test_a_read_abandoned_when_it_has_landed_is_told_to_have_ended() -> None:
+    pair = Pair()
+    pair.fetch()
+    while pair.timeline.advance():
+        pass
+    pair.reader.abandon(1)
+    assert pair.reader.poll() == [Ended(1)]

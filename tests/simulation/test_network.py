@@ -1,0 +1,115 @@
+"""The simulated links keep the promise of the real ones: within a session all comes, in order, or nothing more."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.messages import Cancel, Hello, Role
+from tests.simulation.network import Link, Network, NetworkFaults
+from tests.simulation.timeline import Process, Timeline
+
+
+@dataclass
+class Peer:
+    """An endpoint that remembers what it was told."""
+
+    process: Process
+    hello: Hello
+    events: list[LinkEvent] = field(default_factory=list)
+
+    def deliver(self, event: LinkEvent) -> None:
+        self.events.append(event)
+
+    @property
+    def sessions(self) -> list[list[int]]:
+        """The numbers that came, session by session."""
+        numbers: list[list[int]] = []
+        for event in self.events:
+            if isinstance(event, PeerUp):
+                numbers.append([])
+            elif isinstance(event, Received) and isinstance(event.message, Cancel):
+                numbers[-1].append(event.message.attempt)
+        return numbers
+
+
+class Wire:
+    """A router and a worker with a link between them."""
+
+    def __init__(self, seed: int = 0):
+        self.timeline = Timeline()
+        self.network = Network(NetworkFaults(spike=0.3), random.Random(seed), lambda _: None)
+        self.router, self.worker = self.peer("router"), self.peer("decode")
+        self.network.connect(self.router, self.worker)
+        self.settle()
+
+    def peer(self, role: Role) -> Peer:
+        return Peer(Process(self.timeline, role), Hello(session=0, role=role, uid=role, epoch=1))
+
+    @property
+    def link(self) -> Link:
+        return self.network.links[0]
+
+    def send(self, number: int) -> None:
+        self.network.send(self.router, "decode/0000000000000001", Cancel("r", number))
+
+    def tear(self) -> None:
+        self.link.break_off("loss", both_ways=True)
+
+    def settle(self) -> None:
+        while self.timeline.advance():
+            pass
+
+
+def test_messages_arrive_in_order_however_long_each_takes() -> None:
+    wire = Wire()
+    for number in range(50):
+        wire.send(number)
+    wire.settle()
+    assert wire.worker.sessions == [[*range(50)]]
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_a_broken_session_is_told_to_both_sides_before_the_next_begins(both_ways: bool) -> None:
+    wire = Wire()
+    wire.link.break_off("loss", both_ways=both_ways)
+    wire.settle()
+    for peer in (wire.router, wire.worker):
+        assert [type(event) for event in peer.events] == [PeerUp, PeerDown, PeerUp]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_nothing_arrives_behind_a_gap(seed: int) -> None:
+    wire = Wire(seed)
+    for number in range(60):
+        wire.timeline.after(0.02 * number, partial(wire.send, number))
+    wire.timeline.after(0.1, wire.tear)
+    wire.timeline.after(0.8, wire.tear)
+    wire.settle()
+    for session in wire.worker.sessions:
+        assert session == sorted(session)
+        assert len(session) == (session[-1] - session[0] + 1 if session else 0)
+
+
+def test_a_dead_peer_is_missed_and_not_dialled_again() -> None:
+    wire = Wire()
+    wire.worker.process.kill()
+    wire.network.died(wire.worker.process)
+    wire.settle()
+    assert [type(event) for event in wire.router.events] == [PeerUp, PeerDown]
+
+
+def test_a_silent_peer_learns_of_it_when_it_is_back() -> None:
+    wire = Wire()
+    wire.worker.process.freeze()
+    wire.network.silent(wire.worker.process)
+    wire.settle()
+    assert [type(event) for event in wire.router.events] == [PeerUp, PeerDown]
+    assert [type(event) for event in wire.worker.events] == [PeerUp]
+    wire.worker.process.thaw()
+    wire.settle()
+    assert [type(event) for event in wire.worker.events] == [PeerUp, PeerDown, PeerUp]
