@@ -205,7 +205,13 @@ def _checked(value: object, kind: Any, source: str, *, strict: bool) -> Any:
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        reason = str(error).replace("Expected", "expected").replace("Invalid", "invalid").split(" - at")[0]
+        reason = (
+            str(error)
+            .replace("Expected", "expected")
+            .replace("Invalid", "invalid")
+            .split(" - at")[0]
+            .split(", got")[0]
+        )
         raise ConfigError(f"{source} is not valid: {reason}, got {str(value)[:80]!r}") from error
 
 

@@ -68,6 +68,8 @@ class Deployment:
                     self._announced = True
                     address = f"{HOST}:{self._children[0].http_port}"
                     self._narration.ready(address, model, time.monotonic() - self._began_at)
+            self._narration.quiet()
+            self._narration.say("ending")
         finally:
             self._narration.quiet()
             self._end_all()

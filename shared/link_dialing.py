@@ -33,6 +33,7 @@ from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_work
 log = structlog.get_logger(__name__)
 
 HEARTBEAT = encode(Heartbeat())
+UNREACHABLE_SECONDS = 60.0  # a worker that starts may load for so long; from then on it is worth a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,11 @@ class HangUp:
 class _WorkerLink:
     address: str
     redial_at: float
+    down_since: float
     session: Session | None = None  # None: resting until redial_at
     peer: str = ""  # "": greeting, or resting
     failures: int = 0  # since the last PeerUp
+    missed: bool = False  # warned of, since the last PeerUp
 
 
 class DialingEnd:
@@ -85,7 +88,7 @@ class DialingEnd:
     def connect(self, address: str, now: float) -> None:
         """Dial this worker from now on; a no-op for an address already dialed."""
         if address not in self._links:
-            self._links[address] = _WorkerLink(address, redial_at=now)
+            self._links[address] = _WorkerLink(address, redial_at=now, down_since=now)
             self.deadline = min(self.deadline, now)
 
     def disconnect(self, address: str, now: float) -> None:
@@ -144,9 +147,14 @@ class DialingEnd:
             self.events.append(PeerDown(link.peer, reason))
             self.counters.sessions_ended += 1
             log.info("link.down", peer=link.peer, address=address, reason=reason)
-            link.peer = ""
+            link.peer, link.down_since = "", now
+        elif not link.missed and now - link.down_since >= UNREACHABLE_SECONDS:
+            link.missed = True
+            log.warning(
+                "link.unreachable", address=address, reason=reason, seconds=round(now - link.down_since)
+            )
         elif link.failures == 1:
-            log.warning("link.unreachable", address=address, reason=reason)
+            log.info("link.unreachable", address=address, reason=reason)
 
     def tick(self, now: float) -> None:
         """Dial, send the heartbeats that are due and end the sessions that went silent."""
@@ -191,7 +199,7 @@ class DialingEnd:
             log.warning("link.refused", peer=peer, address=link.address, reason=refusal)
             self.end(link.address, refusal, now)
             return
-        link.peer, link.failures = peer, 0
+        link.peer, link.failures, link.missed = peer, 0, False
         self._peers[peer] = link
         self.counters.sessions_begun += 1
         self.events.append(PeerUp(peer, message))

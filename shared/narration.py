@@ -51,7 +51,9 @@ class Narration:
         self._stages.pop(name, None)
         if name in self._bars:
             self._progress.update(self._bars[name], total=100, completed=100, doing="ready")
-        self.say(f"{name}: ready" + "".join(f", {key} {value}" for key, value in facts.items()))
+        self.say(
+            f"{name}: ready" + "".join(f", {key.replace('_', ' ')} {value}" for key, value in facts.items())
+        )
 
     def ready(self, address: str, model: str, seconds: float) -> None:
         """The full set serves: one line, and the command in it works as printed."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from shared.link_dialing import Dial, DialingEnd, Frames, HangUp
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
@@ -258,6 +259,17 @@ def test_redials_slow_down_to_their_limit() -> None:
     cable.run(60.0)
     dials_per_minute = 60.0 / (SETTINGS.silence_seconds + SETTINGS.redial_seconds_max)
     assert dials_per_minute - 1 <= next(cable.connections) - 1 <= dials_per_minute + 3
+
+
+def test_a_worker_that_may_still_be_loading_is_no_warning_and_one_that_stays_away_is_one() -> None:
+    cable = Cable()
+    cable.cut = True
+    levels = []
+    for seconds in (50.0, 200.0):
+        with capture_logs() as lines:
+            cable.run(seconds)
+        levels.append([line["log_level"] for line in lines if line["event"] == "link.unreachable"])
+    assert levels == [["info"], ["warning"]]
 
 
 def test_closing_says_goodbye() -> None:
