@@ -260,7 +260,8 @@ class RouterCore:
         elif message.reason == "too_long":
             failed = Failed(400, "The request is too long for its worker.", code="context_length_exceeded")
             self._requests.end(live, lifecycle.Rejected(worker.peer), failed, now, let_go=True)
-        elif live.has_decoded:  # retracted, and its pages are nowhere any more; it has come further: no loss
+        elif live.state is State.DECODING and live.joined:
+            # Sent back for lack of memory, not lost. It cannot go on for ever: each attempt has brought a token.
             again(live, lifecycle.Lost(worker.peer, "retracted"), now, let_go=True, counts=False)
         elif message.reason == "no_room" and (live.state is State.PREFILLING or live.holder is not None):
             self._pause(worker, now)

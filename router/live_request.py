@@ -49,7 +49,7 @@ class LiveRequest:
     model: str = ""  # fingerprint of whoever sampled the first token
     determinism: str = ""
     avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most losses_max
-    held_len: int = 0  # of the output, when the prefill worker of this attempt handed over
+    joined: bool = False  # the decode worker of this attempt has the pages
     wait_until: float = 0.0  # survives a refusal for lack of room
     ready_until: float = 0.0
 
@@ -83,11 +83,6 @@ class LiveRequest:
     def waits_on(self) -> Worker | None:
         """The worker whose loss the state feels: that which works on it, else that which holds its pages."""
         return self.worker or self.holder
-
-    @property
-    def has_decoded(self) -> bool:
-        """Whether this attempt has brought tokens beyond its first, so that trying again cannot go on for ever."""
-        return self.state is State.DECODING and len(self.output) > self.held_len
 
     @property
     def usage(self) -> Usage:

@@ -111,7 +111,7 @@ class LiveRequests:
         live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, lifecycle.Prefilled(worker.peer), now)
         self._unassign(live)
-        live.holder, live.baton, live.held_len = worker, prefilled.baton, len(live.output)
+        live.holder, live.baton = worker, prefilled.baton
         worker.leases[live.rid] = None
         live.ready_until = now + self._settings.ready_seconds_max
         self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
@@ -122,6 +122,7 @@ class LiveRequests:
         assert live.baton is not None, live.rid
         self._counters.observe("ready_seconds", now - live.state_since)
         self._place(live, choice, live.need.tokens, now)
+        live.joined = False
         request = live.request
         self.send(
             choice.worker,
@@ -140,6 +141,7 @@ class LiveRequests:
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, lifecycle.Joined(), now)
+        live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.observe("fetch_seconds", joined.fetch_seconds)
@@ -148,6 +150,7 @@ class LiveRequests:
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, lifecycle.Generated(), now)
+        live.joined = True
         self._end_lease(live, messages.Release(live.rid, live.attempt))
         self.deliver(live, token_ids, now)
 

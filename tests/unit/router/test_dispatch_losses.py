@@ -149,6 +149,16 @@ def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() ->
     assert world.core.counters.continuations == {"retracted": 1}
 
 
+def test_a_request_sent_back_before_its_first_decode_step_counts_no_loss_either() -> None:
+    world = Deployment(losses_max=1)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.joined("d0", "r")
+    world.refused("d0", "r", "stale")
+    assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10)
+    assert world.core.counters.continuations == {"retracted": 1}
+
+
 def test_a_lease_that_ended_while_the_request_was_ready_means_a_new_attempt() -> None:
     world = Deployment()
     world.loaded("d0", slots_free=0)
