@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,15 +38,25 @@ class Run:
 
 def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None = None) -> Run:
     """Live through one seed, with the code as it is or with a mutation in it."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     world = World(draw(seed), show)
     failure = ""
-    with mutated(mutation):
+    with silenced(), mutated(mutation):
         try:
             world.run()
         except SimulationError as error:
             failure = str(error)
     return Run(seed, mutation, failure, world.journal.digest(), report.gather(world))
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Without the cores' log lines, of which a run has a million; the process's own configuration comes back."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
