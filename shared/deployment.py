@@ -129,14 +129,15 @@ class Deployment:
                 self._narration.doing(child.name, "waiting for workers" if report.ready else report.doing)
 
     def _end_all(self) -> None:
-        running = [child.process for child in self._children if child.process is not None]
-        for process in running:
+        running = [(child.name, child.process) for child in self._children if child.process is not None]
+        for _, process in running:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
-        for process in running:
+        for name, process in running:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                self._narration.say(f"{name} did not end within {GRACE_SECONDS:g} s: killed")
                 process.kill()
                 process.wait()
         os.close(self._lifeline)

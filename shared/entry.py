@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -39,7 +40,15 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
         leave_with_sentence(f"{role}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(0)
+    _leave_at_once()
+
+
+def _leave_at_once() -> NoReturn:
+    """Exit with status 0 once everything is closed; to take torch apart module by module would take a second."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def leave_with_sentence(sentence: str) -> NoReturn:

@@ -16,6 +16,7 @@ import msgspec
 from shared.errors import StartError
 from shared.metrics import CONTENT_TYPE, Metrics
 
+CLOSING_POLL_SECONDS = 0.1  # how often the server looks whether it should end; requests wake it at once
 REQUEST_SECONDS_MAX = 5.0  # a client that says nothing holds a thread so long
 
 
@@ -94,7 +95,9 @@ class Probes:
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port} for probes: {error.strerror}") from error
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(CLOSING_POLL_SECONDS,), name="probes", daemon=True
+        )
         self._thread.start()
 
     @property

@@ -79,9 +79,6 @@ def serve(
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
     uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     epoch = secrets.randbits(64)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     probes = Probes(config.host, config.http_port, health, metrics)
     engine = _load_engine(config, health, host_share)
@@ -99,6 +96,7 @@ def serve(
         limits=engine.limits,
     )
     seed = read_seed(Path(config.link_seed_file))
+    stop = _stop_on_signals()
     links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
     scheduler = build(Parts(engine, transfer, epoch))
     loop = EventLoop(scheduler, engine.device, transfer, links, monotonic, overlap=config.overlap)
@@ -114,6 +112,14 @@ def serve(
         transfer.close()
         engine.device.close()
         probes.close()
+
+
+def _stop_on_signals() -> threading.Event:
+    """Set by SIGTERM or SIGINT from now on. Until there are links nobody waits for a goodbye: a signal just ends."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Engine:

@@ -42,6 +42,10 @@ def test_a_signal_to_the_parent_alone_ends_all_within_five_seconds(
     deployment.process.send_signal(number)
     assert ended_within([deployment.process.pid, *pids], 5)
     assert deployment.process.wait() == 0
+    deployment.close()
+    assert [line for line in deployment.lines if "killed" in line] == [
+        "stubborn-2 did not end within 3 s: killed"
+    ]
 
 
 def test_children_end_when_the_parent_is_killed(start: Start) -> None:

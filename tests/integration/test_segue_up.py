@@ -17,6 +17,7 @@ from time import monotonic
 
 import pytest
 
+from shared.deployment import GRACE_SECONDS
 from tests.integration.running import Running, ended_within
 
 SMALL = ("--set", "prefill.pages=64,decode.pages=64,prefill.slots=4,decode.slots=4,router.silence_seconds=10")
@@ -128,11 +129,24 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
         assert not [line for line in one.children().values() if seeds[0].read_bytes().hex() in line]
         pids = [*one.children(), one.process.pid]
         one.process.send_signal(signal.SIGINT)
-        assert ended_within(pids, 5)
+        assert ended_within(pids, GRACE_SECONDS)
         left = list(other.children())
         other.process.kill()
         assert ended_within(left, 5)
-    assert "Traceback" not in "".join(one.lines + other.lines)
+    said = "".join(one.lines + other.lines)
+    assert "Traceback" not in said
+    assert "killed" not in said
+
+
+@pytest.mark.parametrize("stage", ["starting", "loading weights", "checking the transfer"])
+def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
+    with segue("--router-port", "0", *SMALL) as running:
+        running.line(lambda line: line.startswith("decode-0") and stage in line, 60)
+        pids = [*running.children(), running.process.pid]
+        running.process.send_signal(signal.SIGINT)
+        assert ended_within(pids, GRACE_SECONDS)
+    assert "killed" not in "".join(running.lines)
+    assert "Traceback" not in "".join(running.lines)
 
 
 def test_a_killed_process_comes_back_under_its_address() -> None:
