@@ -88,9 +88,8 @@ def pack_blocks(kind: Kind, blocks: Tensor) -> Tensor:
     """blocks uint8 [outputs, bytes], rows as ggml stores them → uint8 [packed bytes]."""
     block = BLOCK_FORMATS[kind]
     grouped = _whole_panels(blocks).view(-1, PANEL_OUTPUTS, blocks.shape[1] // block.nbytes, block.nbytes)
-    halves, quants = torch.split(
-        grouped, [2 * block.halves, block.quant_bytes], dim=3
-    )  # [panels, 16, blocks, bytes]
+    # Both are [panels, 16, blocks, bytes].
+    halves, quants = torch.split(grouped, [2 * block.halves, block.quant_bytes], dim=3)
     halves = halves.reshape(*halves.shape[:3], block.halves, 2).permute(0, 2, 3, 1, 4)
     quants = quants.permute(0, 2, 3, 1)
     return torch.cat([halves.flatten(2), quants.flatten(2)], dim=2).view(-1)
@@ -172,6 +171,16 @@ class PackedFile:
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes."""
+        return self._path.stat().st_size
+
+    @property
+    def kinds(self) -> str:
+        """The kinds of blocks it holds, for a person to read."""
+        return "+".join(sorted({entry.kind for entry in self._entries.values()}))
 
     def take(self, name: str) -> PackedWeight:
         """A view of the mapped file; `ModelError` if it is not there or its size is not that of its shape."""

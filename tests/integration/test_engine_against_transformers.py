@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from shared.engine.gguf import convert, default_gguf
 from shared.engine.model_config import read_eos_token_ids
+from shared.engine.packing import PACKED_FILE, PackedFile, unpack
 from shared.errors import ModelError
 from tests.unit.engine.driver import Driver
 
@@ -124,6 +126,16 @@ def test_the_folder_tells_the_chat_template_and_the_end_of_a_turn(
     assert isinstance(text, str)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert read_eos_token_ids(folder) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+
+
+def test_every_matrix_is_packed_and_unpacks_to_the_float_weight_bit_for_bit(folder: Path) -> None:
+    packed = PackedFile(folder / PACKED_FILE)
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert (name in packed) == (weight.dim() == 2)
+        if weight.dim() == 2:
+            taken = packed.take(name)
+            unpacked = unpack(taken.kind, taken.data, taken.outputs, taken.inputs)
+            assert torch.equal(unpacked.view(torch.int32), weight.view(torch.int32)), name
 
 
 def test_a_second_conversion_returns_at_once(folder: Path) -> None:

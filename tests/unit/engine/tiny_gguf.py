@@ -1,0 +1,99 @@
+"""Tiny GGUF files with random weights, stored the way llama.cpp's converter stores them.
+
+The weights are of every sort that a real file mixes: 4-bit and 8-bit blocks, and matrices that have to stay float
+since their inputs are no whole blocks. The vocabulary fills no whole panel of outputs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
+
+Floats = NDArray[np.float32]
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 2, 64, 80, 4, 2, 16
+_TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<s>", "</s>"]
+_TYPES = {
+    "token_embd": Type.Q8_0,
+    "attn_q": Type.Q4_1,
+    "attn_k": Type.Q4_0,
+    "attn_v": Type.Q8_0,
+    "attn_output": Type.Q4_0,
+    "ffn_gate": Type.Q4_1,
+    "ffn_up": Type.F16,
+    "output": Type.Q4_1,
+}
+_NAMES = {
+    "self_attn.q_proj": ("attn_q", HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.k_proj": ("attn_k", KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.v_proj": ("attn_v", KV_HEADS * HEAD_DIM, HIDDEN),
+    "self_attn.o_proj": ("attn_output", HIDDEN, HEADS * HEAD_DIM),
+    "mlp.gate_proj": ("ffn_gate", INNER, HIDDEN),
+    "mlp.up_proj": ("ffn_up", INNER, HIDDEN),
+    "mlp.down_proj": ("ffn_down", HIDDEN, INNER),
+}
+
+
+def write_tiny_gguf(path: Path, architecture: str) -> dict[str, Floats]:
+    """Write a model of `architecture`; returns what its matrices are to be, by Hugging Face's names."""
+    writer = GGUFWriter(path, architecture)
+    _describe(writer)
+    random = np.random.default_rng(23)
+    matrices: dict[str, Floats] = {}
+
+    def add(name: str, stored_name: str, outputs: int, inputs: int) -> None:
+        matrix = random.standard_normal((outputs, inputs), dtype=np.float32)
+        kind = _TYPES.get(stored_name.split(".")[-1], Type.F32)
+        matrices[name] = dequantize(quantize(matrix, kind), kind)  # by rows, so their order does not matter
+        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(stored_name.split(".")[-1])
+        rows = _interleaved(matrix, heads) if architecture == "llama" and heads else matrix
+        writer.add_tensor(f"{stored_name}.weight", quantize(rows, kind), raw_dtype=kind)
+
+    add("model.embed_tokens.weight", "token_embd", len(_TOKENS), HIDDEN)
+    for layer in range(LAYERS):
+        for name, (stored_name, outputs, inputs) in _NAMES.items():
+            add(f"model.layers.{layer}.{name}.weight", f"blk.{layer}.{stored_name}", outputs, inputs)
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(HIDDEN, np.float32))
+        if architecture == "qwen2":
+            for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                writer.add_tensor(f"blk.{layer}.attn_{part}.bias", np.ones(heads * HEAD_DIM, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    add("lm_head.weight", "output", len(_TOKENS), HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return matrices
+
+
+def _interleaved(matrix: Floats, heads: int) -> Floats:
+    """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
+    outputs, inputs = matrix.shape
+    return matrix.reshape(heads, 2, outputs // heads // 2, inputs).swapaxes(1, 2).reshape(matrix.shape)
+
+
+def _describe(writer: GGUFWriter) -> None:
+    writer.add_name("tiny")
+    writer.add_context_length(128)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(_TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(_TOKENS)
+    writer.add_token_merges(["t h"])
+    writer.add_token_types([1] * (len(_TOKENS) - 2) + [3, 3])
+    writer.add_bos_token_id(len(_TOKENS) - 2)
+    writer.add_eos_token_id(len(_TOKENS) - 1)
