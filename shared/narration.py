@@ -20,6 +20,7 @@ class Narration:
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._stages: dict[str, str] = {}
         self._bars: dict[str, TaskID] = {}
+        self._told: dict[str, dict[str, str | int]] = {}  # choices by process, in the order they were said
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
@@ -47,10 +48,15 @@ class Narration:
             self.say(f"{name}: {stage}")
 
     def chosen(self, name: str, facts: Mapping[str, str | int]) -> None:
-        """A process is ready with these choices."""
+        """A process is ready with these choices, which are said once."""
         self._stages.pop(name, None)
         if name in self._bars:
             self._progress.update(self._bars[name], total=100, completed=100, doing="ready")
+        alike = next((other for other, told in self._told.items() if facts and told == facts), "")
+        self._told[name] = dict(facts)
+        if alike:
+            self.say(f"{name}: ready " + ("again" if alike == name else f"like {alike}"))
+            return
         self.say(
             f"{name}: ready" + "".join(f", {key.replace('_', ' ')} {value}" for key, value in facts.items())
         )

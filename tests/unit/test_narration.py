@@ -39,3 +39,18 @@ def test_the_command_in_the_ready_line_survives_the_shell() -> None:
     words = shlex.split(line.partition("try: ")[2])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"
+
+
+def test_choices_are_said_once_and_others_are_said_to_be_like_them() -> None:
+    shown = io.StringIO()
+    narration = Narration(Console(file=shown, width=60))
+    for name, pages in (("prefill-0", 64), ("prefill-1", 64), ("decode-0", 32), ("prefill-0", 64)):
+        narration.chosen(name, {"pages": pages})
+    narration.chosen("decode-0", {"pages": 16})
+    assert shown.getvalue().splitlines() == [
+        "prefill-0: ready, pages 64",
+        "prefill-1: ready like prefill-0",
+        "decode-0: ready, pages 32",
+        "prefill-0: ready again",
+        "decode-0: ready, pages 16",
+    ]
