@@ -1,6 +1,7 @@
 """The `segue` command. `segue up` is the whole deployment on this machine; everything else is `python -m ROLE`.
 
-Whatever is wrong is answered with one sentence and status 1, never with a traceback.
+Whatever is wrong is answered with one sentence and status 1, never with a traceback; also Ctrl-C while the rest is
+imported, which is why all of it is imported late.
 """
 
 from __future__ import annotations
@@ -8,12 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib.metadata import version
 from typing import NoReturn
-
-from shared.config import load
-from shared.entry import leave_with_sentence
-from shared.errors import ConfigError, StartError
 
 USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] …
 
@@ -27,23 +23,37 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
-        run(sys.argv[1:])
-    except StartError as error:
-        leave_with_sentence(f"up: {error}")
+        run_or_leave(sys.argv[1:])
     except KeyboardInterrupt:
+        sys.stderr.write("segue up: interrupted\n")
         sys.exit(130)
     sys.exit(0)
 
 
+def run_or_leave(argv: list[str]) -> None:
+    """Carry out the command; where it cannot start, leave with one sentence."""
+    from shared.entry import leave_with_sentence
+    from shared.errors import StartError
+
+    try:
+        run(argv)
+    except StartError as error:
+        leave_with_sentence(f"up: {error}")
+
+
 def run(argv: list[str]) -> None:
     """Carry out the command; raises StartError."""
+    from importlib.metadata import version
+
+    from shared.config import load
+    from shared.errors import ConfigError
+
     match argv:
         case [] | ["-h" | "--help"]:
             sys.stdout.write(USAGE)
         case ["--version"]:
             sys.stdout.write(f"segue {version('segue')}\n")
         case ["up", *flags]:
-            # Imported here: the rest of the command needs none of it.
             from shared.local import LocalConfig, up
             from shared.narration import Narration
 

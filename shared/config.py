@@ -101,6 +101,21 @@ def load(struct: type[Settings], argv: Sequence[str], environ: Mapping[str, str]
         raise ConfigError(f"the settings are not valid: {error}") from error
 
 
+def check_setting(struct: type[msgspec.Struct], name: str, text: str, role: str) -> str:
+    """The field of `struct` that `name` stands for, as a setting that is passed on to this role.
+
+    Raises ConfigError when there is none, or when `text` is no value of it.
+    """
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    field = name.replace("-", "_")
+    if field not in types:
+        close = difflib.get_close_matches(field, types)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"python -m {role} --help lists all"
+        raise ConfigError(f"unknown setting {role}.{name}; {hint}")
+    _convert_text(text, types[field], f"{role}.{name}")
+    return field
+
+
 def unknown_variables(struct: type[msgspec.Struct], environ: Mapping[str, str]) -> list[str]:
     """`SEGUE_*` variables that are no setting: worth a warning only, a cluster injects some of its own."""
     known = {variable_of(field.name) for field in msgspec.structs.fields(struct)}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -44,9 +45,16 @@ class Child:
 class Deployment:
     """The running children. Everything happens on the main thread but the reading of their stderr."""
 
-    def __init__(self, children: list[Child], environment: dict[str, str], narration: Narration):
+    def __init__(
+        self,
+        children: list[Child],
+        environment: dict[str, str],
+        narration: Narration,
+        inherited: Sequence[int] = (),  # descriptors that the children's arguments name
+    ):
         self._children = children
         self._environment = environment
+        self._inherited = inherited
         self._narration = narration
         self._workers = sum(child.role != "router" for child in children)
         self._supervision = Supervision([child.name for child in children])
@@ -84,7 +92,7 @@ class Deployment:
                 text=True,
                 errors="replace",
                 env=self._environment,
-                pass_fds=[self._lifeline],
+                pass_fds=[self._lifeline, *self._inherited],
                 process_group=0,  # Ctrl-C is for us; the children are told in order
             )
             child.reader = threading.Thread(target=self._relay, args=(child, child.process), daemon=True)

@@ -1,7 +1,7 @@
 """Who may speak on a link: CURVE key pairs for the two ends, derived from one secret seed.
 
-The deployment holds one secret of 32 random bytes (a Kubernetes Secret, or a file that `segue up` draws for
-one run). Each process derives what it needs, so there is nothing to distribute or to rotate but the seed.
+The deployment holds one secret of 32 random bytes (a Kubernetes Secret, or memory that `segue up` shares with its
+children). Each process derives what it needs, so there is nothing to distribute or to rotate but the seed.
 Knows no sockets: who is admitted with which key is `link_admission`'s.
 """
 
@@ -54,8 +54,9 @@ def read_seed(path: Path) -> bytes:
     return seed
 
 
-def write_new_seed(path: Path) -> None:
-    """Draw a seed into a new file that only this user can read. Raises FileExistsError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(SEED_BYTES))
+def open_new_seed() -> int:
+    """A descriptor of a new seed in memory, for processes that inherit it: it has no name and does not outlive them."""
+    descriptor = os.memfd_create("segue-seed", os.MFD_CLOEXEC)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, os.urandom(SEED_BYTES))
+    return descriptor

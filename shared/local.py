@@ -12,11 +12,10 @@ starts again finds its own. Here is decided what runs and with which settings; `
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -25,15 +24,16 @@ from msgspec import Meta
 
 from shared.config import Count, LogLevel, Port, PositiveInt, variable_of
 from shared.deployment import HOST, Child, Deployment
-from shared.engine.memory import RESERVE_BYTES, memory_budget
+from shared.engine.memory import RESERVE_BYTES, Budget, memory_budget
 from shared.engine.model_config import read_model_config
-from shared.errors import ConfigError, StartError
-from shared.link_keys import write_new_seed
+from shared.errors import StartError
+from shared.link_keys import open_new_seed
 from shared.machine import usable_cores
 from shared.messages import Role
 from shared.model_store import DEFAULT_MODEL, name_of, resolve
 from shared.narration import Narration
-from shared.worker_config import Device
+from shared.role_settings import RoleSettings, settings_by_role
+from shared.worker_config import Device, WorkerConfig
 
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
@@ -71,76 +71,78 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
 
 def up(config: LocalConfig, narration: Narration) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
-    settings_of = _settings_by_role(config)
+    environment = _environment()
+    files = {"router": config.router_config, "prefill": config.prefill_config, "decode": config.decode_config}
+    settings = settings_by_role(files, config.set, environment)
     with contextlib.ExitStack() as stack:
         router_port = stack.enter_context(_reserved(config.router_port))
         model = resolve(config.model, narration.say)
-        _require_memory(model, config.prefill + config.decode)
-        folder = Path(tempfile.mkdtemp(prefix="segue-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        seed_file = folder / "seed"
-        write_new_seed(seed_file)
+        budget = memory_budget()
+        _require_memory(model, config.prefill + config.decode, budget)
+        seed = open_new_seed()
+        stack.callback(os.close, seed)
         name = config.served_model_name or name_of(config.model)
-        common = ["--model", str(model), "--served-model-name", name, "--link-seed-file", str(seed_file)]
+        common = ["--model", str(model), "--served-model-name", name, "--link-seed-file", f"/dev/fd/{seed}"]
         common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
-        workers = [_worker(config, "prefill", number, common, stack) for number in range(config.prefill)]
-        workers += [_worker(config, "decode", number, common, stack) for number in range(config.decode)]
+        if shares := _describe_shares(config, budget, settings):
+            narration.say(shares)
+        given = [*common, *_share_of_machine(config, budget)]
+        workers = [_worker("prefill", number, given, stack) for number in range(config.prefill)]
+        workers += [_worker("decode", number, given, stack) for number in range(config.decode)]
         addresses = ",".join(f"{child.role}={HOST}:{_links_port(child)}" for child in workers)
         router = Child(
             "router", "router", router_port, [*common, "--port", str(router_port), "--workers", addresses]
         )
         children = [router, *workers]
         for child in children:
-            child.arguments += ["--uid", child.name, *settings_of[child.role]]
-        Deployment(children, _environment(), narration).run(name)
+            child.arguments += ["--uid", child.name, *settings[child.role].flags]
+        Deployment(children, environment, narration, inherited=[seed]).run(name)
 
 
-def _worker(
-    config: LocalConfig, role: Role, number: int, common: list[str], stack: contextlib.ExitStack
-) -> Child:
+def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:
     http_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
-    count = config.prefill + config.decode
-    threads = config.threads or max(1, usable_cores() // count)
-    memory_bytes = memory_budget().memory_bytes // count
-    arguments = [
-        *common,
-        "--device",
-        config.device,
-        "--threads",
-        str(threads),
-        "--memory-bytes",
-        str(memory_bytes),
-    ]
-    arguments += ["--http-port", str(http_port), "--links-port", str(links_port)]
+    arguments = [*given, "--http-port", str(http_port), "--links-port", str(links_port)]
     return Child(f"{role}-{number}", role, http_port, arguments)
 
 
-def _require_memory(model: Path, workers: int) -> None:
+def _share_of_machine(config: LocalConfig, budget: Budget) -> list[str]:
+    """What each worker is given: cores and memory are divided evenly; settings of its role may say otherwise."""
+    count = config.prefill + config.decode
+    threads = config.threads or max(1, usable_cores() // count)
+    memory_bytes = budget.memory_bytes // count
+    return ["--device", config.device, "--threads", str(threads), "--memory-bytes", str(memory_bytes)]
+
+
+def _describe_shares(config: LocalConfig, budget: Budget, settings: Mapping[str, RoleSettings]) -> str:
+    """How the memory is divided, for those workers whose settings leave it to us; empty: for none."""
+    configs = {role: told.config for role, told in settings.items()}
+    ours = [
+        role for role, told in configs.items() if isinstance(told, WorkerConfig) and not told.memory_bytes
+    ]
+    count = config.prefill + config.decode
+    whose = "worker" if len(ours) > 1 else f"{ours[0]} worker" if ours else ""
+    return whose and (
+        f"memory: each {whose} is given {_gib(budget.memory_bytes // count)}, one of {count} equal shares of "
+        f"{_gib(budget.memory_bytes)} ({budget.origin})"
+    )
+
+
+def _require_memory(model: Path, workers: int, budget: Budget) -> None:
     """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
-    budget = memory_budget()
     needed = read_model_config(model).parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
     if budget.memory_bytes < workers * needed:
         raise StartError(
-            f"too little memory: {budget.memory_bytes / 2**30:.1f} GiB ({budget.origin}) for {workers} workers that "
-            f"need at least {needed / 2**30:.1f} GiB each; use a smaller model or fewer workers"
+            f"too little memory: {_gib(budget.memory_bytes)} ({budget.origin}) for {workers} workers that "
+            f"need at least {_gib(needed)} each; use a smaller model or fewer workers"
         )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB"
 
 
 def _links_port(child: Child) -> str:
     return child.arguments[child.arguments.index("--links-port") + 1]
-
-
-def _settings_by_role(config: LocalConfig) -> dict[str, list[str]]:
-    """Flags for each role out of `--set` and the files."""
-    files = {"router": config.router_config, "prefill": config.prefill_config, "decode": config.decode_config}
-    flags: dict[str, list[str]] = {role: ["--config", file] if file else [] for role, file in files.items()}
-    for entry in config.set:
-        place, equals, value = entry.partition("=")
-        role, dot, setting = place.partition(".")
-        if not equals or not dot or role not in flags:
-            raise ConfigError(f"--set takes ROLE.SETTING=VALUE with router, prefill or decode, got {entry!r}")
-        flags[role].append(f"--{setting.replace('_', '-')}={value}")
-    return flags
 
 
 @contextlib.contextmanager
@@ -151,10 +153,15 @@ def _reserved(port: int) -> Iterator[int]:
         try:
             holder.bind((HOST, port))
         except OSError as error:
-            raise StartError(
-                f"port {port} is not free on {HOST} ({error.strerror}); choose another --router-port"
-            ) from None
+            raise StartError(why_not_ours(port, error)) from None
         yield holder.getsockname()[1]
+
+
+def why_not_ours(port: int, error: OSError) -> str:
+    """Why we cannot have this port, in one sentence."""
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is not free on {HOST}; choose another --router-port"
+    return f"cannot listen on {HOST}:{port}: {error.strerror}"
 
 
 def _environment() -> dict[str, str]:

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.link_events import LinkEvent, PeerUp, Received
-from shared.link_keys import read_seed, write_new_seed
+from shared.link_keys import read_seed
 from shared.link_session import LinkSettings
 from shared.links import RouterLinks
 from shared.messages import Cancel, Hello
+from tests.seed import write_new_seed
 
 ROUND_TRIPS = 3000
 MESSAGES = 50_000

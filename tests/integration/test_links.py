@@ -18,10 +18,11 @@ import zmq
 
 from shared.errors import StartError
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
-from shared.link_keys import derive_keys, read_seed, write_new_seed
+from shared.link_keys import derive_keys, read_seed
 from shared.link_session import LinkSettings, seal
 from shared.links import RouterLinks, WorkerLinks
 from shared.messages import Cancel, Hello, Message, Refused, encode
+from tests.seed import write_new_seed
 
 PATIENCE_SECONDS = 20.0
 WORKER_HELLO = Hello(session=0, role="prefill", uid="prefill-a", epoch=5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.link_keys import write_new_seed
+from tests.seed import write_new_seed
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import until
 

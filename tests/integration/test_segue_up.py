@@ -59,7 +59,8 @@ def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
         (("--device", "tpu"), ("--device", "'tpu'")),
         (("--model", "/nowhere"), ("there is no model /nowhere",)),
         (("--set", "pages=3"), ("--set takes ROLE.SETTING=VALUE",)),
-        (("--set", "decode.pagse=3"), ("decode-0 could not start", "did you mean --pages?")),
+        (("--set", "decode.pagse=3"), ("unknown setting decode.pagse", "did you mean pages")),
+        (("--set", "prefill.slots=0"), ("prefill.slots is not valid", ">= 1")),
         (("--decode-config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
     ],
 )
@@ -108,6 +109,19 @@ def test_a_port_in_use_is_said_in_one_sentence() -> None:
         assert f"port {port} is not free" in refused("--router-port", str(port))
 
 
+def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # accepts, and never answers
+        silent = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        with segue("--router-port", "0", "--model", "org/name", environment=silent) as running:
+            hub.settimeout(15)
+            connection, _ = hub.accept()
+            with connection:
+                running.process.send_signal(signal.SIGINT)
+                assert running.process.wait(5) == 130
+    assert running.lines[-1] == "segue up: interrupted"
+    assert "Traceback" not in "".join(running.lines)
+
+
 def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_path: Path) -> None:
     assert shutil.which("curl"), "the ready line is for curl"
     with (
@@ -123,19 +137,26 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
             )
             assert answer.stdout.rstrip().endswith("data: [DONE]")
             assert '"content"' in answer.stdout
-        seeds = list(tmp_path.glob("segue-*/seed"))
-        assert len(seeds) == 2
-        assert all(seed.stat().st_mode & 0o077 == 0 for seed in seeds)
-        assert not [line for line in one.children().values() if seeds[0].read_bytes().hex() in line]
+        seeds = [seed_of(running) for running in (one, other)]
+        assert seeds[0] != seeds[1]
         pids = [*one.children(), one.process.pid]
         one.process.send_signal(signal.SIGINT)
         assert ended_within(pids, GRACE_SECONDS)
         left = list(other.children())
         other.process.kill()
         assert ended_within(left, 5)
+    assert not list(tmp_path.glob("*segue*")), "neither a signal nor kill -9 may leave anything behind"
     said = "".join(one.lines + other.lines)
     assert "Traceback" not in said
     assert "killed" not in said
+
+
+def seed_of(running: Running) -> bytes:
+    """The seed that the deployment's processes inherited; their command lines say only where."""
+    pid, line = next(iter(running.children().items()))
+    match = re.search(r" --link-seed-file /dev/fd/(\d+) ", line)
+    assert match
+    return Path(f"/proc/{pid}/fd/{match.group(1)}").read_bytes()
 
 
 @pytest.mark.parametrize("stage", ["starting", "loading weights", "checking the transfer"])

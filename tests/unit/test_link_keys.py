@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from shared.errors import ConfigError
-from shared.link_keys import derive_keys, read_seed, write_new_seed
+from shared.link_keys import derive_keys, open_new_seed, read_seed
 
 
 def test_every_process_derives_the_same_keys_from_one_seed() -> None:
@@ -28,13 +29,15 @@ def test_a_secret_key_is_not_shown() -> None:
     assert pair.secret.decode() not in repr(pair)
 
 
-def test_a_written_seed_is_read_back_and_only_its_user_may_read_it(tmp_path: Path) -> None:
-    path = tmp_path / "seed"
-    write_new_seed(path)
-    assert len(read_seed(path)) == 32
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(FileExistsError):
-        write_new_seed(path)
+def test_a_seed_in_memory_is_read_by_whoever_inherits_it_and_has_no_name() -> None:
+    seeds = [open_new_seed(), open_new_seed()]
+    paths = [Path(f"/dev/fd/{descriptor}") for descriptor in seeds]
+    drawn = {read_seed(path) for path in paths}
+    assert len(drawn) == 2
+    assert {read_seed(path) for path in paths} == drawn, "a process that starts again reads it again"
+    assert {(os.fstat(seed).st_mode & 0o777, os.fstat(seed).st_nlink) for seed in seeds} == {(0o600, 0)}
+    for descriptor in seeds:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
