@@ -27,6 +27,7 @@ from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -102,17 +103,20 @@ def _replace(folder: Path, fresh: Path) -> None:
 
 def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> None:
     # Imported here and below: they take seconds, and a conversion that is already done must not.
+    from gguf import GGUFReader
+
     from shared.engine.packing import write_packed
     from shared.engine.quantized import quantized_weights
 
     on_progress("reading the GGUF file", 0.05)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the loaders
-            _refuse_what_loading_would_drop(gguf_path)
+            reader = GGUFReader(gguf_path)
+            _refuse_what_loading_would_drop(reader)
             model, config, tokenizer = _load(gguf_path)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
-        packed = quantized_weights(gguf_path, tensors, parse_model_config(config.to_dict()))
+        packed = quantized_weights(reader, tensors, parse_model_config(config.to_dict()))
     except ModelError:
         raise
     except Exception as error:  # the loaders raise whatever the broken bytes lead to
@@ -160,11 +164,8 @@ def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTraine
     return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)
 
 
-def _refuse_what_loading_would_drop(gguf_path: Path) -> None:
+def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:
     """transformers' loader ignores scaled rope in GGUF files, and the model would then answer nonsense."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(gguf_path)
     scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
     for name, field in reader.fields.items():
         if name.endswith(".rope.scaling.type") and field.contents() != "none":

@@ -8,7 +8,6 @@ too) interleaved for its own rope; rows are whole blocks, so putting them back c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -19,9 +18,10 @@ from shared.engine.model_config import ModelConfig
 from shared.engine.packing import BLOCK_FORMATS, Kind, PackedWeight, pack_blocks
 
 
-def quantized_weights(gguf_path: Path, names: Iterable[str], config: ModelConfig) -> dict[str, PackedWeight]:
+def quantized_weights(
+    reader: GGUFReader, names: Iterable[str], config: ModelConfig
+) -> dict[str, PackedWeight]:
     """Those of the weights `names` that the file holds in supported blocks, packed."""
-    reader = GGUFReader(gguf_path)
     architecture = str(reader.fields["general.architecture"].contents())
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     found = {}
