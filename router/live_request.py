@@ -118,7 +118,7 @@ class LiveRequest:
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
             "retractions": self.retractions,
-            "pods": [
+            "workers": [
                 {
                     "worker": visit.worker,
                     "role": visit.role,

@@ -82,6 +82,7 @@ def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes
     async def livez() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
+    @app.get("/health")  # as vLLM and SGLang call it
     @app.get("/readyz")
     async def readyz() -> Response:
         if health.ready:

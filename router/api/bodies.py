@@ -23,7 +23,7 @@ LINGER_BYTES_MAX = 64 << 20  # how much of a too large body is read and thrown a
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _AT_FIELD = re.compile(r" - at `\$\.?(.+?)`$")
-_MISSING_FIELD = re.compile(r"field `(\w+)`")
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 
 
 class TooLargeError(RequestError):
@@ -133,11 +133,17 @@ def convert(fields: dict[str, Any], struct: type[StructT]) -> StructT:
         text = str(error)
         at = _AT_FIELD.search(text)
         missing = _MISSING_FIELD.search(text)
-        param = at.group(1) if at else missing.group(1) if missing else None
-        if missing and at:
-            param = f"{at.group(1)}.{missing.group(1)}"
+        param = at.group(1) if at else None
+        if missing:
+            param = f"{at.group(1)}.{missing.group(1)}" if at else missing.group(1)
+            raise missing_field(param) from None
         reason = text[: at.start()] if at else text
         raise RequestError(f"{param}: {reason}" if at else reason, param=param) from None
+
+
+def missing_field(param: str) -> RequestError:
+    """The one sentence for a field that a request lacks."""
+    return RequestError(f"{param} is required", param=param)
 
 
 def _reason(error: msgspec.DecodeError) -> str:

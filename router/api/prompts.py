@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from router.api.bodies import missing_field
 from router.api.replies import OverloadedError
 from router.api.settings import ApiSettings
 from router.text import Tokenizer
@@ -141,6 +142,8 @@ def _message(message: object, param: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise RequestError(f"{param} must be an object with role and content", param=param)
     role = message.get("role")
+    if role is None:
+        raise missing_field(f"{param}.role")
     if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(f"{param}.role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
     for name in _NOT_SUPPORTED_IN_MESSAGES:
@@ -150,6 +153,8 @@ def _message(message: object, param: str) -> dict[str, str]:
 
 
 def _content(content: object, param: str) -> str:
+    if content is None:
+        raise missing_field(param)
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -161,6 +166,8 @@ def _text_part(part: object, param: str) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
         raise RequestError(f"{param} must be a part of type text: this model reads text only", param=param)
     text = part.get("text")
+    if text is None:
+        raise missing_field(f"{param}.text")
     if not isinstance(text, str):
         raise RequestError(f"{param}.text must be a string", param=f"{param}.text")
     return text

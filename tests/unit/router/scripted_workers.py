@@ -195,6 +195,7 @@ class RunningRouter:
         self._core_settings = RouterSettings(models=(MODEL,), **core)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder)
         self._linked = linked
+        self.health = Health(60)
         self._listener = listen("127.0.0.1", 0)
         if send_bytes:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
@@ -240,15 +241,15 @@ class RunningRouter:
         if self._linked:
             self.workers.link()
             self.shell.links_ready()
-        health, metrics = Health(60), Metrics("router")
-        health.become_ready()
+        metrics = Metrics("router")
+        self.health.become_ready()
 
         def render() -> bytes:
             metrics.publish("router", self.core.counters)
             return metrics.render()
 
         failure = Failed(503, "shutting down")
-        app = make_app(generation, self.shell, health, render)
+        app = make_app(generation, self.shell, self.health, render)
         self._server = Server(app, lambda: generation.fail_all(failure))
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])

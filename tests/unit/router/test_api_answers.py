@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from shared.messages import Prefill
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
+README = Path(__file__).parents[3] / "README.md"
 TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
 
 
@@ -253,6 +255,27 @@ def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter)
     assert 'segue_requests_total{outcome="stop",role="router"}' in metrics
 
 
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+def test_who_asks_for_health_is_told_of_readiness(router: RunningRouter, path: str) -> None:
+    assert httpx.get(f"{router.url}{path}").status_code == 200
+    router.health.become_unready("ending")
+    try:
+        refused = httpx.get(f"{router.url}{path}")
+        assert refused.status_code == 503
+        assert "ending" in refused.json()["error"]["message"]
+    finally:
+        router.health.become_ready()
+
+
+def test_every_path_that_the_readme_names_is_there(router: RunningRouter) -> None:
+    line = next(line for line in README.read_text().splitlines() if line.startswith("Paths: "))
+    paths = re.findall(r"`(/[^`]*)`", line)
+    assert len(paths) > 8
+    for path in paths:
+        answer = httpx.get(router.url + path.replace("{id}", "unknown"))
+        assert "nothing at this path" not in answer.text, path
+
+
 @pytest.mark.usefixtures("client")
 def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: RunningRouter) -> None:
     for prompt, choices in (("fox", 1), (["fox", "dog"], 2)):
@@ -263,7 +286,7 @@ def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: Running
             debug = httpx.get(f"{router.url}/debug/requests/{known_as}").json()
             told = debug.get("choices", [debug])
             assert len(told) == choices
-            assert {pod["role"] for one in told for pod in one["pods"]} == {"prefill", "decode"}
+            assert {worker["role"] for one in told for worker in one["workers"]} == {"prefill", "decode"}
     assert httpx.get(f"{router.url}/debug/requests/unknown").status_code == 404
 
 

@@ -173,6 +173,28 @@ def test_bad_input_gets_a_clear_error_that_names_the_field(
     assert len(router.workers.prefills) == heard
 
 
+MISSING = [
+    ((CHAT, b"{}"), "model"),
+    ((COMPLETIONS, b'{"model": "tiny"}'), "prompt"),
+    ((CHAT, b'{"model": "tiny"}'), "messages"),
+    (chat(messages=[{"content": "hi"}]), "messages[0].role"),
+    (chat(messages=[*USER, {"role": "user"}]), "messages[1].content"),
+    (message([{"type": "text"}]), "messages[0].content[0].text"),
+    (("/detokenize", b"{}"), "tokens"),
+]
+
+
+@pytest.mark.parametrize(("request_", "param"), MISSING, ids=[param for _, param in MISSING])
+def test_what_is_missing_is_said_in_one_form(
+    client: httpx.Client, request_: tuple[str, bytes], param: str
+) -> None:
+    path, body = request_
+    response = client.post(path, content=body)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["message"], error["param"]) == (f"{param} is required", param)
+
+
 NEUTRAL = {
     "n": 1,
     "logprobs": False,
