@@ -1,4 +1,4 @@
-"""The `segue` command. `segue up` is the whole deployment on this machine; everything else is `python -m ROLE`.
+"""The `segue` command: `up` is the whole deployment on this machine, `bench` measures one; a role is `python -m ROLE`.
 
 Whatever is wrong is answered with one sentence and status 1, never with a traceback; also Ctrl-C while the rest is
 imported, which is why all of it is imported late.
@@ -12,9 +12,11 @@ import sys
 from typing import NoReturn
 
 USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] …
+       segue bench [--url URL] [--scenarios NAME,…] [--runs N] [--json FILE] …
 
-Serve a language model on this machine, with prefill and decode in processes of their own.
-`segue up --help` lists all flags; `segue --version` says the version.
+up: serve a language model on this machine, with prefill and decode in processes of their own.
+bench: measure a server of OpenAI's API, this one or any other.
+`segue up --help` and `segue bench --help` list all flags; `segue --version` says the version.
 """
 
 
@@ -25,7 +27,7 @@ def main() -> NoReturn:
     try:
         run_or_leave(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.stderr.write("segue up: interrupted\n")
+        sys.stderr.write(f"segue {_word(sys.argv[1:])}: interrupted\n")
         sys.exit(130)
     sys.exit(0)
 
@@ -33,12 +35,12 @@ def main() -> NoReturn:
 def run_or_leave(argv: list[str]) -> None:
     """Carry out the command; where it cannot start, leave with one sentence."""
     from shared.entry import leave_with_sentence
-    from shared.errors import StartError
+    from shared.errors import BenchError, StartError
 
     try:
         run(argv)
-    except StartError as error:
-        leave_with_sentence(f"up: {error}")
+    except (BenchError, StartError) as error:
+        leave_with_sentence(f"{_word(argv)}: {error}")
 
 
 def run(argv: list[str]) -> None:
@@ -58,5 +60,30 @@ def run(argv: list[str]) -> None:
             from shared.narration import Narration
 
             up(load(LocalConfig, flags, os.environ), Narration())
+        case ["bench", *flags]:
+            _bench(flags)
         case [word, *_]:
-            raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")
+            raise ConfigError(
+                f"unknown command {word}; there are `segue up` and `segue bench`, see segue --help"
+            )
+
+
+def _bench(flags: list[str]) -> None:
+    from rich.console import Console
+
+    from shared.bench.config import BenchConfig
+    from shared.config import load
+    from shared.errors import BenchError
+
+    config = load(BenchConfig, flags, {})  # no variables: SEGUE_MODEL is a path of the server's
+    try:
+        from shared.bench.measuring import bench
+    except ModuleNotFoundError as error:
+        raise BenchError(f"{error.name} is not installed: pip install 'segue[bench]'") from None
+
+    bench(config, Console(highlight=False, soft_wrap=True, markup=False))
+
+
+def _word(argv: list[str]) -> str:
+    """The command, for the beginning of a sentence."""
+    return "bench" if argv[:1] == ["bench"] else "up"

@@ -182,9 +182,9 @@ def _read_flags(struct: type[msgspec.Struct], argv: Sequence[str]) -> dict[str, 
 
 
 def _program_name() -> str:
-    """What the user typed, more or less: `segue up`, `python -m router`."""
-    path = Path(sys.argv[0]) if sys.argv else Path("segue")
-    return f"python -m {path.parent.name}" if path.name == "__main__.py" else f"{path.name} up"
+    """What the user typed, more or less: `segue up`, `segue bench`, `python -m router`."""
+    path, command = Path(sys.argv[0]), "".join(sys.argv[1:2])
+    return f"python -m {path.parent.name}" if path.name == "__main__.py" else f"{path.name} {command}"
 
 
 def _read_file(struct: type[msgspec.Struct], file: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ SegueError
 │   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
 │   ├── ModelError        the model is missing, gated, unsupported or broken
 │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
+├── BenchError            a measured server cannot be reached, refused, or gave something else than was asked for
 ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
 └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
 """
@@ -30,6 +31,10 @@ class ModelError(StartError):
 
 class TransferError(StartError):
     """KV transfer is not available on this machine."""
+
+
+class BenchError(SegueError):
+    """A measured server cannot be reached, refused, or gave something else than was asked for."""
 
 
 class RequestError(SegueError):

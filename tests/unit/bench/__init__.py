@@ -1,0 +1,1 @@
+"""The client of `segue bench`: its arithmetic and its reading of streams."""
