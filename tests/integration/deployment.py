@@ -1,29 +1,24 @@
 """A real deployment for tests: `segue up` as a child process, found out about only as an operator could.
 
-Processes are found among the children by their command lines, figures are read from `/metrics`. Nothing here knows the
-inside of any process.
+Processes are found among the children of the command (`running`) by their command lines, figures are read from
+`/metrics`. Nothing here knows the inside of any process.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.waiting import until
+from tests.integration.running import Running
 
 START_SECONDS_MAX = 120.0
 
@@ -36,16 +31,16 @@ class Process:
     role: str
     uid: str
     http_port: int
+    pages: int  # of its pool, where its command line tells; else 0
 
 
 @dataclass
 class Deployment:
     """A running `segue up`."""
 
-    launcher: subprocess.Popen[str]
+    command: Running
     router_port: int
     client: openai.OpenAI  # OpenAI's own, which must not paper over a failure by trying again
-    output: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -54,7 +49,9 @@ class Deployment:
 
     def processes(self, role: str | None = None) -> list[Process]:
         """The live children of `segue up`, by uid."""
-        found = [process for pid in _children(self.launcher.pid) if (process := _describe(pid))]
+        found = [
+            process for pid, words in self.command.children().items() if (process := _describe(pid, words))
+        ]
         return sorted((p for p in found if role in (None, p.role)), key=lambda p: p.uid)
 
     def metrics(self, process: Process) -> dict[str, float]:
@@ -67,14 +64,26 @@ class Deployment:
         return sum(self.metrics(process).get(name, 0.0) for process in self.processes(role))
 
     def held(self) -> dict[str, float]:
-        """What requests still hold anywhere; empty when nothing does."""
+        """What requests still hold anywhere, or what is lost; empty when all is as before the first request."""
         held: dict[str, float] = {}
-        for process in [*self.processes("prefill"), *self.processes("decode")]:
-            for name, value in self.metrics(process).items():
+        for process in self.processes():
+            metrics = self.metrics(process)
+            for name, value in metrics.items():
                 in_use = re.match(r"segue_pages\{state=(owned|arriving|copying|quarantined)\}", name)
-                if value and (in_use or name in ("segue_leases", "segue_slots_used")):
+                counts = name.startswith("segue_requests_running{") or name in (
+                    "segue_leases",
+                    "segue_slots_used",
+                )
+                if value and (in_use or counts):
                     held[f"{process.uid} {name}"] = value
+            pages = sum(value for name, value in metrics.items() if name.startswith("segue_pages{"))
+            if process.pages and pages != process.pages:
+                held[f"{process.uid} pages of {process.pages}"] = pages
         return held
+
+    def live_requests(self, state: str) -> float:
+        """Requests that the router has in this state."""
+        return self.total("router", f"segue_requests_running{{state={state}}}")
 
 
 def read_metrics(url: str) -> dict[str, float]:
@@ -88,36 +97,23 @@ def read_metrics(url: str) -> dict[str, float]:
 
 
 @contextmanager
-def deployment(*flags: str) -> Iterator[Deployment]:
+def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Deployment]:
     """`segue up` with these flags, ready, and gone afterwards."""
     port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, "TMPDIR": folder}
-        launcher = subprocess.Popen(
-            [str(Path(sys.executable).with_name("segue")), "up", "--router-port", str(port), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environ,
-        )
-        base_url = f"http://127.0.0.1:{port}/v1"
-        client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
-        running = Deployment(launcher, port, client)
-        reader = threading.Thread(target=_read, args=(launcher, running.output), daemon=True)
-        reader.start()
-        try:
-            until(lambda: launcher.poll() is not None or _ready(running), START_SECONDS_MAX, "readiness")
-            if launcher.poll() is not None:
-                reader.join()
-                raise AssertionError("".join(running.output))
-            yield running
-        finally:
-            client.close()
-            launcher.send_signal(signal.SIGTERM)
-            launcher.wait(10)
-            reader.join(5)
-            if launcher.stdout:
-                launcher.stdout.close()
+    command = segue_up("--router-port", str(port), *flags, environment=environment)
+    base_url = f"http://127.0.0.1:{port}/v1"
+    client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
+    try:
+        command.line(lambda line: line.startswith("ready in "), START_SECONDS_MAX)
+        yield Deployment(command, port, client)
+    finally:
+        client.close()
+        command.close()
+
+
+def segue_up(*flags: str, environment: dict[str, str] | None = None) -> Running:
+    """The command as a user gives it."""
+    return Running(str(Path(sys.executable).with_name("segue")), "up", *flags, environment=environment)
 
 
 def free_port() -> int:
@@ -127,29 +123,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _read(launcher: subprocess.Popen[str], output: list[str]) -> None:
-    assert launcher.stdout is not None
-    output.extend(launcher.stdout)
-
-
-def _ready(running: Deployment) -> bool:
-    return any("curl" in line for line in running.output)
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def _describe(pid: int) -> Process | None:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    except OSError:
-        return None
+def _describe(pid: int, command_line: str) -> Process | None:
+    words = command_line.replace("=", " ").split()
     if "-m" not in words:
         return None
 
     def flag(name: str) -> str:
         return words[words.index(name) + 1] if name in words else ""
 
-    return Process(pid, words[words.index("-m") + 1], flag("--uid"), int(flag("--http-port") or 0))
+    role, ports, pages = words[words.index("-m") + 1], flag("--http-port"), flag("--pages")
+    return Process(pid, role, flag("--uid"), int(ports or 0), int(pages or 0))

@@ -72,7 +72,8 @@ class Running:
         """Command lines of the direct children, by pid."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-        return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+        lines = {pid: _command_line(pid) for pid in pids}
+        return {pid: line for pid, line in lines.items() if line}
 
     def close(self) -> None:
         """End it, gently if possible, and read the rest; a second time does nothing."""
@@ -90,3 +91,11 @@ class Running:
         self.process.stdout.close()
         while (line := self._unread.get()) is not None:
             self.lines.append(line)
+
+
+def _command_line(pid: int) -> str:
+    """Empty for a process that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

@@ -39,7 +39,7 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
             httpx.get(f"http://127.0.0.1:{p.http_port}/metrics").text for p in running.processes()[:2]
         ]
         records.append(client.get("/metrics").text)
-    log = "".join(running.output)
+    log = "\n".join(running.command.lines)
     for rid in (rid_of(answered), survived):
         assert re.search(rf'"rid": "{rid}".*"event": "answered"', log), "the log was not at debug"
     said = answered.json()["choices"][0]["text"]

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -18,6 +17,7 @@ from time import monotonic
 import pytest
 
 from shared.deployment import GRACE_SECONDS
+from tests.integration.deployment import segue_up
 from tests.integration.running import Running, ended_within
 
 SMALL = ("--set", "prefill.pages=64,decode.pages=64,prefill.slots=4,decode.slots=4,router.silence_seconds=10")
@@ -26,8 +26,7 @@ ROLES = ["decode", "prefill", "router"]
 
 @contextlib.contextmanager
 def segue(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Running]:
-    command = str(Path(sys.executable).with_name("segue"))
-    running = Running(command, "up", *flags, environment=environment)
+    running = segue_up(*flags, environment=environment)
     try:
         yield running
     finally:
@@ -159,10 +158,10 @@ def seed_of(running: Running) -> bytes:
     return Path(f"/proc/{pid}/fd/{match.group(1)}").read_bytes()
 
 
-@pytest.mark.parametrize("stage", ["starting", "loading weights", "checking the transfer"])
+@pytest.mark.parametrize("stage", ["starting", "loading weights|checking the transfer|ready"])
 def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
     with segue("--router-port", "0", *SMALL) as running:
-        running.line(lambda line: line.startswith("decode-0") and stage in line, 60)
+        running.line(lambda line: re.match(f"decode-0: ({stage})", line) is not None, 60)
         pids = [*running.children(), running.process.pid]
         running.process.send_signal(signal.SIGINT)
         assert ended_within(pids, GRACE_SECONDS)
