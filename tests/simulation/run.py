@@ -25,6 +25,7 @@ class Run:
     seed: int
     mutation: str
     failure: str  # empty: none
+    proven: bool  # by an invariant, the oracle or a bound; a crash finds a mistake too, but might be the mutation's own
     digest: str  # of the journal
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -39,13 +40,13 @@ class Run:
 def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None = None) -> Run:
     """Live through one seed, with the code as it is or with a mutation in it."""
     world = World(draw(seed), show)
-    failure = ""
+    failure, proven = "", False
     with silenced(), mutated(mutation):
         try:
             world.run()
         except SimulationError as error:
-            failure = str(error)
-    return Run(seed, mutation, failure, world.journal.digest(), report.gather(world))
+            failure, proven = str(error), error.proven
+    return Run(seed, mutation, failure, proven, world.journal.digest(), report.gather(world))
 
 
 @contextmanager
@@ -66,6 +67,6 @@ def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
 
 
 def seeds_until_caught(mutation: str, seeds_max: int, first: int = 0) -> Run | None:
-    """The first seed that fails with the mutation; None: it survived all of them."""
+    """The first seed that proves the mutation wrong; None: it survived all of them, or only crashed."""
     runs = map(partial(run_seed, mutation=mutation), range(first, first + seeds_max))
-    return next((run for run in runs if run.failure), None)
+    return next((run for run in runs if run.proven), None)

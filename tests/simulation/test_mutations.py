@@ -9,8 +9,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
-from tests.simulation.run import Run, seeds_until_caught
+from decode.scheduler import DecodeScheduler
+from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.run import Run, run_seed, seeds_until_caught
 
 SEEDS_MAX = 300
 AREAS = {"page_pool", "radix_cache", "leases", "baton", "arrivals", "retraction", "lifecycle", "placement"}
@@ -32,6 +33,18 @@ def test_a_mistake_takes_what_the_code_it_replaces_takes(name: str) -> None:
         real = owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute)
         if inspect.isroutine(mistaken):
             inspect.signature(mistaken).bind(*inspect.signature(real).parameters)
+
+
+def test_a_mistake_that_only_crashes_counts_as_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: DecodeScheduler, batch: object, token_ids: list[int], now: float) -> None:
+        del self, batch, token_ids, now
+        raise KeyError("the mistake's own")
+
+    mistake = Mutation("decode", lambda: [(DecodeScheduler, "settle", settle)])
+    monkeypatch.setitem(MUTATIONS, "a clumsy mistake", mistake)
+    run = run_seed(0, "a clumsy mistake")
+    assert "KeyError" in run.failure
+    assert seeds_until_caught("a clumsy mistake", 3) is None
 
 
 @pytest.mark.timeout(600)

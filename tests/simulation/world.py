@@ -24,12 +24,24 @@ from tests.simulation.worker import Surroundings, Worker
 END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
+PROOFS = (SegueError, AssertionError)  # raised on purpose, for a state that must not be
+CRASHES = (
+    LookupError,
+    AttributeError,
+    ValueError,
+    TypeError,
+)  # an accident, in the code or in a mutation of it
+
 Machine = Worker | Router
 AnyMachine = TypeVar("AnyMachine", Worker, Router, Machine)
 
 
 class SimulationError(Exception):
-    """The world is not as it should be."""
+    """The world is not as it should be. `proven`: by an invariant, the oracle or a bound; else the code crashed."""
+
+    def __init__(self, message: str, *, proven: bool = True):
+        super().__init__(message)
+        self.proven = proven
 
 
 class World:
@@ -58,8 +70,9 @@ class World:
             settled_at = self.timeline.now + SETTLE_SECONDS
             self._advance_until(lambda: self.timeline.now >= settled_at, settled_at + 1)
             self._prove_nothing_is_left()
-        except (SegueError, AssertionError, LookupError, AttributeError, ValueError, TypeError) as error:
-            raise SimulationError(f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}") from error
+        except (*PROOFS, *CRASHES) as error:
+            story = f"at {self.timeline.now:.3f} s: {type(error).__name__}: {error}"
+            raise SimulationError(story, proven=isinstance(error, PROOFS)) from error
 
     def count(self, name: str) -> None:
         """Something happened that the report is about."""
