@@ -130,6 +130,8 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
         Path(config.model),
         device=config.device,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        kernels=config.kernels,
         pages=config.pages or None,
         page_size=config.page_size,
         slots=config.slots,

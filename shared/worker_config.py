@@ -40,7 +40,15 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights and KV; auto: float32 on cpu (exact), the model's own on cuda"),
+        Meta(description="of weights; auto: a GGUF file's own 4- and 8-bit blocks on cpu, else float32"),
+    ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "float16"],
+        Meta(description="of the KV cache; auto: float32; float16 halves its memory, not its accuracy by much"),
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "avx512", "avx2", "plain", "torch"],
+        Meta(description="what computes on cpu; auto: compiled for the CPU's best instruction set, else torch"),
     ] = "auto"
     threads: Annotated[
         Count,

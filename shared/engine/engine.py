@@ -6,6 +6,7 @@ fingerprints they tell in `Hello`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,17 @@ from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.memory import Demand, choose_pages, memory_budget
 from shared.engine.model import DecoderModel
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
+from shared.engine.native.choice import KernelChoice, choose_kernels
+from shared.engine.native.decoder import NativeDecoder
+from shared.engine.packing import PackedFile
 from shared.engine.sampler import Sampler
-from shared.engine.torch_device import OnLogits, TorchDevice
+from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.weights import OnProgress, Weights, model_fingerprint
 from shared.errors import ConfigError
 from shared.messages import Limits
 
-KERNELS = "blocked-1"  # raised when attention, linears or sampling may round differently
 _DTYPES = {"auto": torch.float32, "float32": torch.float32}
+_KV_DTYPES = {"auto": torch.float32, "float32": torch.float32, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    kv_dtype: str = "auto",
+    kernels: str = "auto",
     pages: int | None = None,
     page_size: int = 16,
     slots: int = 64,
@@ -60,78 +66,121 @@ def load(
 ) -> Engine:
     """Load the Hugging Face folder. None for `pages`, `context_len`, `memory_bytes`: chosen, see `description`.
 
+    `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
+
     Raises `ModelError` for the folder's fault, `ConfigError` for a setting's.
     """
-    torch_dtype = _choose(device, dtype)
+    _refuse_other_devices(device)
+    weights_dtype, cache_dtype = _choose("dtype", dtype, _DTYPES), _choose("kv_dtype", kv_dtype, _KV_DTYPES)
     config = read_model_config(folder)
-    context, context_reason = _context(config, context_len)
-    demand = Demand(
-        weights_bytes=config.parameters * torch_dtype.itemsize,
-        page_bytes=page_bytes(config, page_size, torch_dtype),
+    chosen = choose_kernels(kernels)
+    packed = PackedFile.open(folder) if dtype == "auto" and chosen.library else None
+    cache, context, sizes = _make_cache(
+        config,
+        cache_dtype,
+        packed.nbytes if packed else config.parameters * weights_dtype.itemsize,
+        pages=pages,
         page_size=page_size,
-        host_share=host_share,
         slots=slots,
-        context_len=context,
+        host_share=host_share,
+        context_len=context_len,
+        memory_bytes=memory_bytes,
     )
-    page_count, pages_reason = choose_pages(demand, memory_budget(memory_bytes), pages)
-    if page_count * page_size < context:
-        context, context_reason = page_count * page_size, "all that the pages hold"
-    host_pages = int(page_count * host_share)
-    cache = KVCache(config, pages=page_count, page_size=page_size, host_pages=host_pages, dtype=torch_dtype)
     eos_token_ids = read_eos_token_ids(folder)
-    limits = Limits(context, page_size, page_count, slots, config.vocab_size)
-    dtype_name = str(torch_dtype).removeprefix("torch.")
+    model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
+    sampler = Sampler(slots=slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids)
+    kinds, kv = packed.kinds if packed else _name(weights_dtype), _name(cache_dtype)
+    device = TorchDevice(
+        model,
+        cache,
+        sampler,
+        slots=slots,
+        pages_per_slot=pages_of(context, page_size),
+        threads=threads,
+        on_logits=on_logits,
+    )
     return Engine(
-        device=_start(folder, config, cache, limits, eos_token_ids, threads, on_progress, on_logits),
+        device=device,
         cache=cache,
         config=config,
-        limits=limits,
-        model_fingerprint=model_fingerprint(folder, config, torch_dtype),
-        kv_format=kv_format(config, page_size, torch_dtype),
-        determinism=_determinism(dtype_name),
+        limits=Limits(context, page_size, cache.pages, slots, config.vocab_size),
+        model_fingerprint=model_fingerprint(folder, config, weights_dtype),
+        kv_format=kv_format(config, page_size, cache_dtype),
+        determinism=f"{chosen.determinism},{_name(weights_dtype)},kv-{kv}",
         eos_token_ids=eos_token_ids,
-        host_pages=host_pages,
+        host_pages=cache.host_pages,
         description=(
-            f"{config.architecture} on cpu in {dtype_name} (the only device and dtype this version has), "
-            f"{threads} {'thread' if threads == 1 else 'threads'}, {page_count} KV pages of {page_size} tokens "
-            f"({pages_reason}), context {context} tokens ({context_reason}), {slots} slots"
+            f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {chosen.description}, "
+            f"{threads} {'thread' if threads == 1 else 'threads'}, {sizes}, {slots} slots"
         ),
     )
 
 
-def _start(
+def _make_cache(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    weights_bytes: int,
+    *,
+    pages: int | None,
+    page_size: int,
+    slots: int,
+    host_share: float,
+    context_len: int | None,
+    memory_bytes: int | None,
+) -> tuple[KVCache, int, str]:
+    """The cache that memory allows, the context it holds, and both in words."""
+    most, most_reason = _context(config, context_len)
+    one_page = page_bytes(config, page_size, dtype)
+    demand = Demand(weights_bytes, one_page, page_size, host_share, slots, most)
+    count, reason = choose_pages(demand, memory_budget(memory_bytes), pages)
+    context = min(most, count * page_size)
+    context_reason = most_reason if context == most else "all that the pages hold"
+    cache = KVCache(config, pages=count, page_size=page_size, host_pages=int(count * host_share), dtype=dtype)
+    words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
+    return cache, context, words
+
+
+def _load_model(
     folder: Path,
     config: ModelConfig,
     cache: KVCache,
-    limits: Limits,
-    eos_token_ids: frozenset[int],
+    chosen: KernelChoice,
+    packed: PackedFile | None,
+    context_len: int,
     threads: int,
     on_progress: OnProgress,
-    on_logits: OnLogits | None,
-) -> TorchDevice:
-    """Read the weights and start the forward thread."""
-    attention = BlockedAttention(config, cache)
+) -> Model:
+    """Read the weights for the chosen kernels; quantized blocks have the bits of the float weights beside them."""
     torch.set_num_threads(threads)
     with Weights(folder) as weights, torch.inference_mode():
-        model = DecoderModel(config, weights, limits.context_len, cache.store.dtype, on_progress)
-    return TorchDevice(
-        model,
-        attention,
-        cache,
-        Sampler(slots=limits.slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids),
-        slots=limits.slots,
-        pages_per_slot=pages_of(limits.context_len, limits.page_size),
-        threads=threads,
-        on_logits=on_logits,
-    )
+        if chosen.library is None:
+            attention = BlockedAttention(config, cache)
+            return DecoderModel(config, weights, attention, context_len, torch.float32, on_progress)
+        return NativeDecoder(
+            chosen.library,
+            config,
+            cache,
+            weights,
+            packed,
+            context_len=context_len,
+            threads=threads,
+            on_progress=on_progress,
+        )
 
 
-def _choose(device: str, dtype: str) -> torch.dtype:
+def _refuse_other_devices(device: str) -> None:
     if device not in ("auto", "cpu"):
         raise ConfigError(f"unsupported device: {device}; supported are auto and cpu")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"unsupported dtype: {dtype}; supported are {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
+
+
+def _choose(setting: str, name: str, supported: Mapping[str, torch.dtype]) -> torch.dtype:
+    if name not in supported:
+        raise ConfigError(f"unsupported {setting}: {name}; supported are {', '.join(supported)}")
+    return supported[name]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _context(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
@@ -142,14 +191,3 @@ def _context(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
             f"context_len must be between 1 and the model's {config.context_len}, got {context_len}"
         )
     return context_len, "as configured"
-
-
-def _determinism(dtype_name: str) -> str:
-    """What may change the last bit: kernels, library, instruction set, maker of the CPU (MKL asks), dtype."""
-    makers = {
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith(("vendor_id", "CPU implementer"))
-    }
-    isa = torch.backends.cpu.get_cpu_capability()
-    return f"{KERNELS},torch-{torch.__version__},{isa},{'+'.join(sorted(makers))},{dtype_name}"

@@ -1,9 +1,10 @@
 """The paged KV cache: one contiguous allocation that a transfer agent can register as a whole.
 
-    [page, layer, K|V, kv_head, slot, head_dim]
+    [page, layer, K|V, kv_head, page_size · head_dim]      keys [head_dim, page_size], values [page_size, head_dim]
 
 One page is one span of bytes that holds `page_size` tokens of all layers: the unit of transfer and of host backup.
-A layer's keys are a strided view of the same memory. Which page belongs to whom is `page_pool`'s business.
+Keys lie transposed: a query's scores for 16 tokens are then sums of whole vectors.
+Which page belongs to whom is `page_pool`'s business.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from shared.engine.model_config import ModelConfig
 
+_PAD_BYTES = 64  # kernels read whole vectors, also at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
 
 
@@ -36,7 +38,8 @@ class KVCache:
         self.page_size = page_size
         self.pages = pages
         self.host_pages = host_pages
-        shape = (config.layers, 2, config.kv_heads, page_size, config.head_dim)
+        self._head_dim = config.head_dim
+        shape = (config.layers, 2, config.kv_heads, page_size * config.head_dim)
         self.store = _zeros((pages, *shape), dtype)
         self.host = _zeros((host_pages, *shape), dtype)
 
@@ -57,7 +60,10 @@ class KVCache:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each a view [pages, kv_heads, page_size, head_dim]."""
-        return self.store[:, layer, 0], self.store[:, layer, 1]
+        kv_heads = self.store.shape[3]
+        keys = self.store[:, layer, 0].view(-1, kv_heads, self._head_dim, self.page_size)
+        values = self.store[:, layer, 1].view(-1, kv_heads, self.page_size, self._head_dim)
+        return keys.transpose(-1, -2), values
 
     def backup(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """Copy device pages into host pages."""
@@ -77,11 +83,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes + _PAD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
@@ -92,4 +98,4 @@ def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
 def kv_format(config: ModelConfig, page_size: int, dtype: torch.dtype) -> str:
     """Fingerprint of the layout: pages move only between workers with equal ones."""
     shape = f"layers={config.layers},kv_heads={config.kv_heads},head_dim={config.head_dim}"
-    return f"page-major-1,page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"
+    return f"page-major-2,page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import PlannedAttention
+from shared.engine.attention.protocol import Attention, BatchLayout, PlannedAttention
 from shared.engine.linear import PackedLinear
 from shared.engine.model_config import ModelConfig
 from shared.engine.rope import RotaryEmbedding, rotate
@@ -70,12 +70,14 @@ class DecoderModel:
         self,
         config: ModelConfig,
         weights: Weights,
+        attention: Attention,
         context_len: int,
         dtype: torch.dtype,
         on_progress: OnProgress,
     ) -> None:
         """Read and pack all weights; `ModelError` if one is missing or misshapen."""
         self.config = config
+        self._attention = attention
         self._rope = RotaryEmbedding(config, context_len)
         load = _Loader(config, weights, dtype)
         self._embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -90,12 +92,11 @@ class DecoderModel:
             self._head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
         on_progress("loading weights", 1.0)
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, attention: PlannedAttention, sampled_rows: Tensor
-    ) -> Tensor:
-        """token_ids and positions [tokens], sampled_rows [rows] → logits float32 [rows, vocab]."""
+    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+        """token_ids [tokens], sampled_rows [rows] → logits float32 [rows, vocab]."""
         x = self._embedding[token_ids]
-        cos, sin = self._rope.at(positions)
+        cos, sin = self._rope.at(layout.positions)
+        attention = self._attention.plan(layout)
         for layer in self._layers:
             x = layer(x, cos, sin, attention)
         if not len(sampled_rows):

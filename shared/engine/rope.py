@@ -23,12 +23,12 @@ class RotaryEmbedding:
         if config.rope_scaling is not None:
             frequencies = _stretch(frequencies, config.rope_scaling)
         angles = torch.outer(torch.arange(context_len, dtype=torch.float32), frequencies)
-        self._cos = angles.cos()  # [context_len, head_dim / 2]
-        self._sin = angles.sin()
+        self.cos = angles.cos()  # [context_len, head_dim / 2]
+        self.sin = angles.sin()
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for positions [tokens], each [tokens, 1, head_dim / 2]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,18 +15,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import Attention, BatchLayout
+from shared.engine.attention.protocol import BatchLayout
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
-from shared.engine.model import DecoderModel
 from shared.engine.sampler import Sampler
 from shared.errors import InvariantError
 from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
+
+
+class Model(Protocol):
+    """From token ids to logits."""
+
+    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+        """token_ids [tokens], sampled_rows [rows] → logits float32 [rows, vocab]; keys and values are cached.
+
+        Raises `InvariantError` for a batch whose cache has fewer pages than tokens.
+        """
 
 
 class SlotState:
@@ -60,12 +70,11 @@ class SlotState:
 
 
 class TorchDevice:
-    """`Device` around a model, its attention and its cache."""
+    """`Device` around a model and its cache."""
 
     def __init__(
         self,
-        model: DecoderModel,
-        attention: Attention,
+        model: Model,
         cache: KVCache,
         sampler: Sampler,
         *,
@@ -75,7 +84,6 @@ class TorchDevice:
         on_logits: OnLogits | None = None,
     ) -> None:
         self._model = model
-        self._attention = attention
         self._cache = cache
         self._sampler = sampler
         self._state = SlotState(slots, pages_per_slot)
@@ -204,7 +212,7 @@ class TorchDevice:
         ends = query_lens.cumsum(0)
         positions = torch.arange(len(token_ids)) - ends[requests] + kv_lens[requests]
         layout = BatchLayout(query_lens, kv_lens, positions, requests, self._state.page_tables[slots])
-        logits = self._model.forward(token_ids, positions, self._attention.plan(layout), sampled_rows)
+        logits = self._model.forward(token_ids, layout, sampled_rows)
         if self._on_logits is not None:
             self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
         if not len(sampled_slots):

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.protocol import BatchLayout
-from shared.engine.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
-from shared.errors import ConfigError, InvariantError
+from shared.errors import ConfigError
 
 TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step
 BLOCK = 128  # positions
@@ -73,18 +73,8 @@ class BlockedAttention:
             self._group(batch, tiles, tile_requests[tiles], tile_numbers[tiles], blocks[tiles])
             for tiles in _grouped(blocks)
         )
-        pages, slots = self._cells(batch)
+        pages, slots = batch.cells(self.cache.page_size)
         return BlockedStep(self, groups, len(tile_requests), row_tiles, batch.positions % TILE, pages, slots)
-
-    def _cells(self, batch: BatchLayout) -> tuple[Tensor, Tensor]:
-        """Where each row's key and value are written: page and slot, each [tokens]."""
-        size = self.cache.page_size
-        needed = (batch.kv_lens - 1) // size  # [requests] index of the last page
-        if int(needed.max()) >= batch.page_tables.shape[1]:
-            raise InvariantError(f"a request of {int(batch.kv_lens.max())} tokens exceeds its page table")
-        if bool((batch.page_tables.gather(1, needed.unsqueeze(1)) == INVALID_PAGE).any()):
-            raise InvariantError("a request has fewer pages than tokens")
-        return batch.page_tables[batch.requests, batch.positions // size].long(), batch.positions % size
 
     def _group(
         self, batch: BatchLayout, tiles: Tensor, requests: Tensor, numbers: Tensor, blocks: Tensor
@@ -163,13 +153,11 @@ class BlockedStep:
     def _attend_group(self, layer: int, group: _Group, q: Tensor) -> Tensor:
         """q and result [tiles, kv_heads, TILE, heads per kv head, head_dim]."""
         pairs, heads, shape = len(group.pair_tiles), self._config.kv_heads, q.shape[1:]
-        keys, values = (
-            self._gather(group, layer, half) for half in (0, 1)
-        )  # [pairs · heads, BLOCK, head_dim]
+        keys, values = self._keys(group, layer), self._values(group, layer)
         by_pair = values.view(pairs, heads, BLOCK, -1)
         by_pair[group.diagonal] = by_pair[group.diagonal].masked_fill_(group.unwritten, 0.0)
         q_pairs = q[group.pair_tiles].view(pairs * heads, -1, self._config.head_dim)
-        scores = torch.bmm(q_pairs, keys.transpose(1, 2))  # [pairs · kv_heads, TILE · shared, BLOCK]
+        scores = torch.bmm(q_pairs, keys)  # [pairs · kv_heads, TILE · shared, BLOCK]
         mask = group.masks[self._config.windows[layer]]
         by_place = scores.view(pairs, *shape[:-1], BLOCK)
         by_place[mask.pairs] = by_place[mask.pairs].masked_fill_(mask.hidden, -torch.inf)
@@ -181,12 +169,21 @@ class BlockedStep:
         weighted = _fold(group, partial.view(pairs, heads, -1, self._config.head_dim), Tensor.add_)
         return weighted.div_(total.unsqueeze(-1)).view(len(q), *shape)
 
+    def _keys(self, group: _Group, layer: int) -> Tensor:
+        """Keys of all pairs, copied out of their pages: [pairs · kv_heads, head_dim, BLOCK]."""
+        pages = self._gather(group, layer, 0)  # [pairs · kv_heads · pages in a block, page_size · head_dim]
+        shape = (-1, BLOCK // self._cache.page_size, self._config.head_dim, self._cache.page_size)
+        return pages.view(shape).transpose(1, 2).reshape(-1, self._config.head_dim, BLOCK)
+
+    def _values(self, group: _Group, layer: int) -> Tensor:
+        """Values of all pairs, copied out of their pages: [pairs · kv_heads, BLOCK, head_dim]."""
+        return self._gather(group, layer, 1).view(-1, BLOCK, self._config.head_dim)
+
     def _gather(self, group: _Group, layer: int, half: int) -> Tensor:
-        """Keys (half 0) or values (half 1) of all pairs, copied out of their pages."""
         rows = (group.rows + (2 * layer + half) * self._config.kv_heads).view(-1)
         found = self._scratch[half].take(len(rows), self._rows)
         torch.index_select(self._rows, 0, rows, out=found)
-        return found.view(-1, BLOCK, self._config.head_dim)
+        return found.float()
 
 
 class Scratch:

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shared.engine.kv_cache import INVALID_PAGE
+from shared.errors import InvariantError
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
@@ -21,6 +24,18 @@ class BatchLayout:
     positions: Tensor  # [tokens] int64, absolute
     requests: Tensor  # [tokens] int64, which request each row belongs to
     page_tables: Tensor  # [requests, pages] int32, padded with INVALID_PAGE
+
+    def cells(self, page_size: int) -> tuple[Tensor, Tensor]:
+        """Where each row's key and value belong: page and slot, each [tokens].
+
+        Raises `InvariantError` if a request has fewer pages than tokens.
+        """
+        needed = (self.kv_lens - 1) // page_size  # [requests] index of the last page
+        if int(needed.max()) >= self.page_tables.shape[1]:
+            raise InvariantError(f"a request of {int(self.kv_lens.max())} tokens exceeds its page table")
+        if bool((self.page_tables.gather(1, needed.unsqueeze(1)) == INVALID_PAGE).any()):
+            raise InvariantError("a request has fewer pages than tokens")
+        return self.page_tables[self.requests, self.positions // page_size].long(), self.positions % page_size
 
 
 class PlannedAttention(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 class Driver:
     """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order."""
 
-    def __init__(self, folder: Path, *, pages: int = 128, page_size: int = 16, threads: int = 1) -> None:
+    def __init__(self, folder: Path, *, pages: int = 128, page_size: int = 16, **settings: Any) -> None:
         self.logits: dict[int, list[Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.step = 0
@@ -28,7 +29,7 @@ class Driver:
             page_size=page_size,
             slots=16,
             host_share=0.25,
-            threads=threads,
+            **settings,
             on_logits=self._record,
         )
         self.device = self.engine.device

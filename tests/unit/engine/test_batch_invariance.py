@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,24 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+# What computes, and in what type keys and values are kept.
+SETTINGS = (
+    {"kernels": "auto", "kv_dtype": "float32"},
+    {"kernels": "auto", "kv_dtype": "float16"},
+    {"kernels": "plain", "kv_dtype": "float32"},
+    {"kernels": "torch", "kv_dtype": "float32"},
+)
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=lambda settings: "-".join(settings.values()))
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    chosen: dict[str, Any] = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def driver(folder: Path) -> Iterator[Driver]:
-    driver = Driver(folder)
+def driver(folder: Path, settings: dict[str, Any]) -> Iterator[Driver]:
+    driver = Driver(folder, **settings)
     yield driver
     driver.close()
 
@@ -124,15 +140,27 @@ def test_stale_cells_beyond_the_sequence_change_no_bit(driver: Driver, alone: li
     driver.engine.cache.store[90:112].zero_()
 
 
-@pytest.mark.parametrize(("page_size", "threads"), [(8, 1), (64, 1), (16, 2)])
+@pytest.mark.parametrize(("page_size", "threads"), [(32, 1), (64, 3), (16, 2)])
 def test_page_size_and_threads_change_no_bit(
-    folder: Path, alone: list[Tensor], page_size: int, threads: int
+    folder: Path, settings: dict[str, Any], alone: list[Tensor], page_size: int, threads: int
 ) -> None:
-    other = Driver(folder, page_size=page_size, pages=2048 // page_size, threads=threads)
+    other = Driver(folder, page_size=page_size, pages=2048 // page_size, threads=threads, **settings)
     other.prefill(0, PROMPT, range(384 // page_size))
     other.decode([0], STEPS)
     other.close()
     assert_same_bits(other.logits[0], alone)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+def test_fused_instruction_sets_compute_the_same_bits(folder: Path, kv_dtype: str) -> None:
+    found = []
+    for kernels in ("auto", "avx2"):
+        driver = Driver(folder, kernels=kernels, kv_dtype=kv_dtype)
+        driver.prefill(0, PROMPT, PAGES, chunk=100)
+        driver.decode([0], STEPS)
+        driver.close()
+        found.append(driver.logits[0])
+    assert_same_bits(*found)
 
 
 @pytest.mark.parametrize("inputs", [24, 576, 1024, 1025, 1536, 4096])

@@ -198,7 +198,10 @@ def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
         ({"device": "cuda"}, "unsupported device: cuda"),
         ({"dtype": "float8"}, "unsupported dtype: float8"),
         ({"context_len": 10_000}, "between 1 and the model's 512"),
-        ({"page_size": 24}, "page_size must divide 128"),
+        ({"kv_dtype": "int8"}, "unsupported kv_dtype: int8"),
+        ({"kernels": "sse9"}, "unknown instruction set: sse9; expected auto, avx512, avx2, plain"),
+        ({"page_size": 8}, "page_size must be one of 16, 32, 64, 128"),
+        ({"page_size": 24, "kernels": "torch"}, "page_size must divide 128"),
         ({"pages": 10**9}, "pages need"),
     ],
 )

@@ -1,0 +1,46 @@
+// Attention over the paged KV cache, for ragged batches of prompts' chunks and single tokens alike.
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+
+namespace segue {
+
+enum class KVType : int32_t { F32 = 0, F16 = 1 };
+
+// [page, layer, K | V, kv_head, …]: a head's keys [head_dim, page_size], its values [page_size, head_dim].
+// Keys lie transposed, so that they are panels for `multiply`, like the packed weights.
+struct Cache {
+    void* pages;
+    KVType type;
+    int32_t layers, kv_heads, head_dim, page_size;
+
+    // Where the keys of a head begin, and its values: both counted in cells.
+    long keys(int page, int layer, int kv_head) const {
+        return (((long)page * layers + layer) * 2 * kv_heads + kv_head) * head_dim * page_size;
+    }
+    long values(int page, int layer, int kv_head) const { return keys(page, layer, kv_heads + kv_head); }
+};
+
+// A packed, ragged batch: request r has `query_lens[r]` rows, the last of them at position `kv_lens[r] - 1`.
+struct Batch {
+    int32_t rows, requests, table_stride, sampled;
+    const int64_t* token_ids;     // [rows]
+    const int64_t* positions;     // [rows]
+    const int64_t* row_requests;  // [rows]
+    const int64_t* query_lens;    // [requests]
+    const int64_t* kv_lens;       // [requests]
+    const int32_t* page_tables;   // [requests, table_stride]
+    const int64_t* sampled_rows;  // [sampled]
+};
+
+// Write the key and value of a row, [kv_heads, head_dim] each, to its cell.
+void write_cell(const Cache& cache, const Batch& batch, int layer, int row, const float* keys, const float* values);
+
+// Attend with every row of q, [rows, q_stride] with heads · head_dim values each; `window` in tokens, 0 for none.
+void attend(
+    Team& team, const Cache& cache, const Batch& batch, int layer, int heads, int window, const float* q, long q_stride,
+    float* out, long out_stride);
+
+}  // namespace segue

@@ -1,0 +1,126 @@
+"""Compiles the kernels, once per compiler, flags and source, into the cache; or says why it cannot.
+
+A plain shared library with a C interface: no headers of Python or torch, so it takes seconds and outlives both. Run
+as `python -m shared.engine.native.build` it compiles ahead of time, for an image that will have no compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
+COMPILE_SECONDS_MAX = 300
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """What the kernels are compiled for, and what a CPU must have to run them."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]  # as /proc/cpuinfo names them
+
+
+# Best first. The first two compute the same bits: both fuse products into sums, in the same order.
+INSTRUCTION_SETS = (
+    InstructionSet(
+        "avx512",
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"),
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}),
+    ),
+    InstructionSet("avx2", ("-mavx2", "-mfma", "-mf16c"), frozenset({"avx2", "fma", "f16c"})),
+    InstructionSet("plain", (), frozenset()),
+)
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why."""
+
+
+def choose(name: str = "auto") -> InstructionSet:
+    """The best instruction set of this CPU, or the one named; `ConfigError` if the CPU lacks it."""
+    flags = _cpu_flags()
+    if name == "auto":
+        return next(found for found in INSTRUCTION_SETS if found.needs <= flags)
+    for found in INSTRUCTION_SETS:
+        if found.name == name:
+            if missing := sorted(found.needs - flags):
+                raise ConfigError(f"this CPU cannot run {name} kernels: it lacks {', '.join(missing)}")
+            return found
+    names = ", ".join(found.name for found in INSTRUCTION_SETS)
+    raise ConfigError(f"unknown instruction set: {name}; expected auto, {names}")
+
+
+def build(instruction_set: InstructionSet) -> Path:
+    """The compiled library, from the cache if it is there; `BuildError` if there is no compiler or it fails."""
+    sources = sorted(SOURCES.glob("*.cpp"))
+    target = _folder() / f"{instruction_set.name}-{_fingerprint(instruction_set)}.so"
+    if target.exists():
+        return target
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("no C++ compiler found: install g++, or set CXX")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            fresh = Path(temporary) / target.name
+            command = [compiler, *FLAGS, *instruction_set.flags, *map(str, sources), "-o", str(fresh)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX)
+            if done.returncode:
+                reason = next(
+                    (line for line in done.stderr.splitlines() if "error" in line), "no error named"
+                )
+                raise BuildError(f"{compiler} failed: {reason.strip()}")
+            fresh.rename(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the kernels cannot be compiled into {target.parent}: {error}") from None
+    return target
+
+
+def _folder() -> Path:
+    if ahead := os.environ.get("SEGUE_KERNELS"):
+        return Path(ahead)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "segue" / "kernels"
+
+
+def _fingerprint(instruction_set: InstructionSet) -> str:
+    """Of everything but the compiler: an image without one must find what another machine compiled."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr((FLAGS, instruction_set.flags)).encode())
+    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _cpu_flags() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def main() -> int:
+    """Compile for every instruction set; one sentence and status 1 if that fails."""
+    for instruction_set in INSTRUCTION_SETS:
+        try:
+            sys.stdout.write(f"{build(instruction_set)}\n")
+        except BuildError as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The dense decoder by compiled kernels: one call a step, from token ids to logits.
+
+Weights are packed into panels of 16 outputs, or are a GGUF file's own 4- and 8-bit blocks, mapped and shared between
+processes. Every result is one chain of sums in a fixed order, so a row has the same bits in any batch, on any number
+of threads, and with quantized weights the bits of the dequantized ones.
+"""
+
+from __future__ import annotations
+
+import weakref
+from ctypes import byref, c_void_p
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shared.engine.attention.protocol import BatchLayout
+from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig
+from shared.engine.native import kernels
+from shared.engine.native.kernels import Kernels
+from shared.engine.packing import PackedFile, PackedWeight, pack_float
+from shared.engine.rope import RotaryEmbedding
+from shared.engine.weights import OnProgress, Weights
+from shared.errors import ConfigError, ModelError
+
+_KINDS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
+_KV_TYPES = {torch.float32: 0, torch.float16: 1}
+_PAGE_SIZES = (16, 32, 64, 128)  # whole vectors of keys, whole pages in a block of attention
+
+
+class NativeDecoder:
+    """`Model` by compiled kernels over a `KVCache` in host memory."""
+
+    def __init__(
+        self,
+        library: Kernels,
+        config: ModelConfig,
+        cache: KVCache,
+        weights: Weights,
+        packed: PackedFile | None,
+        *,
+        context_len: int,
+        threads: int,
+        on_progress: OnProgress,
+    ) -> None:
+        """Pack or map all weights; `ModelError` if one is missing or misshapen, `ConfigError` for the page size."""
+        if cache.page_size not in _PAGE_SIZES:
+            allowed = ", ".join(map(str, _PAGE_SIZES))
+            raise ConfigError(
+                f"page_size must be one of {allowed} for the CPU kernels, got {cache.page_size}"
+            )
+        self._kernels = library
+        self._config = config
+        self._cache = cache
+        self._memory = _Memory(config, weights, packed)
+        layers = (kernels.Layer * config.layers)()
+        for number in range(config.layers):
+            layers[number] = self._memory.layer(number)
+            on_progress("loading weights", (number + 1) / (config.layers + 1))
+        shape = self._memory.shape(cache, RotaryEmbedding(config, context_len))
+        self._decoder = library.decoder_new(byref(shape), layers, config.layers, threads)
+        weakref.finalize(self, library.decoder_delete, self._decoder)  # ends its threads
+        on_progress("loading weights", 1.0)
+
+    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+        """See `Model`."""
+        layout.cells(self._cache.page_size)  # checks that every row has a cell
+        tables = layout.page_tables.contiguous()
+        logits = torch.empty(len(sampled_rows), self._config.vocab_size)
+        batch = kernels.Batch(
+            rows=len(token_ids),
+            requests=len(layout.query_lens),
+            table_stride=tables.shape[1],
+            sampled=len(sampled_rows),
+            token_ids=token_ids.data_ptr(),
+            positions=layout.positions.data_ptr(),
+            row_requests=layout.requests.data_ptr(),
+            query_lens=layout.query_lens.data_ptr(),
+            kv_lens=layout.kv_lens.data_ptr(),
+            page_tables=tables.data_ptr(),
+            sampled_rows=sampled_rows.data_ptr(),
+        )
+        self._kernels.decoder_forward(self._decoder, byref(batch), c_void_p(logits.data_ptr()))
+        return logits
+
+
+@dataclass
+class _Memory:
+    """Weights in the structs of the kernels; the tensors they point into stay alive here."""
+
+    config: ModelConfig
+    weights: Weights
+    packed: PackedFile | None
+    kept: list[Tensor] = field(default_factory=list)
+
+    def address(self, tensor: Tensor) -> int:
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def vector(self, name: str, size: int) -> int:
+        return self.address(self.weights.take(name, (size,), torch.float32).contiguous())
+
+    def matrix(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> kernels.Matrix:
+        weight = self._packed_weight(f"{name}.weight", outputs, inputs)
+        return kernels.Matrix(
+            kind=_KINDS[weight.kind],
+            outputs=outputs,
+            inputs=inputs,
+            panels=self.address(weight.data),
+            bias=self.vector(f"{name}.bias", outputs) if bias else None,
+        )
+
+    def _packed_weight(self, name: str, outputs: int, inputs: int) -> PackedWeight:
+        if self.packed is not None and name in self.packed:
+            weight = self.packed.take(name)
+            if (weight.outputs, weight.inputs) != (outputs, inputs):
+                raise ModelError(
+                    f"packed weight {name} should have shape {[outputs, inputs]}, "
+                    f"has {[weight.outputs, weight.inputs]}"
+                )
+            return weight
+        full = self.weights.take(name, (outputs, inputs), torch.float32)
+        return PackedWeight("f32", outputs, inputs, pack_float(full))
+
+    def layer(self, number: int) -> kernels.Layer:
+        config, prefix = self.config, f"model.layers.{number}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv = [
+            self.matrix(f"{attention}.{part}_proj", size, hidden, bias=config.qkv_bias)
+            for part, size in zip("qkv", (q_size, kv_size, kv_size), strict=True)
+        ]
+        gate_up = [
+            self.matrix(f"{mlp}.{part}_proj", inner, hidden, bias=config.mlp_bias) for part in ("gate", "up")
+        ]
+        return kernels.Layer(
+            attention_norm=self.vector(f"{prefix}.input_layernorm.weight", hidden),
+            mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
+            q_norm=self.vector(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
+            k_norm=self.vector(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
+            qkv=(kernels.Matrix * 3)(*qkv),
+            output=self.matrix(f"{attention}.o_proj", hidden, q_size, bias=config.output_bias),
+            gate_up=(kernels.Matrix * 2)(*gate_up),
+            down=self.matrix(f"{mlp}.down_proj", hidden, inner, bias=config.mlp_bias),
+            window=config.windows[number] or 0,
+        )
+
+    def shape(self, cache: KVCache, rope: RotaryEmbedding) -> kernels.Shape:
+        config = self.config
+        embedding = self.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
+        return kernels.Shape(
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.heads,
+            head_dim=config.head_dim,
+            vocab=config.vocab_size,
+            epsilon=config.rms_norm_eps,
+            cosines=self.address(rope.cos),
+            sines=self.address(rope.sin),
+            cache=kernels.Cache(
+                pages=cache.address,
+                type=_KV_TYPES[cache.store.dtype],
+                layers=config.layers,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                page_size=cache.page_size,
+            ),
+            embedding=embedding,
+            head=(
+                embedding
+                if config.tied_embeddings
+                else self.matrix("lm_head", config.vocab_size, config.hidden_size)
+            ),
+            norm=self.vector("model.norm.weight", config.hidden_size),
+        )

@@ -1,0 +1,28 @@
+// Rows times packed matrices: y = x Wᵀ + b.
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+
+namespace segue {
+
+enum class Kind : int32_t { F32 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
+
+// A matrix [outputs, inputs] cut into panels of 16 outputs, the last one padded.
+struct Matrix {
+    Kind kind;
+    int32_t outputs, inputs;
+    const void* panels;
+    const float* bias;  // [outputs], or null
+};
+
+// y[row] (= or +=) x[row] · Wᵀ + b, the outputs of `count` matrices side by side; strides in floats.
+void gemm(
+    Team& team, const Matrix* matrices, int count, const float* x, long x_stride, int rows, float* y, long y_stride,
+    bool add);
+
+// One row of a matrix as floats: the embedding of a token.
+void unpack_row(const Matrix& matrix, int row, float* to);
+
+}  // namespace segue

@@ -1,0 +1,107 @@
+"""The compiled kernels as Python sees them: the structs of the C interface, field by field, and its functions.
+
+ctypes lets go of the interpreter's lock during a call, so the scheduler runs while a forward pass computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from pathlib import Path
+
+
+class Matrix(Structure):
+    """`Matrix` of gemm.h."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Cache(Structure):
+    """`Cache` of attention.h."""
+
+    _fields_ = (
+        ("pages", c_void_p),
+        ("type", c_int32),
+        ("layers", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+    )
+
+
+class Batch(Structure):
+    """`Batch` of attention.h."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("requests", c_int32),
+        ("table_stride", c_int32),
+        ("sampled", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("row_requests", c_void_p),
+        ("query_lens", c_void_p),
+        ("kv_lens", c_void_p),
+        ("page_tables", c_void_p),
+        ("sampled_rows", c_void_p),
+    )
+
+
+class Shape(Structure):
+    """`SegueShape` of decoder.cpp."""
+
+    _fields_ = (
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("vocab", c_int32),
+        ("epsilon", c_float),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("cache", Cache),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("norm", c_void_p),
+    )
+
+
+class Layer(Structure):
+    """`SegueLayer` of decoder.cpp."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", Matrix * 3),
+        ("output", Matrix),
+        ("gate_up", Matrix * 2),
+        ("down", Matrix),
+        ("window", c_int32),
+    )
+
+
+class Kernels:
+    """The functions of a compiled library."""
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))
+        self.decoder_new = loaded.segue_decoder_new
+        self.decoder_new.argtypes = (POINTER(Shape), POINTER(Layer), c_int32, c_int32)
+        self.decoder_new.restype = c_void_p
+        self.decoder_delete = loaded.segue_decoder_delete
+        self.decoder_delete.argtypes = (c_void_p,)
+        self.decoder_delete.restype = None
+        self.decoder_forward = loaded.segue_decoder_forward
+        self.decoder_forward.argtypes = (c_void_p, POINTER(Batch), c_void_p)
+        self.decoder_forward.restype = None
+        self.gemm = loaded.segue_gemm
+        self.gemm.argtypes = (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)
+        self.gemm.restype = None

@@ -1,0 +1,127 @@
+// Sixteen outputs of a matrix side by side, in the types weights and KV pages come in, and the product with rows of x.
+//
+// A panel gives, input by input, the sixteen weights of its outputs as `Lanes`. `multiply` adds x times some panels to
+// accumulators, input after input: each output of each row is one chain of sums in the order of the inputs, whatever
+// rows and panels share the call. That is all the batch invariance there is, and it costs nothing.
+#pragma once
+
+#include "lanes.h"
+
+namespace segue {
+
+// Rows of values `stride` apart: packed weights (stride 16), and keys and values of a KV page.
+template <class Value>
+struct DensePanel {
+    const Value* values;
+    long stride;
+
+    static constexpr int HALVES = 1;
+    static int rows(int inputs) { return inputs; }  // of a half of a block; a dense panel is one block of one half
+
+    struct Block {
+        const Value* values;
+        long stride;
+        template <int HALF>
+        Lanes row(int number) const {
+            return Lanes::load(values + number * stride);
+        }
+    };
+    Block block(int) const { return {values, stride}; }
+};
+
+// ggml's blocks of 32 inputs, sixteen of them side by side: scales, then the bytes of input after input.
+struct Q8Panel {
+    const uint8_t* blocks;
+
+    static constexpr int BLOCK_BYTES = 2 * LANES + 32 * LANES;
+    static constexpr int HALVES = 1;
+    static int rows(int) { return 32; }
+
+    struct Block {
+        Lanes scale;
+        const uint8_t* bytes;
+        template <int HALF>
+        Lanes row(int number) const {
+            return scale * Lanes::from_signed_bytes(bytes + number * LANES);
+        }
+    };
+    Block block(int number) const {
+        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        return {Lanes::load((const Half*)start), start + 2 * LANES};
+    }
+};
+
+// A byte holds input j of the block in its low half, input j + 16 in its high half.
+struct Q4Block {
+    Lanes scale, offset;
+    const uint8_t* bytes;
+    template <int HALF>
+    Lanes row(int number) const {
+        return fma(scale, Lanes::from_nibbles<4 * HALF>(bytes + number * LANES), offset);
+    }
+};
+
+struct Q4_1Panel {
+    const uint8_t* blocks;
+
+    static constexpr int BLOCK_BYTES = 4 * LANES + 16 * LANES;
+    static constexpr int HALVES = 2;
+    static int rows(int) { return 16; }
+
+    using Block = Q4Block;
+    Block block(int number) const {
+        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        return {Lanes::load((const Half*)start), Lanes::load((const Half*)start + LANES), start + 4 * LANES};
+    }
+};
+
+// scale * (q - 8): the product with 8 is exact, so one fused step rounds as ggml's two do.
+struct Q4_0Panel {
+    const uint8_t* blocks;
+
+    static constexpr int BLOCK_BYTES = 2 * LANES + 16 * LANES;
+    static constexpr int HALVES = 2;
+    static int rows(int) { return 16; }
+
+    using Block = Q4Block;
+    Block block(int number) const {
+        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        const Lanes scale = Lanes::load((const Half*)start);
+        return {scale, scale * Lanes::broadcast(-8.0f), start + 2 * LANES};
+    }
+};
+
+// How many panels go with so many rows: enough independent sums to hide latency, no more than registers.
+constexpr int panels_beside(int rows) {
+    if (WIDTH == 16) return rows == 1 ? 8 : rows <= 4 ? 4 : 2;
+    if (WIDTH == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return 1;
+}
+
+// sums[row][panel] += x[row, 0 … inputs) · panel
+template <class Panel, int ROWS, int PANELS>
+inline void multiply(
+    const float* x, long x_stride, const Panel (&panels)[PANELS], int inputs, Lanes (&sums)[ROWS][PANELS]) {
+    const int rows = Panel::rows(inputs);
+    const int blocks = inputs / (rows * Panel::HALVES);
+    for (int number = 0; number < blocks; number++) {
+        typename Panel::Block block[PANELS];
+        SEGUE_UNROLL for (int panel = 0; panel < PANELS; panel++) block[panel] = panels[panel].block(number);
+        auto half = [&]<int HALF>() {
+            for (int row = 0; row < rows; row++, x++) {
+                Lanes weights[PANELS];
+                SEGUE_UNROLL for (int panel = 0; panel < PANELS; panel++) weights[panel] =
+                    block[panel].template row<HALF>(row);
+                SEGUE_UNROLL for (int r = 0; r < ROWS; r++) {
+                    const Lanes value = Lanes::broadcast(x[r * x_stride]);
+                    SEGUE_UNROLL for (int panel = 0; panel < PANELS; panel++) sums[r][panel] =
+                        fma(value, weights[panel], sums[r][panel]);
+                }
+            }
+        };
+        half.template operator()<0>();
+        if constexpr (Panel::HALVES == 2) half.template operator()<1>();
+    }
+}
+
+}  // namespace segue

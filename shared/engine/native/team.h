@@ -1,0 +1,84 @@
+// Threads that share the items of one task at a time.
+//
+// Items are taken one by one, so whoever has the faster core does more; which thread computes an item never changes its
+// result. Waiting threads look around for some microseconds, the length of the gaps within a forward pass, and then
+// sleep: cores are shared with other processes.
+#pragma once
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace segue {
+
+class Team {
+public:
+    explicit Team(int threads) {
+        for (int number = 1; number < threads; number++) helpers_.emplace_back([this] { help(); });
+    }
+
+    ~Team() {
+        ending_ = true;
+        call();
+        for (auto& helper : helpers_) helper.join();
+    }
+
+    // task(item) for every item below `items`, on any thread in any order; returns when all are done.
+    template <class Task>
+    void share(int items, const Task& task) {
+        if (items <= 1 || helpers_.empty()) {
+            for (int item = 0; item < items; item++) task(item);
+            return;
+        }
+        next_ = 0;
+        items_ = items;
+        context_ = &task;
+        run_ = [](const void* context, int item) { (*static_cast<const Task*>(context))(item); };
+        open_ = true;
+        call();
+        take_items();
+        open_ = false;
+        for (int turns = 0; inside_ != 0; turns++)  // some helper still computes its last item
+            if (turns > LOOKS) std::this_thread::yield();
+    }
+
+private:
+    static constexpr int LOOKS = 2000;
+
+    void call() {
+        calls_++;
+        calls_.notify_all();
+    }
+
+    void take_items() {
+        for (int item = next_++; item < items_; item = next_++) run_(context_, item);
+    }
+
+    void help() {
+        unsigned seen = 0;
+        while (!ending_) {
+            for (int looks = 0; looks < LOOKS && calls_ == seen; looks++) pause();
+            calls_.wait(seen);
+            seen = calls_;
+            inside_++;  // from here on `share` waits for us, unless it had closed before
+            if (open_) take_items();
+            inside_--;
+        }
+    }
+
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+
+    std::atomic<unsigned> calls_{0};
+    std::atomic<bool> ending_{false}, open_{false};
+    std::atomic<int> next_{0}, inside_{0};
+    int items_ = 0;
+    const void* context_ = nullptr;
+    void (*run_)(const void*, int) = nullptr;
+    std::vector<std::thread> helpers_;
+};
+
+}  // namespace segue
