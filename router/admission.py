@@ -5,12 +5,12 @@ Pure: an answer for a request and a fleet. What only a worker can know (its pool
 
 from __future__ import annotations
 
+from router.config import RouterConfig
 from router.effects import ClientRequest, Failed
 from router.fleet import Fleet
-from router.settings import RouterSettings
 
 
-def refusal(request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterSettings) -> Failed | None:
+def refusal(request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig) -> Failed | None:
     """Why a request is not admitted, while `waiting` others wait; None: it is."""
     if request.model not in fleet.models:
         message = f"The model {request.model!r} does not exist."

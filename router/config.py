@@ -1,6 +1,6 @@
 """Settings of a router: where it listens, whom it dials, its bounds.
 
-Those that the pure core is told have the names that `RouterSettings` has.
+The core and the HTTP side are given this struct as it is: nothing else holds a default.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from router.settings import RouterSettings
 from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds
 
 Policy = Literal[
@@ -39,6 +38,18 @@ class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
         PositiveInt,
         Meta(description="a larger request body is a 413; a prompt of a million tokens is smaller"),
     ] = 4 << 20
+    bodies_bytes_max: Annotated[
+        PositiveInt, Meta(description="bodies being read at one time; above it 429, before memory runs out")
+    ] = 256 << 20
+    body_seconds_max: Annotated[
+        Seconds, Meta(description="until a body has arrived: a slow sender must not hold memory for long")
+    ] = 30.0
+    prompts_max: Annotated[
+        PositiveInt, Meta(description="prompts in one request: each is a request to the fleet")
+    ] = 64
+    tokenizing_max: Annotated[
+        Count, Meta(description="requests waiting for the tokenizer's threads; above it 429")
+    ] = 256
     stream_backlog_bytes: Annotated[
         PositiveInt,
         Meta(description="unread output after which a client is cut: it reads slower than it types"),
@@ -108,10 +119,3 @@ class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
     def model_name(self) -> str:
         """What clients call the model."""
         return self.served_model_name or Path(self.model).name
-
-    def core_settings(self) -> RouterSettings:
-        """What of this the pure core is told."""
-        shared = {
-            name: getattr(self, name) for name in RouterSettings.__dataclass_fields__ if name != "models"
-        }
-        return RouterSettings(models=(self.model_name,), **shared)

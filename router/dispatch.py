@@ -20,6 +20,7 @@ import structlog
 
 from router import lifecycle, placement
 from router.admission import refusal
+from router.config import RouterConfig
 from router.counters import Counters
 from router.effects import Aborted, ClientRequest, Completed, Effect, Failed
 from router.fleet import Fleet, Worker
@@ -27,7 +28,6 @@ from router.lifecycle import State
 from router.line import Line
 from router.live_request import LiveRequest
 from router.requests import LiveRequests
-from router.settings import RouterSettings
 from shared import messages
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Message
@@ -46,10 +46,10 @@ EXPECTED: dict[State, tuple[type, ...]] = {
 class RouterCore:
     """Requests in, effects out; see the head of this file. `now` never decreases, in seconds."""
 
-    def __init__(self, settings: RouterSettings, now: float):
+    def __init__(self, settings: RouterConfig, now: float):
         self.settings = settings
         self.counters = Counters()
-        self.fleet = Fleet(settings.prefix_blocks_max, settings.models)
+        self.fleet = Fleet(settings.prefix_blocks_max, (settings.model_name,))
         self._requests = LiveRequests(settings, self.counters)
         self._now = now
         self._placeable = False  # something happened that may let a request be placed

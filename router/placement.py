@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from router.config import RouterConfig
 from router.fleet import Fleet, Worker
-from router.settings import RouterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +68,19 @@ def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
     ]
 
 
-def place_prefill(
-    need: Need, workers: Sequence[Worker], settings: RouterSettings, now: float
-) -> Choice | None:
+def place_prefill(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
     """The prefill worker for a request, or None while all of them have enough to do."""
     free = [worker for worker in workers if worker.takes_prefill(settings.prefilling_per_slot, now)]
     return _choose(need, free, settings.prefill_policy, settings)
 
 
-def place_decode(
-    need: Need, workers: Sequence[Worker], settings: RouterSettings, now: float
-) -> Choice | None:
+def place_decode(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
     roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), now)]
     return _choose(need, roomy, settings.decode_policy, settings)
 
 
-def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterSettings) -> Choice | None:
+def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Choice | None:
     if not workers:
         return None
     return POLICIES[policy](need, _preferred(need, workers), settings)
@@ -100,21 +96,21 @@ def _least(workers: Sequence[Worker], cost: Callable[[Worker], float]) -> Worker
     return min(workers, key=lambda worker: (cost(worker), worker.last_chosen, worker.arrival))
 
 
-def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterSettings) -> Choice:
+def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
     return Choice(_least(workers, lambda _: 0), "its turn")
 
 
-def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterSettings) -> Choice:
+def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
     best = _least(workers, lambda worker: worker.requests)
     return Choice(best, f"fewest requests: {best.requests}")
 
 
-def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterSettings) -> Choice:
+def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
     best = _least(workers, lambda worker: worker.fullness)
     return Choice(best, f"fewest tokens for its size: {best.tokens}")
 
 
-def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterSettings) -> Choice:
+def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
     """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
     queued = [worker.tokens for worker in workers]
     gap = max(queued) - min(queued)
@@ -132,7 +128,7 @@ def _hit(need: Need, worker: Worker, least: int) -> int:
     return hit if hit >= least else 0
 
 
-def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterSettings) -> Choice:
+def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
     """Two by the request's own hash, then the less full one."""
     first = zlib.crc32(need.rid.encode()) % len(workers)
     step = 1 + zlib.crc32(need.rid.encode(), 1) % max(1, len(workers) - 1)
@@ -141,7 +137,7 @@ def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterSettin
     return Choice(best, f"the less full of two: {best.tokens} tokens")
 
 
-def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterSettings) -> Choice:
+def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
     """One session, one worker, by rendezvous hashing: only the sessions of a lost worker move."""
     if not need.session:
         return _total_tokens(need, workers, settings)
@@ -153,7 +149,7 @@ def _weight(session: str, uid: str) -> bytes:
     return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
 
 
-POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterSettings], Choice]] = {
+POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterConfig], Choice]] = {
     "cache_aware": _cache_aware,
     "round_robin": _round_robin,
     "total_requests": _total_requests,

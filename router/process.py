@@ -19,7 +19,6 @@ import uvloop
 from router.api.app import make_app
 from router.api.generation import Generation
 from router.api.prompts import Prompts
-from router.api.settings import ApiSettings
 from router.config import RouterConfig
 from router.discovery import WorkerAddress, static_workers
 from router.dispatch import RouterCore
@@ -65,12 +64,11 @@ async def _serve(
     listener: socket.socket,
     tokenizer: Tokenizer,
 ) -> None:
-    settings = api_settings(config)
-    core = RouterCore(config.core_settings(), asyncio.get_running_loop().time())
+    core = RouterCore(config, asyncio.get_running_loop().time())
     links = RouterLinks(seed, _hello(config), _link_settings(config), on_ready=lambda: shell.links_ready())
     shell = RouterShell(core, links)
-    prompts = Prompts(tokenizer, settings)
-    generation = Generation(shell, tokenizer, prompts, settings)
+    prompts = Prompts(tokenizer, config)
+    generation = Generation(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
     figures = Figures(core, links, health)
     app = make_app(generation, shell, health, figures.render)
@@ -134,18 +132,6 @@ class Figures:
         for role, count in workers.items():
             self._metrics.set("segue_workers", count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}
-
-
-def api_settings(config: RouterConfig) -> ApiSettings:
-    """What of the configuration the HTTP side is told."""
-    return ApiSettings(
-        model_names=(config.model_name,),
-        max_body_bytes=config.max_body_bytes,
-        tokenizer_threads=config.tokenizer_threads,
-        stream_backlog_bytes=config.stream_backlog_bytes,
-        sse_silence_seconds=config.keepalive_seconds,
-        retry_after_seconds=config.retry_after_seconds,
-    )
 
 
 def _hello(config: RouterConfig) -> Hello:

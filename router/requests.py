@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict, deque
 from typing import Literal
 
 from router import lifecycle
+from router.config import RouterConfig
 from router.counters import Counters
 from router.deadlines import Deadlines
 from router.effects import Aborted, ClientRequest, Completed, Effect, Ended, Failed, Outcome, Send, Tokens
@@ -27,7 +28,6 @@ from router.line import Line
 from router.live_request import LiveRequest
 from router.placement import Choice, Need
 from router.prefix_index import block_names
-from router.settings import RouterSettings
 from shared import messages
 from shared.errors import InvariantError
 from shared.messages import Message
@@ -38,7 +38,7 @@ Deadline = Literal["wait", "ready", "request", "renew", "pause"]
 class LiveRequests:
     """The requests between arrival and end. Effects are appended to `effects` in the order of their causes."""
 
-    def __init__(self, settings: RouterSettings, counters: Counters):
+    def __init__(self, settings: RouterConfig, counters: Counters):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[State] = Counter()
         self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug tells of them

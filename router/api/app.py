@@ -66,12 +66,11 @@ def _add_models(app: FastAPI, generation: Generation) -> None:
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        names = generation.settings.model_names
-        return JSONResponse({"object": "list", "data": [model(name) for name in names]})
+        return JSONResponse({"object": "list", "data": [model(generation.settings.model_name)]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> JSONResponse:
-        if name not in generation.settings.model_names:
+        if name != generation.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
             return JSONResponse(body, 404)
         return JSONResponse(model(name))

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.api.replies import DisconnectedError, OverloadedError, error_body
-from router.api.settings import ApiSettings
+from router.config import RouterConfig
 from shared.errors import RequestError
 
 LINGER_SECONDS = 2.0  # how long, and
@@ -33,7 +33,7 @@ class TooLargeError(RequestError):
 class BodyReader:
     """Reads bodies; knows how many bytes of bodies this process holds."""
 
-    def __init__(self, settings: ApiSettings):
+    def __init__(self, settings: RouterConfig):
         self._settings = settings
         self._held_bytes = 0
 
@@ -66,7 +66,7 @@ class BodyReader:
             chunks.append(chunk)
             if body_bytes > self._settings.max_body_bytes:
                 raise self._too_large()
-            if self._held_bytes > self._settings.all_bodies_bytes_max:
+            if self._held_bytes > self._settings.bodies_bytes_max:
                 raise OverloadedError("too many large requests are arriving: try again later")
 
     def _too_large(self) -> TooLargeError:

@@ -40,8 +40,8 @@ from router.api.replies import (
     send_request_error,
     send_start,
 )
-from router.api.settings import ApiSettings
 from router.api.shapes import ChatShape, CompletionShape, Head, Shape, usage_json
+from router.config import RouterConfig
 from router.detokenizer import Detokenizer, StopStrings
 from router.effects import ClientRequest, Failed
 from router.shell import RouterShell
@@ -58,7 +58,7 @@ DONE = b"data: [DONE]\n\n"
 class Generation:
     """What both endpoints share: the parts of the router, and the answers being written."""
 
-    def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: ApiSettings):
+    def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: RouterConfig):
         self.settings = settings
         self.tokenizer = tokenizer
         self.prompts = prompts
@@ -68,7 +68,7 @@ class Generation:
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
-        told = self._shell.context_len(self.settings.model_names[0])
+        told = self._shell.context_len(self.settings.model_name)
         known = [length for length in (self.tokenizer.context_len, told) if length]
         if not known:
             raise RequestError("no worker has told the model's context length yet", status=503)
@@ -80,9 +80,9 @@ class Generation:
 
     def check_model(self, name: str) -> None:
         """Raise `RequestError` (404) for a model that is not served here."""
-        if name not in self.settings.model_names:
+        if name != self.settings.model_name:
             raise RequestError(
-                f"the model does not exist; this server has {', '.join(self.settings.model_names)}",
+                f"the model does not exist; this server has {self.settings.model_name}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -166,7 +166,7 @@ class Completions:
             requests.append(
                 ClientRequest(
                     rid=rid if len(prompts) == 1 else f"{rid}-{index}",
-                    model=self._settings.model_names[0],
+                    model=self._settings.model_name,
                     token_ids=token_ids,
                     params=sampling_params(fields, max_tokens, tokenizer.vocab_size),
                     extra_key=_opaque(fields.cache_salt),
@@ -223,7 +223,7 @@ class Completions:
             await send_json(send, 200, shape.whole(whole, usage_json(answer.usage.values())))
 
     async def _stream(self, send: Send, answer: Answer, shape: Shape, with_usage: bool) -> None:
-        silence = self._settings.sse_silence_seconds
+        silence = self._settings.keepalive_seconds
         pieces = await answer.take(silence)
         if answer.failure and not pieces:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from router.api.bodies import missing_field
 from router.api.replies import OverloadedError
-from router.api.settings import ApiSettings
+from router.config import RouterConfig
 from router.text import Tokenizer
 from shared.errors import RequestError
 
@@ -33,7 +33,7 @@ _NOT_SUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
 class Prompts:
     """Tokenizes on threads of its own."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: ApiSettings):
+    def __init__(self, tokenizer: Tokenizer, settings: RouterConfig):
         self._tokenizer = tokenizer
         self._settings = settings
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")

@@ -55,7 +55,7 @@ class Tokens:
 
     async def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         fields = convert(body, TokenizeFields)
-        self._generation.check_model(fields.model or self._generation.settings.model_names[0])
+        self._generation.check_model(fields.model or self._generation.settings.model_name)
         context_len, prompts = self._generation.context_len(), self._generation.prompts
         if fields.messages is not None:
             ids = await prompts.chat(fields.messages, context_len, fields.add_generation_prompt)
@@ -70,6 +70,6 @@ class Tokens:
     async def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         fields = convert(body, DetokenizeFields)
         tokenizer, prompts = self._generation.tokenizer, self._generation.prompts
-        self._generation.check_model(fields.model or self._generation.settings.model_names[0])
+        self._generation.check_model(fields.model or self._generation.settings.model_name)
         ids = await prompts.run(lambda: check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens"))
         return {"prompt": await prompts.run(lambda: tokenizer.decode_all(ids))}

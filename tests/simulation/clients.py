@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from router.config import RouterConfig
 from router.dispatch import RouterCore
 from router.effects import Aborted, ClientRequest, Completed, Ended, Failed, Outcome, Send, Tokens
-from router.settings import RouterSettings
 from shared.link_events import LinkEvent
 from shared.messages import FinishReason, Hello
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
@@ -83,8 +83,8 @@ class Router:
         self.process = process
         self.hello = Hello(session=0, role="router", uid=uid, epoch=world.rng.getrandbits(64))
         self.clients: dict[str, Client] = {}
-        settings = RouterSettings(
-            models=(MODEL_NAME,),
+        settings = RouterConfig(
+            served_model_name=MODEL_NAME,
             prefill_policy=sizes.prefill_policy,
             decode_policy=sizes.decode_policy,
             queue_max=sizes.queue_max,

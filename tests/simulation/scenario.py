@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from router.config import Policy
 from shared.messages import Role
 from shared.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
@@ -25,6 +26,13 @@ START_SECONDS = 0.2  # until the first request; links come up before
 OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
 QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
 CACHE_POLICIES: tuple[CachePolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
+PREFILL_POLICIES: tuple[Policy, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
+DECODE_POLICIES: tuple[Policy, ...] = (
+    "total_tokens",
+    "total_tokens",
+    "total_requests",
+    "follow_bootstrap_room",
+)
 LINK_FAULTS = ("loss", "reconnect", "isolation")
 FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LINK_FAULTS)
 
@@ -84,8 +92,8 @@ class Sizes:
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
     cache_policy: CachePolicy = "lru"
-    prefill_policy: str = "cache_aware"
-    decode_policy: str = "total_tokens"
+    prefill_policy: Policy = "cache_aware"
+    decode_policy: Policy = "total_tokens"
     small_pages: int = 0  # the first worker of each role has so many pages; 0: as many as the others …
     reticent: bool = False  # … and does not tell its limits
     odd_kv_format: bool = False  # the last decode worker's pages go with nobody's
@@ -154,8 +162,8 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
         overlap=rng.random() < 0.75,
         queue_policy=rng.choice(QUEUE_POLICIES),
         cache_policy=rng.choice(CACHE_POLICIES),
-        prefill_policy=rng.choice(("cache_aware", "cache_aware", "round_robin", "power_of_two")),
-        decode_policy=rng.choice(("total_tokens", "total_tokens", "total_requests", "follow_bootstrap_room")),
+        prefill_policy=rng.choice(PREFILL_POLICIES),
+        decode_policy=rng.choice(DECODE_POLICIES),
         odd_kv_format=rng.random() < 0.2,
     )
     if not overflowing:

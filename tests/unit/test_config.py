@@ -35,12 +35,6 @@ def test_a_list_is_separated_by_commas() -> None:
     assert config.workers == ("prefill=127.0.0.1:1", "decode=127.0.0.1:2")
 
 
-def test_the_core_of_the_router_gets_every_setting_it_knows() -> None:
-    config = load(RouterConfig, ["--served-model-name", "small", "--queue-max", "7"], {})
-    assert config.core_settings().models == ("small",)
-    assert config.core_settings().queue_max == 7
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

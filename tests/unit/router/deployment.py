@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from router.config import RouterConfig
 from router.dispatch import RouterCore
 from router.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
-from router.settings import RouterSettings
 from shared.baton import Baton, Holder
 from shared.link_events import PeerDown, PeerUp, Received
 from shared.messages import (
@@ -54,7 +54,7 @@ class Deployment:
     """A core, its time, and all effects so far."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, *, limits: Limits = LIMITS, **settings: object):
-        self.core = RouterCore(RouterSettings(models=("m",), **settings), 0.0)  # type: ignore[arg-type]
+        self.core = RouterCore(RouterConfig(served_model_name="m", **settings), 0.0)  # type: ignore[arg-type]
         self.now = 0.0
         self.effects: list[Effect] = []
         self.unread = 0

@@ -20,11 +20,10 @@ import uvloop
 from router.api.app import make_app
 from router.api.generation import Generation
 from router.api.prompts import Prompts
-from router.api.settings import ApiSettings
+from router.config import RouterConfig
 from router.dispatch import RouterCore
 from router.effects import Failed
 from router.server import Server, listen
-from router.settings import RouterSettings
 from router.shell import RouterShell
 from router.text import Tokenizer
 from shared.baton import Baton, Holder
@@ -184,15 +183,13 @@ class RunningRouter:
         self,
         folder: Path,
         *,
-        api: dict[str, object] | None = None,
         limits: Limits = LIMITS,
         linked: bool = True,
         send_bytes: int = 0,
-        **core: object,
+        **settings: object,
     ):
         self.workers = ScriptedWorkers(limits=limits)
-        self._settings = ApiSettings(model_names=(MODEL,), **(api or {}))  # type: ignore[arg-type]
-        self._core_settings = RouterSettings(models=(MODEL,), **core)  # type: ignore[arg-type]
+        self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder)
         self._linked = linked
         self.health = Health(60)
@@ -233,7 +230,7 @@ class RunningRouter:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.core = RouterCore(self._core_settings, self._loop.time())
+        self.core = RouterCore(self._settings, self._loop.time())
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
         prompts = Prompts(self._tokenizer, self._settings)

@@ -269,7 +269,7 @@ def test_what_is_not_http_gets_openais_error_shape_too(router: RunningRouter) ->
 
 
 def test_a_body_that_never_arrives_is_given_up(model_folder: Path) -> None:
-    with RunningRouter(model_folder, api={"body_seconds_max": 0.2}) as router:
+    with RunningRouter(model_folder, body_seconds_max=0.2) as router:
         connection = http.client.HTTPConnection(router.url.removeprefix("http://"), timeout=10)
         connection.putrequest("POST", CHAT)
         connection.putheader("content-length", "100")

@@ -60,7 +60,7 @@ def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> 
 
 
 def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
-    with RunningRouter(model_folder, api={"sse_silence_seconds": 0.05}) as router:
+    with RunningRouter(model_folder, keepalive_seconds=0.05) as router:
         router.workers.script = Script(silent=True)
         with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             assert response.status_code == 200
@@ -139,14 +139,14 @@ def test_more_than_the_queue_holds_gets_429_and_nobody_hangs(model_folder: Path)
 
 
 def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:
-    with RunningRouter(model_folder, api={"tokenizing_max": 0}) as router:
+    with RunningRouter(model_folder, tokenizing_max=0) as router:
         response = httpx.post(f"{router.url}/v1/completions", json=BODY)
         assert response.status_code == 429
         assert response.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> None:
-    with RunningRouter(model_folder, api={"stream_backlog_bytes": 20_000}, send_bytes=4096) as router:
+    with RunningRouter(model_folder, stream_backlog_bytes=20_000, send_bytes=4096) as router:
         router.workers.script = Script(endless=True)
         body = STREAM | {"prompt": ["fox"] * 60, "max_tokens": 250}
         with raw_post(router, body, receive_bytes=4096) as connection:
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> No
 
 def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_folder: Path) -> None:
     backlog_bytes = 200_000
-    with RunningRouter(model_folder, api={"stream_backlog_bytes": backlog_bytes}) as router:
+    with RunningRouter(model_folder, stream_backlog_bytes=backlog_bytes) as router:
         router.workers.script = Script(endless=True)
         body = STREAM | {"prompt": ["fox"] * 30, "max_tokens": 250}
         response = httpx.post(f"{router.url}/v1/completions", json=body)

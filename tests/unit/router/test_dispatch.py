@@ -106,10 +106,10 @@ def test_debug_tells_where_a_request_was_and_why_but_no_token() -> None:
     world.finished("d0", "r", 2)
     told = world.core.debug("r")
     assert told is not None
-    pods = told["pods"]
-    assert isinstance(pods, list)
-    assert [(pod["role"], pod["worker"]) for pod in pods] == [("prefill", "p0"), ("decode", "d0")]
-    assert all(pod["why"] for pod in pods)
+    workers = told["workers"]
+    assert isinstance(workers, list)
+    assert [(worker["role"], worker["worker"]) for worker in workers] == [("prefill", "p0"), ("decode", "d0")]
+    assert all(worker["why"] for worker in workers)
     assert (told["fetched_bytes"], told["cached_tokens"], told["completion_tokens"]) == (64, 2, 2)
     assert told["stage_milliseconds"]["decoding"] == 2000.0  # type: ignore[index]
     assert "token_ids" not in str(told)

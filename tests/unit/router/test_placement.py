@@ -6,15 +6,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
+from router.config import RouterConfig
 from router.fleet import Fleet, Worker
 from router.placement import POLICIES, Need, decode_workers, place_decode, place_prefill, prefill_workers
 from router.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
-from router.settings import RouterSettings
 from shared.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello
 
-SETTINGS = RouterSettings()
+SETTINGS = RouterConfig()
 NEED = Need(rid="r", model_name="m", tokens=100, tokens_max=200)
 HANDED = replace(NEED, model="weights", kv_format="kv")
 
@@ -27,7 +28,7 @@ def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Work
 
 
 def chosen(need: Need, workers: list[Worker], policy: str, role: Role = "prefill") -> str | None:
-    settings = replace(SETTINGS, prefill_policy=policy, decode_policy=policy)
+    settings = structs.replace(SETTINGS, prefill_policy=policy, decode_policy=policy)
     place = place_prefill if role == "prefill" else place_decode
     choice = place(need, workers, settings, 0.0)
     return choice.worker.peer if choice else None
@@ -91,7 +92,7 @@ def test_a_hot_prefix_cannot_starve_its_pod() -> None:
     workers[0].prefixes.insert(blocks)
     workers[0].assign("a", tokens=10_000, pages=1)
     assert chosen(need, workers, "cache_aware") == "p1"
-    settings = replace(SETTINGS, imbalance_tokens_max=20_000)
+    settings = structs.replace(SETTINGS, imbalance_tokens_max=20_000)
     choice = place_prefill(need, workers, settings, 0.0)
     assert choice is not None
     assert choice.worker.peer == "p0"
@@ -185,7 +186,7 @@ def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_fail
 def test_every_choice_says_why() -> None:
     _, workers = fleet_of("prefill", 2)
     for policy in POLICIES:
-        choice = place_prefill(NEED, workers, replace(SETTINGS, prefill_policy=policy), 0.0)
+        choice = place_prefill(NEED, workers, structs.replace(SETTINGS, prefill_policy=policy), 0.0)
         assert choice is not None
         assert choice.why
 
