@@ -2,6 +2,7 @@
 #
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
 #   make test  ARGS="tests/unit -k config"        all tests, or some
+#   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md
 #   TORCH_INDEX=https://… make setup              another build of torch (a pip index URL)
 
 PYTHON ?= python3
@@ -11,11 +12,11 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test lint docs simulate clean
+.PHONY: setup serve test lint docs simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | test | lint | docs | simulate | clean; see the top of the Makefile"
+	@echo "make setup | serve | test | lint | docs | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -50,6 +51,9 @@ docs: setup
 
 simulate: setup
 	$(VENV)/bin/python -m tests.simulation $(or $(ARGS),--seeds 1000)
+
+bench: setup
+	$(VENV)/bin/python -m tests.benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,102 @@
+"""Compares Segue with the peers that are installed, and writes the table and the picture for the documentation.
+
+python -m tests.benchmarks --peers FOLDER --servers segue,llama --rounds 3 --out docs
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from shared.bench.measuring import SIZES, choose
+from shared.bench.report import write_json
+from shared.errors import SegueError
+from tests.benchmarks.comparison import Comparison, compare
+from tests.benchmarks.peers import Contender, contenders, default_peers_folder
+from tests.benchmarks.presentation import draw, markdown
+from tests.benchmarks.servers import IDLE_SHARE_MAX, Server
+
+NAME = "comparison"  # of the files that are written
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument(
+        "--peers", type=Path, default=default_peers_folder(), help="folder with llama/ and vllm/"
+    )
+    parser.add_argument("--servers", default="", help="segue,llama,llama-256,vllm,vllm-256; empty: all found")
+    parser.add_argument("--segue", default="", help="further flags of `segue up`, in one word")
+    parser.add_argument("--scenarios", default="", help="as for `segue bench`; empty: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", choices=sorted(SIZES), default="full")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs"), help=f"folder for {NAME}.md, .png and .json"
+    )
+    return parser.parse_args()
+
+
+def chosen(found: list[Contender], names: str) -> list[Contender]:
+    """The named ones, Segue first as in the list; what was named and is not there is an error."""
+    wanted = [name for name in names.split(",") if name]
+    missing = set(wanted) - {contender.name for contender in found}
+    if missing:
+        raise SegueError(
+            f"not found: {', '.join(sorted(missing))}; docs/performance.md says how to install peers"
+        )
+    return [contender for contender in found if not wanted or contender.name in wanted]
+
+
+def run(given: argparse.Namespace, scratch: Path) -> Comparison:
+    """Start, measure, end."""
+    scenarios = choose([name for name in given.scenarios.split(",") if name])
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for contender in chosen(contenders(given.peers, given.segue, scratch), given.servers):
+            say(f"starting {contender.title}: {contender.settings}")
+            server = Server(contender, scratch / f"{contender.name}.log")
+            stack.callback(server.close)
+            server.wait_until_ready()
+            servers.append(server)
+        for server in servers:
+            server.look_at_idleness()
+            frozen = "; frozen between its turns" if server.idle_share > IDLE_SHARE_MAX else ""
+            say(f"{server.contender.title}: {server.idle_share:.1%} of a core while idle{frozen}")
+            server.rest()
+        return compare(
+            servers,
+            scenarios,
+            size=given.size,
+            rounds=given.rounds,
+            seed=given.seed,
+            command=shlex.join(["python", "-m", "tests.benchmarks", *sys.argv[1:]]),
+            say=say,
+        )
+
+
+def main() -> None:
+    given = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            comparison = run(given, Path(folder))
+        except SegueError as error:
+            sys.exit(f"bench: {error}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    page = markdown(comparison, f"{NAME}.png")
+    (given.out / f"{NAME}.md").write_text(page, encoding="utf-8")
+    write_json(comparison, given.out / f"{NAME}.json")
+    draw(comparison, given.out / f"{NAME}.png")
+    say(page)
+
+
+if __name__ == "__main__":
+    main()

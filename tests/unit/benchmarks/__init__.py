@@ -1,0 +1,1 @@
+"""The comparison with peers: its ratios, its table and its picture, without any server."""
