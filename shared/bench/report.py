@@ -27,6 +27,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_drawn: int  # by ours; they differ when the model has another vocabulary than SmolLM2
     cached_tokens: int
     output_tokens: int
+    events: int  # that carried text; fewer than tokens where some came together or have none
     seconds: float
     client_cpu_seconds: float  # taken from the machine by the measurement itself
     first_token_seconds_median: float
@@ -78,6 +79,7 @@ def run_result(outcome: Outcome, seconds: float, client_cpu_seconds: float) -> R
         prompt_tokens_drawn=outcome.prompt_tokens_drawn,
         cached_tokens=sum(stream.cached_tokens for stream in outcome.streams),
         output_tokens=sum(stream.output_tokens for stream in outcome.streams),
+        events=sum(len(stream.times) for stream in outcome.streams),
         seconds=seconds,
         client_cpu_seconds=client_cpu_seconds,
         first_token_seconds_median=figures.middle(first),

@@ -18,7 +18,7 @@ from shared.errors import SegueError
 from tests.benchmarks.comparison import Comparison, compare
 from tests.benchmarks.peers import Contender, contenders, default_peers_folder
 from tests.benchmarks.presentation import draw, markdown
-from tests.benchmarks.servers import IDLE_SHARE_MAX, Server
+from tests.benchmarks.servers import IDLE_SHARE_MAX, Server, busy_cores
 
 NAME = "comparison"  # of the files that are written
 
@@ -72,10 +72,13 @@ def run(given: argparse.Namespace, scratch: Path) -> Comparison:
             frozen = "; frozen between its turns" if server.idle_share > IDLE_SHARE_MAX else ""
             say(f"{server.contender.title}: {server.idle_share:.1%} of a core while idle{frozen}")
             server.rest()
+        busy = busy_cores()
+        say(f"the machine without them: {busy:.2f} cores at work")
         return compare(
             servers,
             scenarios,
             size=given.size,
+            busy_cores=busy,
             rounds=given.rounds,
             seed=given.seed,
             command=shlex.join(["python", "-m", "tests.benchmarks", *sys.argv[1:]]),

@@ -47,6 +47,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     rounds: int
     size: str
+    busy_cores: float  # before it, with all servers idle
     machine: Machine
     servers: list[Measured]
 
@@ -56,6 +57,7 @@ def compare(
     scenarios: Sequence[Scenario],
     *,
     size: str,
+    busy_cores: float,
     rounds: int,
     seed: int,
     command: str,
@@ -82,6 +84,7 @@ def compare(
         seed=seed,
         rounds=rounds,
         size=size,
+        busy_cores=busy_cores,
         machine=this_machine(),
         servers=[_measured(server, scenarios, runs) for server in servers],
     )

@@ -8,6 +8,11 @@ from shared.bench.report import ScenarioResult, three_digits
 from tests.benchmarks.comparison import Comparison, Measured, ratio_to_best_peer
 
 SMALL_NOTE = "**Not figures**: a run of the small size, which shows that everything works."
+BUSY_CORES_MAX = 0.2
+BUSY_NOTE = (
+    "**Not figures**: the machine was busy with something else. Servers whose threads spin while "
+    "they wait for each other suffer most from that."
+)
 PANELS_PER_ROW = 4
 PANEL_INCHES = (3.2, 2.6)
 COLOURS = {
@@ -30,6 +35,7 @@ def markdown(comparison: Comparison, picture: str) -> str:
         f"{machine.cpu}, {machine.cores} cores, {machine.system}.",
         "",
         *([SMALL_NOTE, ""] if comparison.size == "small" else []),
+        *([BUSY_NOTE, ""] if comparison.busy_cores > BUSY_CORES_MAX else []),
         _row(heads),
         _row(["---"] * 2 + ["---:"] * (len(servers) + 1)),
         *(_scenario_row(comparison, result) for result in servers[0].scenarios),

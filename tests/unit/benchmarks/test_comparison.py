@@ -24,6 +24,7 @@ def run(value: float) -> RunResult:
         prompt_tokens_drawn=1,
         cached_tokens=0,
         output_tokens=1,
+        events=1,
         seconds=1.0,
         client_cpu_seconds=0.0,
         first_token_seconds_median=0.1,
@@ -61,6 +62,7 @@ def comparison() -> Comparison:
         seed=1,
         rounds=3,
         size="full",
+        busy_cores=0.05,
         machine=Machine(cpu="a CPU", cores=2, system="Linux"),
         servers=[
             measured("segue", ours, 900_000_000),
@@ -97,6 +99,11 @@ def test_the_table_has_every_figure_and_every_setting(comparison: Comparison) ->
 
 def test_a_small_run_says_that_it_is_no_measurement(comparison: Comparison) -> None:
     assert "Not figures" in markdown(msgspec.structs.replace(comparison, size="small"), "picture.png")
+
+
+def test_a_busy_machine_measures_nothing(comparison: Comparison) -> None:
+    page = markdown(msgspec.structs.replace(comparison, busy_cores=1.3), "picture.png")
+    assert "the machine was busy" in page
 
 
 def test_the_picture_is_drawn(comparison: Comparison, tmp_path: Path) -> None:
