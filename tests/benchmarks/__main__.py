@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -88,11 +89,14 @@ def run(given: argparse.Namespace, scratch: Path) -> Comparison:
 
 def main() -> None:
     given = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server stays behind
     with tempfile.TemporaryDirectory() as folder:
         try:
             comparison = run(given, Path(folder))
         except SegueError as error:
             sys.exit(f"bench: {error}")
+        except KeyboardInterrupt:
+            sys.exit(130)
     given.out.mkdir(parents=True, exist_ok=True)
     page = markdown(comparison, f"{NAME}.png")
     (given.out / f"{NAME}.md").write_text(page, encoding="utf-8")
