@@ -35,6 +35,7 @@ from shared.narration import Narration
 from shared.role_settings import RoleSettings, settings_by_role
 from shared.worker_config import Device, WorkerConfig
 
+PREFILL_NICE = 10  # a prompt may wait some milliseconds more, a running stream should not
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
 
@@ -65,7 +66,7 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     prefill_config: Annotated[str, Meta(description="YAML file with settings of prefill processes")] = ""
     decode_config: Annotated[str, Meta(description="YAML file with settings of decode processes")] = ""
     threads: Annotated[
-        Count, Meta(description="CPU threads of each worker; 0: the cores divided among the workers")
+        Count, Meta(description="CPU threads of each worker; 0: as many as there are cores, shared by all workers")
     ] = 0
 
 
@@ -87,7 +88,8 @@ def up(config: LocalConfig, narration: Narration) -> None:
         if shares := _describe_shares(config, budget, settings):
             narration.say(shares)
         given = [*common, *_share_of_machine(config, budget)]
-        workers = [_worker("prefill", number, given, stack) for number in range(config.prefill)]
+        behind = [*given, "--nice", str(PREFILL_NICE)]
+        workers = [_worker("prefill", number, behind, stack) for number in range(config.prefill)]
         workers += [_worker("decode", number, given, stack) for number in range(config.decode)]
         addresses = ",".join(f"{child.role}={HOST}:{_links_port(child)}" for child in workers)
         router = Child(
@@ -106,10 +108,9 @@ def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitSta
 
 
 def _share_of_machine(config: LocalConfig, budget: Budget) -> list[str]:
-    """What each worker is given: cores and memory are divided evenly; settings of its role may say otherwise."""
-    count = config.prefill + config.decode
-    threads = config.threads or max(1, usable_cores() // count)
-    memory_bytes = budget.memory_bytes // count
+    """What each worker is given: all cores and an equal share of memory; settings of its role may say otherwise."""
+    threads = config.threads or usable_cores()
+    memory_bytes = budget.memory_bytes // (config.prefill + config.decode)
     return ["--device", config.device, "--threads", str(threads), "--memory-bytes", str(memory_bytes)]
 
 

@@ -6,6 +6,7 @@ weights loaded, a fetch from itself passed, links open.
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -77,6 +78,7 @@ def serve(
     """Run one worker until SIGTERM or SIGINT. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
+    os.nice(config.nice)
     uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)

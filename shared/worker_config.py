@@ -54,6 +54,10 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         Count,
         Meta(description="CPU threads of the device; 0: the cgroup's share of cores, else the machine's"),
     ] = 0
+    nice: Annotated[
+        Count,
+        Meta(le=19, description="how far to stand back for others on these cores; `segue up` lets decode go first"),
+    ] = 0
     memory_bytes: Annotated[
         Count,
         Meta(description="memory this process may take; 0: the cgroup's limit, else what the machine has"),

@@ -40,7 +40,7 @@ class Budget:
 def memory_budget(memory_bytes: int | None = None) -> Budget:
     """The given budget, or the control group's, or half of the machine's free memory."""
     if memory_bytes is not None:
-        return Budget(memory_bytes, "as configured")
+        return Budget(memory_bytes, "as it was given")
     free = _meminfo_bytes("MemAvailable")
     limit = _cgroup_limit_bytes()
     if limit is not None and limit <= free:

@@ -35,6 +35,7 @@ constexpr int TILE_ROWS = 3;
 constexpr int PARTS = LANES / WIDTH;
 
 typedef float Register __attribute__((vector_size(WIDTH * sizeof(float))));
+typedef float Unaligned __attribute__((vector_size(WIDTH * sizeof(float)), aligned(4), may_alias));
 typedef int32_t IntRegister __attribute__((vector_size(WIDTH * sizeof(int32_t))));
 
 struct Lanes {
@@ -48,7 +49,7 @@ struct Lanes {
 
     static Lanes load(const float* from) {
         Lanes lanes;
-        std::memcpy(&lanes, from, sizeof lanes);
+        SEGUE_UNROLL for (int part = 0; part < PARTS; part++) lanes.part[part] = *(const Unaligned*)(from + part * WIDTH);
         return lanes;
     }
 
@@ -109,11 +110,15 @@ struct Lanes {
 #endif
     }
 
-    void store(float* to) const { std::memcpy(to, this, sizeof *this); }
+    void store(float* to) const {
+        SEGUE_UNROLL for (int number = 0; number < PARTS; number++) *(Unaligned*)(to + number * WIDTH) = part[number];
+    }
 
     void store(float* to, int count) const {
         if (count == LANES) return store(to);
-        std::memcpy(to, this, count * sizeof(float));
+        float values[LANES];
+        store(values);
+        std::memcpy(to, values, count * sizeof(float));
     }
 
     // Always the same tree: the result may not depend on the instruction set.
