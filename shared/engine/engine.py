@@ -90,7 +90,7 @@ def load(
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
     sampler = Sampler(slots=slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids)
     kinds, kv = packed.kinds if packed else _name(weights_dtype), _name(cache_dtype)
-    device = TorchDevice(
+    torch_device = TorchDevice(
         model,
         cache,
         sampler,
@@ -100,7 +100,7 @@ def load(
         on_logits=on_logits,
     )
     return Engine(
-        device=device,
+        device=torch_device,
         cache=cache,
         config=config,
         limits=Limits(context, page_size, cache.pages, slots, config.vocab_size),

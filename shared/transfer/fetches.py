@@ -8,13 +8,17 @@ peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not d
 removed. A read that failed, or stays undone for `fence_seconds`, costs the reader that made it: new fetches go
 to a fresh reader, the old one lives until its healthy reads are over, and is then closed. Closing destroys its
 endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch.
+
+Pages are read in portions. Where the transport copies within the post (shared memory), a long prompt would else hold
+up the worker's loop, and with it every stream: when a turn has spent its time on posting, the rest waits for the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -88,8 +92,9 @@ class _Fetch:
     slot: int
     started: float
     fetched_bytes: int
+    unread: list[list[Span]]  # portions not yet posted, the next one last
     state: State = State.READING_PAGES
-    handle: int | None = None
+    reads: list[int] = field(default_factory=list)  # handles of those posted
     given_up: float = 0.0
     broken: bool = False  # its read FAILED: only the fence can end it
 
@@ -101,6 +106,8 @@ class FetchLimits:
     fetches_max: int = 1024
     fetch_seconds_max: float = 10.0
     fence_seconds: float = 5.0
+    portion_bytes: int = 8 * 2**20  # of a read of pages: a few milliseconds of copying
+    post_seconds: float = 0.004  # spent on posting between two polls, and the portion that passes it
 
 
 class Fetches:
@@ -126,6 +133,7 @@ class Fetches:
         self._fetches: dict[int, _Fetch] = {}
         self._slots = list(range(limits.fetches_max))
         self._events: list[Landed | Stale | Failed | Ended] = []
+        self._posting_seconds = 0.0  # since the last poll
         self.bytes_per_second: dict[str, float] = {}  # the last landed fetch of each peer
         self.readers_fenced = 0
 
@@ -149,13 +157,10 @@ class Fetches:
             self._slots.pop(),
             now,
             len(into) * self._pages.page_bytes,
+            self._portions(baton, start_page, into),
         )
         self._fetches[fetch_id] = fetch
-        if into:
-            spans = page_spans(baton, start_page, into, self._pages)
-            self._post(fetch, lambda: fetch.reader.read_pages(baton.holder, spans))
-        else:
-            self._read_word(fetch)
+        self._read_on(fetch)
 
     def abandon(self, fetch_id: int) -> None:
         """See `Fetcher.abandon`. Nothing happens for a fetch whose last event has been polled."""
@@ -168,6 +173,7 @@ class Fetches:
 
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`; `Collected` is told by the transfer around this."""
+        self._posting_seconds = 0.0
         for fetch in list(self._fetches.values()):
             self._move_on(fetch)
         if self._fetches or self._retiring:
@@ -203,12 +209,42 @@ class Fetches:
             return f"a read from {peer} has not ended yet"
         return ""
 
-    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> None:
+    def _portions(self, baton: Baton, start_page: int, into: Sequence[int]) -> list[list[Span]]:
+        count = max(1, self._limits.portion_bytes // self._pages.page_bytes)
+        starts = reversed(range(0, len(into), count))
+        return [
+            page_spans(baton, start_page + start, into[start : start + count], self._pages)
+            for start in starts
+        ]
+
+    def _read_on(self, fetch: _Fetch) -> None:
+        """Post what this turn has time for; once all pages are here, the lease word."""
+        while fetch.unread and self._posting_seconds < self._limits.post_seconds:
+            spans = fetch.unread.pop()
+            if not self._post(fetch, partial(fetch.reader.read_pages, fetch.baton.holder, spans)):
+                return
+        if not fetch.unread and not fetch.reads:
+            self._read_word(fetch)
+
+    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> bool:
+        started = self._clock()
         try:
-            fetch.handle = post()
+            fetch.reads.append(post())
+            return True
         except NotPostedError as error:
-            self._forget(fetch)  # either nothing was asked for, or the pages are done and the word was not
-            self._events.append(Failed(fetch.fetch_id, str(error), ended=True))
+            self._not_posted(fetch, str(error))
+            return False
+        finally:
+            self._posting_seconds += self._clock() - started
+
+    def _not_posted(self, fetch: _Fetch, reason: str) -> None:
+        """Nothing of it was asked for; portions before it may still be landing."""
+        fetch.unread.clear()
+        if fetch.reads:
+            self._give_up(fetch, Event.FAILED, reason)
+        else:
+            self._forget(fetch)
+            self._events.append(Failed(fetch.fetch_id, reason, ended=True))
 
     def _read_word(self, fetch: _Fetch) -> None:
         fetch.state = advance(fetch.state, Event.PAGES_DONE)
@@ -219,29 +255,31 @@ class Fetches:
         self._post(fetch, lambda: fetch.reader.read_word(baton.holder, baton.lease, fetch.slot, payload))
 
     def _move_on(self, fetch: _Fetch) -> None:
-        assert fetch.handle is not None
         if fetch.broken:
             return
-        state = fetch.reader.state(fetch.handle)
-        if state is ReadState.DONE:
-            fetch.reader.release(fetch.handle)
-            self._read_done(fetch)
-        elif state is ReadState.FAILED:
+        states = {handle: fetch.reader.state(handle) for handle in fetch.reads}
+        for handle, state in states.items():
+            if state is ReadState.DONE:
+                fetch.reader.release(handle)
+                fetch.reads.remove(handle)
+        if ReadState.FAILED in states.values():
             fetch.broken = True
             self._give_up(fetch, Event.FAILED)
-        elif (
-            fetch.state is not State.GIVEN_UP
-            and self._clock() - fetch.started >= self._limits.fetch_seconds_max
-        ):
+        elif not fetch.reads or fetch.unread:
+            self._go_on(fetch)
+        if fetch.fetch_id in self._fetches and fetch.state is not State.GIVEN_UP and self._late(fetch):
             self._give_up(fetch, Event.TIMED_OUT)
 
-    def _read_done(self, fetch: _Fetch) -> None:
+    def _go_on(self, fetch: _Fetch) -> None:
         if fetch.state is State.READING_PAGES:
-            self._read_word(fetch)
+            self._read_on(fetch)
         elif fetch.state is State.GIVEN_UP:
             self._end(fetch, Event.READ_DONE)
         else:
             self._judge(fetch)
+
+    def _late(self, fetch: _Fetch) -> bool:
+        return self._clock() - fetch.started >= self._limits.fetch_seconds_max
 
     def _judge(self, fetch: _Fetch) -> None:
         held = fetch.reader.word(fetch.slot) == fetch.baton.nonce
@@ -258,14 +296,15 @@ class Fetches:
             if len(self.bytes_per_second) > PEERS_MAX:
                 del self.bytes_per_second[next(iter(self.bytes_per_second))]
 
-    def _give_up(self, fetch: _Fetch, event: Event) -> None:
+    def _give_up(self, fetch: _Fetch, event: Event, reason: str = "") -> None:
         already = fetch.state is State.GIVEN_UP
         fetch.state = advance(fetch.state, event)
         if already:
             return
+        fetch.unread.clear()
         fetch.given_up = self._clock()
         if event is not Event.ABANDONED:
-            reason = f"the read from {fetch.peer} {event.value.replace('_', ' ')}"
+            reason = reason or f"the read from {fetch.peer} {event.value.replace('_', ' ')}"
             self._events.append(Failed(fetch.fetch_id, reason, ended=False))
 
     def _end(self, fetch: _Fetch, event: Event) -> None:
@@ -296,8 +335,7 @@ class Fetches:
     def _doubtful(self, fetch: _Fetch) -> bool:
         """Whether the read may never end. One that was abandoned in good health speaks against nobody yet:
         else each client that leaves would cost others that fetch from the same peer an attempt."""
-        late = self._clock() - fetch.started >= self._limits.fetch_seconds_max
-        return fetch.state is State.GIVEN_UP and (fetch.broken or late)
+        return fetch.state is State.GIVEN_UP and (fetch.broken or self._late(fetch))
 
     def _overdue(self, fetch: _Fetch) -> bool:
         if fetch.state is not State.GIVEN_UP or fetch.reader is not self._reader:

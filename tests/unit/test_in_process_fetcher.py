@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
@@ -12,12 +13,13 @@ from shared.errors import InvariantError, TransferError
 from shared.transfer.fetch_states import TRANSITIONS, Event, State, advance
 from shared.transfer.in_process import InProcessFabric, InProcessTransfer
 from shared.transfer.memory import WordTable
-from shared.transfer.protocol import Collected
+from shared.transfer.protocol import Collected, Landed
 from shared.transfer.self_fetch import self_fetch
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
     LIMITS,
+    PAGE_BYTES,
     PAGES,
     AnsweredReadsContract,
     Clock,
@@ -75,6 +77,43 @@ def world() -> Iterator[World]:
 
 class TestInProcess(FetcherContract, AnsweredReadsContract):
     """Both contracts: a frozen worker answers no read here."""
+
+
+@dataclass
+class TickingClock(Clock):
+    """Every look at it takes time, as posting does where the transport copies within the post."""
+
+    def __call__(self) -> float:
+        self.now += 0.005
+        return self.now
+
+
+def polls_until_landed(clock: Clock) -> int:
+    fabric, buffer = InProcessFabric(), PageBuffer()
+    reader = InProcessTransfer(
+        fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
+    )
+    source = InProcessHolder(fabric, "holder", clock)
+    world = World(reader, buffer, clock, lambda: source)
+    source.write(3, 77)
+    reader.start(1, world.baton(source, tuple(range(0, 24, 2))), 0, range(12))  # six portions of two pages
+    for polls in count(1):
+        match reader.poll():
+            case [Landed(fetched_bytes=size)]:
+                assert size == 12 * PAGE_BYTES
+                assert all(buffer.holds(page, byte_of(2 * page)) for page in range(12))
+                return polls
+            case []:
+                continue
+            case others:
+                raise AssertionError(others)
+    raise AssertionError
+
+
+def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next() -> None:
+    """Where posting costs nothing all six are under way at once, two polls long; then comes the word."""
+    assert polls_until_landed(Clock()) == 3
+    assert polls_until_landed(TickingClock()) >= 6
 
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: World) -> None:
