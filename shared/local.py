@@ -66,7 +66,8 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     prefill_config: Annotated[str, Meta(description="YAML file with settings of prefill processes")] = ""
     decode_config: Annotated[str, Meta(description="YAML file with settings of decode processes")] = ""
     threads: Annotated[
-        Count, Meta(description="CPU threads of each worker; 0: as many as there are cores, shared by all workers")
+        Count,
+        Meta(description="CPU threads of each worker; 0: as many as there are cores, shared by all workers"),
     ] = 0
 
 

@@ -44,11 +44,15 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     ] = "auto"
     kv_dtype: Annotated[
         Literal["auto", "float32", "float16"],
-        Meta(description="of the KV cache; auto: float32; float16 halves its memory, not its accuracy by much"),
+        Meta(
+            description="of the KV cache; auto: float32; float16 halves its memory, not its accuracy by much"
+        ),
     ] = "auto"
     kernels: Annotated[
         Literal["auto", "avx512", "avx2", "plain", "torch"],
-        Meta(description="what computes on cpu; auto: compiled for the CPU's best instruction set, else torch"),
+        Meta(
+            description="what computes on cpu; auto: compiled for the CPU's best instruction set, else torch"
+        ),
     ] = "auto"
     threads: Annotated[
         Count,
@@ -56,7 +60,10 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     ] = 0
     nice: Annotated[
         Count,
-        Meta(le=19, description="how far to stand back for others on these cores; `segue up` lets decode go first"),
+        Meta(
+            le=19,
+            description="how far to stand back for others on these cores; `segue up` lets decode go first",
+        ),
     ] = 0
     memory_bytes: Annotated[
         Count,
