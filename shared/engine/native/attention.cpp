@@ -109,12 +109,12 @@ private:
     template <int PAIRS, int GROUPS>
     void score_groups(int block, int first) {
         const Cache& cache = task_.cache;
-        DensePanel<Value> panels[GROUPS];
+        CellPanel<Value> panels[GROUPS];
         for (int group = 0; group < GROUPS; group++)
             panels[group] = {keys(block + (first + group) * LANES), cache.page_size};
         Lanes sums[PAIRS][GROUPS];
         SEGUE_UNROLL for (auto& pair : sums) SEGUE_UNROLL for (auto& sum : pair) sum = Lanes::broadcast(0.0f);
-        multiply<DensePanel<Value>, PAIRS, GROUPS>(
+        multiply<CellPanel<Value>, PAIRS, GROUPS>(
             scratch_.queries.data(), cache.head_dim, panels, cache.head_dim, sums);
         SEGUE_UNROLL for (int pair = 0; pair < PAIRS; pair++) SEGUE_UNROLL for (int group = 0; group < GROUPS; group++)
             sums[pair][group].store(&scratch_.scores[pair][(first + group) * LANES]);
@@ -178,9 +178,9 @@ private:
                 Lanes::load(weighted + pair * padded + column * LANES);
         for (int cell = 0; cell < cells; cell += cache.page_size) {
             const Value* rows = values(block + cell) + first * LANES;
-            DensePanel<Value> panels[COLUMNS];
+            CellPanel<Value> panels[COLUMNS];
             for (int column = 0; column < COLUMNS; column++) panels[column] = {rows + column * LANES, cache.head_dim};
-            multiply<DensePanel<Value>, PAIRS, COLUMNS>(
+            multiply<CellPanel<Value>, PAIRS, COLUMNS>(
                 &scratch_.scores[0][cell], BLOCK, panels, std::min(cache.page_size, cells - cell), sums);
         }
         SEGUE_UNROLL for (int pair = 0; pair < PAIRS; pair++) SEGUE_UNROLL for (int column = 0; column < COLUMNS; column++)

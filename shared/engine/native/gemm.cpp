@@ -10,11 +10,9 @@ namespace {
 constexpr int ROW_BLOCK = 10 * TILE_ROWS;  // rows of x that stay in a core's cache while panels pass
 
 template <class Panel>
-Panel panel_of(const Matrix& matrix, long number) {
-    if constexpr (requires { Panel::BLOCK_BYTES; })
-        return {(const uint8_t*)matrix.panels + number * (matrix.inputs / 32) * Panel::BLOCK_BYTES};
-    else
-        return {(const float*)matrix.panels + number * matrix.inputs * LANES, LANES};
+Panel panel_of(const Matrix& matrix, long number, int ahead = 0) {
+    const long size = Panel::bytes(matrix.inputs);
+    return {(const uint8_t*)matrix.panels + number * size, ahead * size};
 }
 
 struct Task {
@@ -30,7 +28,7 @@ template <class Panel, int ROWS, int PANELS>
 void tile(const Task& task, int first_row, int first_panel) {
     const Matrix& matrix = task.matrix;
     Panel panels[PANELS];
-    for (int panel = 0; panel < PANELS; panel++) panels[panel] = panel_of<Panel>(matrix, first_panel + panel);
+    for (int panel = 0; panel < PANELS; panel++) panels[panel] = panel_of<Panel>(matrix, first_panel + panel, PANELS);
     Lanes sums[ROWS][PANELS];
     SEGUE_UNROLL for (auto& row : sums) SEGUE_UNROLL for (auto& sum : row) sum = Lanes::broadcast(0.0f);
     multiply<Panel, ROWS, PANELS>(task.x + first_row * task.x_stride, task.x_stride, panels, matrix.inputs, sums);
@@ -68,7 +66,7 @@ void item(const Task& task, int first_row, int rows, int first_panel, int panels
 
 void dispatch(const Task& task, int first_row, int rows, int first_panel, int panels) {
     switch (task.matrix.kind) {
-        case Kind::F32: return item<DensePanel<float>>(task, first_row, rows, first_panel, panels);
+        case Kind::F32: return item<F32Panel>(task, first_row, rows, first_panel, panels);
         case Kind::Q8_0: return item<Q8Panel>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_0: return item<Q4_0Panel>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_1: return item<Q4_1Panel>(task, first_row, rows, first_panel, panels);
@@ -125,7 +123,7 @@ void gemm(
 
 void unpack_row(const Matrix& matrix, int row, float* to) {
     switch (matrix.kind) {
-        case Kind::F32: return unpack_row_from<DensePanel<float>>(matrix, row, to);
+        case Kind::F32: return unpack_row_from<F32Panel>(matrix, row, to);
         case Kind::Q8_0: return unpack_row_from<Q8Panel>(matrix, row, to);
         case Kind::Q4_0: return unpack_row_from<Q4_0Panel>(matrix, row, to);
         case Kind::Q4_1: return unpack_row_from<Q4_1Panel>(matrix, row, to);

@@ -9,14 +9,21 @@
 
 namespace segue {
 
-// Rows of values `stride` apart: packed weights (stride 16), and keys and values of a KV page.
+// Bring what will be read next into the core's cache: panels follow one another in memory, and each is too short for
+// the hardware to see that in time. `BYTES` from `from` on.
+template <int BYTES>
+inline void prefetch(const void* from) {
+    SEGUE_UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch((const uint8_t*)from + at);
+}
+
+// Keys or values of a KV page: rows of values `stride` apart.
 template <class Value>
-struct DensePanel {
+struct CellPanel {
     const Value* values;
     long stride;
 
     static constexpr int HALVES = 1;
-    static int rows(int inputs) { return inputs; }  // of a half of a block; a dense panel is one block of one half
+    static int rows(int inputs) { return inputs; }  // of a half of a block; here all is one block of one half
 
     struct Block {
         const Value* values;
@@ -29,13 +36,37 @@ struct DensePanel {
     Block block(int) const { return {values, stride}; }
 };
 
+// Float weights, sixteen for each input. `ahead` is the distance in bytes to the panel that is read after this one.
+struct F32Panel {
+    const uint8_t* values;
+    long ahead;
+
+    static constexpr int HALVES = 1;
+    static int rows(int inputs) { return inputs; }
+    static long bytes(int inputs) { return inputs * LANES * (long)sizeof(float); }
+
+    struct Block {
+        const uint8_t* values;
+        long ahead;
+        template <int HALF>
+        Lanes row(int number) const {
+            const uint8_t* start = values + number * LANES * (long)sizeof(float);
+            prefetch<64>(start + ahead);
+            return Lanes::load((const float*)start);
+        }
+    };
+    Block block(int) const { return {values, ahead}; }
+};
+
 // ggml's blocks of 32 inputs, sixteen of them side by side: scales, then the bytes of input after input.
 struct Q8Panel {
     const uint8_t* blocks;
+    long ahead;
 
     static constexpr int BLOCK_BYTES = 2 * LANES + 32 * LANES;
     static constexpr int HALVES = 1;
     static int rows(int) { return 32; }
+    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
 
     struct Block {
         Lanes scale;
@@ -47,6 +78,7 @@ struct Q8Panel {
     };
     Block block(int number) const {
         const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        prefetch<BLOCK_BYTES>(start + ahead);
         return {Lanes::load((const Half*)start), start + 2 * LANES};
     }
 };
@@ -63,14 +95,17 @@ struct Q4Block {
 
 struct Q4_1Panel {
     const uint8_t* blocks;
+    long ahead;
 
     static constexpr int BLOCK_BYTES = 4 * LANES + 16 * LANES;
     static constexpr int HALVES = 2;
     static int rows(int) { return 16; }
+    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
 
     using Block = Q4Block;
     Block block(int number) const {
         const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        prefetch<BLOCK_BYTES>(start + ahead);
         return {Lanes::load((const Half*)start), Lanes::load((const Half*)start + LANES), start + 4 * LANES};
     }
 };
@@ -78,14 +113,17 @@ struct Q4_1Panel {
 // scale * (q - 8): the product with 8 is exact, so one fused step rounds as ggml's two do.
 struct Q4_0Panel {
     const uint8_t* blocks;
+    long ahead;
 
     static constexpr int BLOCK_BYTES = 2 * LANES + 16 * LANES;
     static constexpr int HALVES = 2;
     static int rows(int) { return 16; }
+    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
 
     using Block = Q4Block;
     Block block(int number) const {
         const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
+        prefetch<BLOCK_BYTES>(start + ahead);
         const Lanes scale = Lanes::load((const Half*)start);
         return {scale, scale * Lanes::broadcast(-8.0f), start + 2 * LANES};
     }

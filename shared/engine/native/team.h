@@ -1,10 +1,11 @@
 // Threads that share the items of one task at a time.
 //
-// Items are taken one by one, so whoever has the faster core does more; which thread computes an item never changes its
-// result. Waiting threads look around for some microseconds, the length of the gaps within a forward pass, and then
+// Items are taken a few at a time, so whoever has the faster core does more; which thread computes an item never changes
+// its result. Waiting threads look around for some microseconds, the length of the gaps within a forward pass, and then
 // sleep: cores are shared with other processes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -50,8 +51,15 @@ private:
         calls_.notify_all();
     }
 
+    // Neighbours together, fewer and fewer of them: what one item leaves in a core's cache helps the next.
     void take_items() {
-        for (int item = next_++; item < items_; item = next_++) run_(context_, item);
+        const int threads = (int)helpers_.size() + 1;
+        for (int first = next_; first < items_;) {
+            const int end = first + std::max(1, (items_ - first) / (2 * threads));
+            if (!next_.compare_exchange_weak(first, end)) continue;
+            for (int item = first; item < end; item++) run_(context_, item);
+            first = next_;
+        }
     }
 
     void help() {
