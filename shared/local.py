@@ -24,13 +24,14 @@ from msgspec import Meta
 
 from shared.config import Count, LogLevel, Port, PositiveInt, variable_of
 from shared.deployment import HOST, Child, Deployment
+from shared.engine.gguf import DEFAULT_MODEL
 from shared.engine.memory import RESERVE_BYTES, Budget, memory_budget
 from shared.engine.model_config import read_model_config
 from shared.errors import StartError
 from shared.link_keys import open_new_seed
 from shared.machine import usable_cores
 from shared.messages import Role
-from shared.model_store import DEFAULT_MODEL, name_of, resolve
+from shared.model_store import name_of, resolve
 from shared.narration import Narration
 from shared.role_settings import RoleSettings, settings_by_role
 from shared.worker_config import Device, WorkerConfig

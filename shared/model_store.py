@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shared.engine.gguf import DEFAULT_MODEL, default_gguf, is_converted
 from shared.engine.model_config import read_model_config
 from shared.errors import ModelError
 
-DEFAULT_MODEL = "smollm2"
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # room on the disk that a conversion is started with at least
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -74,12 +74,13 @@ def _converted(model: str, path: Path, say: Say) -> Path:
             raise ModelError(f"there is no file {path}")
         digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         target = target.with_name(f"{path.stem}-{digest}")
-    if not target.exists():
-        _require_room(target, CONVERSION_BYTES)
-        say(f"converting {model} into {target}, once")
-    source = DEFAULT_MODEL if model == DEFAULT_MODEL else str(path)
+    source = default_gguf() if model == DEFAULT_MODEL else path
+    if is_converted(source, target):
+        return target
+    _require_room(target, CONVERSION_BYTES)
+    say(f"converting {model} into {target}, once")
     child = subprocess.run(
-        [sys.executable, "-m", "shared.engine.gguf", source, str(target)],
+        [sys.executable, "-m", "shared.engine.gguf", str(source), str(target)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

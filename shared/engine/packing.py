@@ -32,7 +32,9 @@ from shared.errors import ModelError
 
 PANEL_OUTPUTS = 16
 BLOCK_INPUTS = 32
-PACKED_FILE = "packed.safetensors"
+PACKED_FILE = (
+    "model.packed"  # safetensors by format; not by name, for other programs load all of those they see
+)
 _ALIGNMENT_BYTES = 64  # a cache line; every block size is a multiple of 32, so all blocks stay aligned to 32
 
 Kind = Literal["f32", "q8_0", "q4_0", "q4_1"]
