@@ -36,7 +36,7 @@ from shared.narration import Narration
 from shared.role_settings import RoleSettings, settings_by_role
 from shared.worker_config import Device, WorkerConfig
 
-PREFILL_NICE = 10  # a prompt may wait some milliseconds more, a running stream should not
+PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
 
