@@ -87,23 +87,14 @@ def load(
         memory_bytes=memory_bytes,
     )
     eos_token_ids = read_eos_token_ids(folder)
+    limits = Limits(context, page_size, cache.pages, slots, config.vocab_size)
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
-    sampler = Sampler(slots=slots, vocab_size=config.vocab_size, eos_token_ids=eos_token_ids)
     kinds, kv = packed.kinds if packed else _name(weights_dtype), _name(cache_dtype)
-    torch_device = TorchDevice(
-        model,
-        cache,
-        sampler,
-        slots=slots,
-        pages_per_slot=pages_of(context, page_size),
-        threads=threads,
-        on_logits=on_logits,
-    )
     return Engine(
-        device=torch_device,
+        device=_start(model, cache, limits, eos_token_ids, threads, on_logits),
         cache=cache,
         config=config,
-        limits=Limits(context, page_size, cache.pages, slots, config.vocab_size),
+        limits=limits,
         model_fingerprint=model_fingerprint(folder, config, weights_dtype),
         kv_format=kv_format(config, page_size, cache_dtype),
         determinism=f"{chosen.determinism},{_name(weights_dtype)},kv-{kv}",
@@ -138,6 +129,25 @@ def _make_cache(
     cache = KVCache(config, pages=count, page_size=page_size, host_pages=int(count * host_share), dtype=dtype)
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
     return cache, context, words
+
+
+def _start(
+    model: Model,
+    cache: KVCache,
+    limits: Limits,
+    eos_token_ids: frozenset[int],
+    threads: int,
+    on_logits: OnLogits | None,
+) -> TorchDevice:
+    return TorchDevice(
+        model,
+        cache,
+        Sampler(slots=limits.slots, vocab_size=limits.vocab_size, eos_token_ids=eos_token_ids),
+        slots=limits.slots,
+        pages_per_slot=pages_of(limits.context_len, limits.page_size),
+        threads=threads,
+        on_logits=on_logits,
+    )
 
 
 def _load_model(

@@ -77,11 +77,11 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
 
 def is_converted(gguf_path: Path, folder: Path) -> bool:
     """Whether `folder` was made of this very file by this version's conversion; `ModelError` for an unreadable file."""
+    expected = _stamp(gguf_path)
     try:
-        stamp = json.loads((folder / _STAMP).read_text(encoding="utf-8"))
+        return bool(json.loads((folder / _STAMP).read_text(encoding="utf-8")) == expected)
     except (OSError, ValueError):
         return False
-    return bool(stamp == _stamp(gguf_path))
 
 
 def _stamp(gguf_path: Path) -> dict[str, object]:

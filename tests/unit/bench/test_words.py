@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from shared.bench.words import WORDS, Prompts
-from shared.model_store import DEFAULT_MODEL, resolve
+from shared.engine.gguf import DEFAULT_MODEL
+from shared.model_store import resolve
 
 
 @pytest.fixture(scope="module")
