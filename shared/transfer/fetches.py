@@ -11,6 +11,7 @@ endpoints and its threads; nothing lands after that. It is the fence, and it har
 
 Pages are read in portions. Where the transport copies within the post (shared memory), a long prompt would else hold
 up the worker's loop, and with it every stream: when a turn has spent its time on posting, the rest waits for the next.
+So a fetch may take long in good health: it is late when its *peer* has been silent for too long, not when it is big.
 """
 
 from __future__ import annotations
@@ -91,27 +92,33 @@ class _Fetch:
     reader: Reader
     slot: int
     started: float
+    posted: float  # when it last got time of a turn
     fetched_bytes: int
     unread: list[list[Span]]  # portions not yet posted, the next one last
     state: State = State.READING_PAGES
     reads: list[int] = field(default_factory=list)  # handles of those posted
+    progressed: float = 0.0  # since when its peer is waited for: the last read DONE, or posted with no other
     given_up: float = 0.0
     broken: bool = False  # its read FAILED: only the fence can end it
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Bounds of fetching. A fetch past its time is given up; one given up too long costs the reader."""
+    """Bounds of fetching. A fetch without progress is given up; one given up too long costs the reader."""
 
     fetches_max: int = 1024
-    fetch_seconds_max: float = 10.0
+    fetch_seconds_max: float = 10.0  # from one portion to the next, not for the whole of a fetch
     fence_seconds: float = 5.0
     portion_bytes: int = 8 * 2**20  # of a read of pages: a few milliseconds of copying
     post_seconds: float = 0.004  # spent on posting between two polls, and the portion that passes it
 
 
 class Fetches:
-    """The outstanding fetches of one worker: `start`, `abandon` and `poll` of the `Fetcher` protocol."""
+    """The outstanding fetches of one worker: `start`, `abandon` and `poll` of the `Fetcher` protocol.
+
+    `bytes_per_second` is what the last landed fetch of each peer got: its bytes over the seconds from `start` to the
+    lease word. Turns it waited for are in it: it tells how fast pages come here, not what the link could carry.
+    """
 
     def __init__(
         self,
@@ -134,7 +141,7 @@ class Fetches:
         self._slots = list(range(limits.fetches_max))
         self._events: list[Landed | Stale | Failed | Ended] = []
         self._posting_seconds = 0.0  # since the last poll
-        self.bytes_per_second: dict[str, float] = {}  # the last landed fetch of each peer
+        self.bytes_per_second: dict[str, float] = {}
         self.readers_fenced = 0
 
     @property
@@ -156,11 +163,15 @@ class Fetches:
             self._reader,
             self._slots.pop(),
             now,
+            now,
             len(into) * self._pages.page_bytes,
             self._portions(baton, start_page, into),
         )
         self._fetches[fetch_id] = fetch
-        self._read_on(fetch)
+        if fetch.unread:
+            self._read_on(fetch)
+        else:
+            self._read_word(fetch)
 
     def abandon(self, fetch_id: int) -> None:
         """See `Fetcher.abandon`. Nothing happens for a fetch whose last event has been polled."""
@@ -176,6 +187,7 @@ class Fetches:
         self._posting_seconds = 0.0
         for fetch in list(self._fetches.values()):
             self._move_on(fetch)
+        self._share_turn()
         if self._fetches or self._retiring:
             self._fence()
         events: list[FetchEvent] = [*self._events]
@@ -217,25 +229,35 @@ class Fetches:
             for start in starts
         ]
 
-    def _read_on(self, fetch: _Fetch) -> None:
-        """Post what this turn has time for; once all pages are here, the lease word."""
-        while fetch.unread and self._posting_seconds < self._limits.post_seconds:
-            spans = fetch.unread.pop()
-            if not self._post(fetch, partial(fetch.reader.read_pages, fetch.baton.holder, spans)):
-                return
-        if not fetch.unread and not fetch.reads:
-            self._read_word(fetch)
+    def _share_turn(self) -> None:
+        """A portion of the fetch that has waited longest, so that none starves; then the oldest fetch first."""
+        waiting = [fetch for fetch in self._fetches.values() if fetch.unread]
+        if waiting:
+            self._read_portion(min(waiting, key=lambda fetch: fetch.posted))
+        for fetch in waiting:
+            self._read_on(fetch)
 
-    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> bool:
-        started = self._clock()
+    def _read_on(self, fetch: _Fetch) -> None:
+        """Post what this turn has time for."""
+        while fetch.unread and self._posting_seconds < self._limits.post_seconds:
+            self._read_portion(fetch)
+
+    def _read_portion(self, fetch: _Fetch) -> None:
+        spans = fetch.unread.pop()
+        self._post(fetch, partial(fetch.reader.read_pages, fetch.baton.holder, spans))
+        if fetch.unread and fetch.reader.state(fetch.reads[-1]) is ReadState.FAILED:
+            fetch.unread.clear()  # its peer is asked for nothing more; the next poll gives it up
+
+    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> None:
+        fetch.posted = self._clock()
+        if not fetch.reads:
+            fetch.progressed = fetch.posted
         try:
             fetch.reads.append(post())
-            return True
         except NotPostedError as error:
             self._not_posted(fetch, str(error))
-            return False
         finally:
-            self._posting_seconds += self._clock() - started
+            self._posting_seconds += self._clock() - fetch.posted
 
     def _not_posted(self, fetch: _Fetch, reason: str) -> None:
         """Nothing of it was asked for; portions before it may still be landing."""
@@ -262,24 +284,27 @@ class Fetches:
             if state is ReadState.DONE:
                 fetch.reader.release(handle)
                 fetch.reads.remove(handle)
+                fetch.progressed = self._clock()
         if ReadState.FAILED in states.values():
             fetch.broken = True
             self._give_up(fetch, Event.FAILED)
-        elif not fetch.reads or fetch.unread:
+        elif not fetch.reads:
             self._go_on(fetch)
-        if fetch.fetch_id in self._fetches and fetch.state is not State.GIVEN_UP and self._late(fetch):
+        elif fetch.state is not State.GIVEN_UP and self._late(fetch):
             self._give_up(fetch, Event.TIMED_OUT)
 
     def _go_on(self, fetch: _Fetch) -> None:
-        if fetch.state is State.READING_PAGES:
-            self._read_on(fetch)
-        elif fetch.state is State.GIVEN_UP:
+        if fetch.state is State.GIVEN_UP:
             self._end(fetch, Event.READ_DONE)
-        else:
+        elif fetch.state is State.READING_WORD:
             self._judge(fetch)
+        elif not fetch.unread:
+            self._read_word(fetch)
 
     def _late(self, fetch: _Fetch) -> bool:
-        return self._clock() - fetch.started >= self._limits.fetch_seconds_max
+        """Whether its peer is silent. A fetch with nothing posted waits for this worker, and does not age."""
+        silent_seconds = self._clock() - fetch.progressed
+        return bool(fetch.reads) and silent_seconds >= self._limits.fetch_seconds_max
 
     def _judge(self, fetch: _Fetch) -> None:
         held = fetch.reader.word(fetch.slot) == fetch.baton.nonce
