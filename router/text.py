@@ -49,7 +49,7 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special
         ) | frozenset(self._tokenizer.all_special_ids)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(int(config.get("vocab_size") or 0), max(vocabulary.values()) + 1)
+        self.vocab_size = int(config.get("vocab_size") or 0) or max(vocabulary.values()) + 1
         self.longest_token_chars = max(map(len, vocabulary))
         self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
         self.eos_token_ids = _eos_token_ids(folder, config) | _own_eos(self._tokenizer.eos_token_id)

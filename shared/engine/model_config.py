@@ -62,8 +62,13 @@ class ModelConfig:
         """Number of weights, for planning memory."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * 2
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return embeddings + self.layers * (attention + mlp)
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices the weights are: seven a layer, the embedding, and the head if it is its own."""
+        return 7 * self.layers + (1 if self.tied_embeddings else 2)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shared.engine.weights import samples_of
 from shared.errors import ModelError
 
 PANEL_OUTPUTS = 16
@@ -131,12 +132,15 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def write_packed(folder: Path, weights: Mapping[str, PackedWeight]) -> None:
-    """Write the packed file of a model folder; its data begin at a multiple of 64 bytes. Raises `OSError`."""
+    """Write the packed file of a model folder that holds its float weights.
+
+    Its data begin at a multiple of 64 bytes. Raises `OSError`, and `ModelError` where the float weights are missing.
+    """
     entries = {
         name: {"kind": weight.kind, "outputs": weight.outputs, "inputs": weight.inputs}
         for name, weight in weights.items()
     }
-    metadata = {"packed": msgspec.json.encode(entries).decode()}
+    metadata = {"packed": msgspec.json.encode(entries).decode(), "beside": samples_of(folder).hex()}
     content = save({name: weight.data for name, weight in weights.items()}, metadata)
     data_start = 8 + int.from_bytes(content[:8], "little")
     padding = -data_start % _ALIGNMENT_BYTES  # the format lets the header end in spaces
@@ -164,20 +168,41 @@ class PackedFile:
         if self._entries.keys() != set(opened.keys()):
             raise ModelError(f"{path} is malformed: its metadata name other weights than it holds")
         self._opened = opened
+        self.beside = str(metadata.get("beside", ""))  # samples of the float weights it was made with
 
     @classmethod
     def open(cls, folder: Path) -> Self | None:
-        """The packed file of a model folder, or None where there is none; `ModelError` as above."""
+        """The packed file of a model folder, or None where there is none.
+
+        `ModelError` as above, and where the float weights beside it are not those it was made with.
+        """
         path = folder / PACKED_FILE
-        return cls(path) if path.exists() else None
+        if not path.exists():
+            return None
+        packed = cls(path)
+        if packed.beside != samples_of(folder).hex():
+            raise ModelError(
+                f"{path} belongs to other weights than those beside it: remove it, or convert again"
+            )
+        return packed
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     @property
     def nbytes(self) -> int:
-        """Size of the file in bytes."""
-        return self._path.stat().st_size
+        """Size of the packed weights in bytes."""
+        return sum(packed_bytes(entry.kind, entry.outputs, entry.inputs) for entry in self._entries.values())
+
+    @property
+    def matrices(self) -> int:
+        """How many weights it holds."""
+        return len(self._entries)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights in all of them."""
+        return sum(entry.outputs * entry.inputs for entry in self._entries.values())
 
     @property
     def kinds(self) -> str:

@@ -102,12 +102,19 @@ def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> 
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((config, dtype)).encode())
-    for path in weight_files(folder):
-        _hash_samples(path, digest)
+    digest.update(samples_of(folder))
     for name in _TOKENIZER_FILES:
         if (folder / name).exists():
             digest.update(name.encode() + (folder / name).read_bytes())
     return digest.hexdigest()
+
+
+def samples_of(folder: Path) -> bytes:
+    """Hash of samples of all weights files: tells versions of a model apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in weight_files(folder):
+        _hash_samples(path, digest)
+    return digest.digest()
 
 
 def _hash_samples(path: Path, digest: hashlib.blake2b) -> None:

@@ -1,10 +1,11 @@
 // Each row's result is made from blocks of 128 positions, in order from position 0, by an online softmax: the maximum so
 // far, the sum so far, the weighted values so far. Rows and query heads that share a KV head are computed together in
-// tiles, as in a matrix product; a cell a row must not see gets weight 0, which changes no bit of its sums.
+// tiles, as in a matrix product; a cell a row must not see gets weight 0, which changes no bit of its sums: cells are finite.
 #include "attention.h"
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "panels.h"
@@ -46,9 +47,9 @@ struct Scratch {
 };
 
 template <class Value>
-class Blocks {
+class TileAttention {
 public:
-    Blocks(const Attend& task, const Tile& tile, Scratch& scratch) : task_(task), tile_(tile), scratch_(scratch) {}
+    TileAttention(const Attend& task, const Tile& tile, Scratch& scratch) : task_(task), tile_(tile), scratch_(scratch) {}
 
     template <int PAIRS>
     void compute() {
@@ -218,12 +219,19 @@ std::vector<Tile> tiles_of(const Batch& batch, int heads, int kv_heads) {
     return tiles;
 }
 
+// A float as it is kept: halves saturate, for an infinite value times weight 0 would spoil rows that must not see it.
+template <class Value>
+Value kept(float value) {
+    if constexpr (std::is_same_v<Value, Half>) return (Half)std::clamp(value, -65504.0f, 65504.0f);
+    else return value;
+}
+
 template <class Value>
 void write(const Cache& cache, long keys, long values, int slot, const float* key, const float* value) {
     Value* key_cells = (Value*)cache.pages + keys + slot;
     Value* value_cells = (Value*)cache.pages + values + (long)slot * cache.head_dim;
-    for (int at = 0; at < cache.head_dim; at++) key_cells[(long)at * cache.page_size] = (Value)key[at];
-    for (int at = 0; at < cache.head_dim; at++) value_cells[at] = (Value)value[at];
+    for (int at = 0; at < cache.head_dim; at++) key_cells[(long)at * cache.page_size] = kept<Value>(key[at]);
+    for (int at = 0; at < cache.head_dim; at++) value_cells[at] = kept<Value>(value[at]);
 }
 
 }  // namespace
@@ -248,9 +256,9 @@ void attend(
     team.share((int)tiles.size(), [&](int number) {
         static thread_local Scratch scratch;
         if (cache.type == KVType::F32)
-            Blocks<float>(task, tiles[number], scratch).compute<TILE_ROWS>();
+            TileAttention<float>(task, tiles[number], scratch).compute<TILE_ROWS>();
         else
-            Blocks<Half>(task, tiles[number], scratch).compute<TILE_ROWS>();
+            TileAttention<Half>(task, tiles[number], scratch).compute<TILE_ROWS>();
     });
 }
 

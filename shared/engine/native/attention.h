@@ -23,14 +23,13 @@ struct Cache {
     long values(int page, int layer, int kv_head) const { return keys(page, layer, kv_heads + kv_head); }
 };
 
-// A packed, ragged batch: request r has `query_lens[r]` rows, the last of them at position `kv_lens[r] - 1`.
+// A packed, ragged batch: request r has `query_lens[r]` rows at consecutive positions.
 struct Batch {
     int32_t rows, requests, table_stride, sampled;
     const int64_t* token_ids;     // [rows]
     const int64_t* positions;     // [rows]
     const int64_t* row_requests;  // [rows]
     const int64_t* query_lens;    // [requests]
-    const int64_t* kv_lens;       // [requests]
     const int32_t* page_tables;   // [requests, table_stride]
     const int64_t* sampled_rows;  // [sampled]
 };

@@ -1,13 +1,17 @@
-"""Compiles the kernels, once per compiler, flags and source, into the cache; or says why it cannot.
+"""Compiles the kernels, once for each source, set of flags and machine, into the cache; or says why it cannot.
 
 A plain shared library with a C interface: no headers of Python or torch, so it takes seconds and outlives both. Run
-as `python -m shared.engine.native.build` it compiles ahead of time, for an image that will have no compiler.
+as `python -m shared.engine.native.build FOLDER` it compiles ahead of time, for an image that will have no compiler.
 """
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import hashlib
 import os
+import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +23,7 @@ from shared.errors import ConfigError
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
-GCC_FLAGS = ("-fira-region=all",)  # by its own choice gcc 12 uses 16 of 32 registers and keeps sums in memory
+GCC_FLAGS = ["-fira-region=all"]  # by its own choice gcc 12 uses 16 of 32 registers and keeps sums in memory
 COMPILE_SECONDS_MAX = 300
 
 
@@ -62,37 +66,48 @@ def choose(name: str = "auto") -> InstructionSet:
     raise ConfigError(f"unknown instruction set: {name}; expected auto, {names}")
 
 
-def build(instruction_set: InstructionSet) -> Path:
-    """The compiled library, from the cache if it is there; `BuildError` if there is no compiler or it fails."""
-    sources = sorted(SOURCES.glob("*.cpp"))
-    target = _folder() / f"{instruction_set.name}-{_fingerprint(instruction_set)}.so"
-    if target.exists():
-        return target
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise BuildError("no C++ compiler found: install g++, or set CXX")
+def build(instruction_set: InstructionSet, folder: str = "") -> Path:
+    """The compiled library, from `folder` (empty: the user's cache) if it is there.
+
+    Raises `BuildError` if it is not, and there is no compiler or it fails.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-            fresh = Path(temporary) / target.name
-            gcc = GCC_FLAGS if "clang" not in Path(compiler).name else ()
-            flags = (*FLAGS, *gcc, *instruction_set.flags)
-            command = [compiler, *flags, *map(str, sources), "-o", str(fresh)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX)
-            if done.returncode:
-                reason = next(
-                    (line for line in done.stderr.splitlines() if "error" in line), "no error named"
-                )
-                raise BuildError(f"{compiler} failed: {reason.strip()}")
-            fresh.rename(target)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the kernels cannot be compiled into {target.parent}: {error}") from None
-    return target
+        target = (
+            Path(folder) if folder else _cache_folder()
+        ) / f"{instruction_set.name}-{_fingerprint(instruction_set)}.so"
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with (target.parent / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # several workers start at once: one compiles
+                if not target.exists():
+                    _compile(instruction_set, target)
+        return target
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: a user without a home
+        raise BuildError(f"the kernels cannot be compiled into the cache: {error}") from None
 
 
-def _folder() -> Path:
-    if ahead := os.environ.get("SEGUE_KERNELS"):
-        return Path(ahead)
+def _compile(instruction_set: InstructionSet, target: Path) -> None:
+    given = os.environ.get("CXX")
+    compiler = shlex.split(given) if given else [shutil.which("g++") or "clang++"]
+    if shutil.which(compiler[0]) is None:
+        raise BuildError(f"no C++ compiler found ({compiler[0]}): install g++ 12 or newer, or set CXX")
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        fresh = Path(temporary) / target.name
+        gcc = [] if "clang" in _version_of(compiler) else GCC_FLAGS
+        sources = map(str, sorted(SOURCES.glob("*.cpp")))
+        command = [*compiler, *FLAGS, *gcc, *instruction_set.flags, *sources, "-o", str(fresh)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), "no error named")
+            raise BuildError(f"{compiler[0]} failed: {reason.strip()}")
+        fresh.rename(target)
+
+
+def _version_of(compiler: list[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+
+
+def _cache_folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "segue" / "kernels"
 
@@ -100,7 +115,7 @@ def _folder() -> Path:
 def _fingerprint(instruction_set: InstructionSet) -> str:
     """Of everything but the compiler: an image without one must find what another machine compiled."""
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(repr((FLAGS, GCC_FLAGS, instruction_set.flags)).encode())
+    digest.update(repr((FLAGS, GCC_FLAGS, instruction_set.flags, platform.machine())).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
@@ -116,9 +131,16 @@ def _cpu_flags() -> frozenset[str]:
 
 def main() -> int:
     """Compile for every instruction set; one sentence and status 1 if that fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shared.engine.native.build", description="Compile the kernels."
+    )
+    parser.add_argument(
+        "folder", nargs="?", default="", help="for the workers' --kernels-folder; else the cache"
+    )
+    arguments = parser.parse_args()
     for instruction_set in INSTRUCTION_SETS:
         try:
-            sys.stdout.write(f"{build(instruction_set)}\n")
+            sys.stdout.write(f"{build(instruction_set, arguments.folder)}\n")
         except BuildError as error:
             sys.stderr.write(f"{error}\n")
             return 1

@@ -31,13 +31,13 @@ class KernelChoice:
     determinism: str  # what may change the last bit of a result
 
 
-def choose_kernels(name: str) -> KernelChoice:
+def choose_kernels(name: str, folder: str = "") -> KernelChoice:
     """`auto`, the name of an instruction set, or `torch`; `ConfigError` for a name that cannot be had here."""
     if name == "torch":
         return KernelChoice(None, "kernels of torch", _torch_determinism())
     instruction_set = choose(name)
     try:
-        library = Kernels(build(instruction_set))
+        library = Kernels(build(instruction_set, folder))
     except BuildError as error:
         if name != "auto":
             raise ConfigError(f"{name} kernels were asked for, and {error}") from None

@@ -111,10 +111,10 @@ struct SegueDecoder {
 
     SegueShape shape;
     std::vector<SegueLayer> layers;
-    Team team;
     std::vector<float> x;       // [rows, hidden], the residual stream
     std::vector<float> normal;  // [rows, hidden], what a linear reads; attention's result
     std::vector<float> wide;    // [rows, q k v], [rows, gate up]
+    Team team;                  // last: its threads end before what they work on
 
 private:
     template <class Work>
@@ -148,19 +148,31 @@ private:
 
 extern "C" {
 
-SegueDecoder* segue_decoder_new(const SegueShape* shape, const SegueLayer* layers, int32_t count, int32_t threads) {
+// Null where there is no memory or no thread to be had.
+SegueDecoder* segue_decoder_new(const SegueShape* shape, const SegueLayer* layers, int32_t count, int32_t threads) try {
     return new SegueDecoder(*shape, layers, count, threads);
+} catch (const std::exception&) {
+    return nullptr;
 }
 
 void segue_decoder_delete(SegueDecoder* decoder) { delete decoder; }
 
-// logits [sampled, vocab]
-void segue_decoder_forward(SegueDecoder* decoder, const Batch* batch, float* logits) {
+// logits [sampled, vocab]; 0, or 1 where there was no memory.
+int32_t segue_decoder_forward(SegueDecoder* decoder, const Batch* batch, float* logits) try {
     decoder->forward(*batch, logits);
+    return 0;
+} catch (const std::exception&) {
+    return 1;
 }
 
-// One product by itself, for tests and benchmarks: y [rows, outputs] = x [rows, inputs] · Wᵀ + b.
+// One product by itself, for benchmarks: y [rows, outputs] = x [rows, inputs] · Wᵀ + b.
 void segue_gemm(SegueDecoder* decoder, const Matrix* matrix, const float* x, int32_t rows, float* y) {
     gemm(decoder->team, matrix, 1, x, matrix->inputs, rows, y, matrix->outputs, false);
+}
+
+// Of the structs that Python knows as well, in its order.
+int32_t segue_size_of(int32_t number) {
+    const size_t sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Batch), sizeof(SegueShape), sizeof(SegueLayer)};
+    return (int32_t)sizes[number];
 }
 }

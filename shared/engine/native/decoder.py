@@ -22,7 +22,7 @@ from shared.engine.native.kernels import Kernels
 from shared.engine.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.rope import RotaryEmbedding
 from shared.engine.weights import OnProgress, Weights
-from shared.errors import ConfigError, ModelError
+from shared.errors import ConfigError, InvariantError, ModelError
 
 _KINDS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
 _KV_TYPES = {torch.float32: 0, torch.float16: 1}
@@ -53,6 +53,7 @@ class NativeDecoder:
         self._kernels = library
         self._config = config
         self._cache = cache
+        self._context_len = context_len
         self._memory = _Memory(config, weights, packed)
         layers = (kernels.Layer * config.layers)()
         for number in range(config.layers):
@@ -60,12 +61,15 @@ class NativeDecoder:
             on_progress("loading weights", (number + 1) / (config.layers + 1))
         shape = self._memory.shape(cache, RotaryEmbedding(config, context_len))
         self._decoder = library.decoder_new(byref(shape), layers, config.layers, threads)
-        weakref.finalize(self, library.decoder_delete, self._decoder)  # ends its threads
+        if self._decoder is None:
+            raise ConfigError(f"{threads} threads cannot be started: ask for fewer")
+        ending = weakref.finalize(self, library.decoder_delete, self._decoder)  # ends its threads
+        ending.atexit = False  # the forward thread may still be at work then, and the process ends them all
         on_progress("loading weights", 1.0)
 
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
         """See `Model`."""
-        layout.cells(self._cache.page_size)  # checks that every row has a cell
+        self._check(token_ids, layout)
         tables = layout.page_tables.contiguous()
         logits = torch.empty(len(sampled_rows), self._config.vocab_size)
         batch = kernels.Batch(
@@ -77,12 +81,28 @@ class NativeDecoder:
             positions=layout.positions.data_ptr(),
             row_requests=layout.requests.data_ptr(),
             query_lens=layout.query_lens.data_ptr(),
-            kv_lens=layout.kv_lens.data_ptr(),
             page_tables=tables.data_ptr(),
             sampled_rows=sampled_rows.data_ptr(),
         )
-        self._kernels.decoder_forward(self._decoder, byref(batch), c_void_p(logits.data_ptr()))
+        if self._kernels.decoder_forward(self._decoder, byref(batch), c_void_p(logits.data_ptr())):
+            raise MemoryError(f"no memory for a step of {len(token_ids)} tokens")
         return logits
+
+    def _check(self, token_ids: Tensor, layout: BatchLayout) -> None:
+        """The kernels look at no bound: what is out of bounds here would be read, or written, elsewhere."""
+        layout.cells(self._cache.page_size)
+        used = (layout.kv_lens - 1) // self._cache.page_size + 1  # [requests] pages
+        width = torch.arange(layout.page_tables.shape[1])
+        pages = layout.page_tables[width < used.unsqueeze(1)]
+        for what, found, end in (
+            ("token", token_ids, self._config.vocab_size),
+            ("page", pages, self._cache.pages),
+            ("position", layout.positions, self._context_len),
+        ):
+            if len(found) and not 0 <= int(found.min()) <= int(found.max()) < end:
+                raise InvariantError(
+                    f"{what} {int(found.min())} or {int(found.max())} is not in 0 … {end - 1}"
+                )
 
 
 @dataclass

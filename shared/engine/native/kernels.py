@@ -9,6 +9,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from pathlib import Path
 
+from shared.engine.native.build import BuildError
+
 
 class Matrix(Structure):
     """`Matrix` of gemm.h."""
@@ -47,7 +49,6 @@ class Batch(Structure):
         ("positions", c_void_p),
         ("row_requests", c_void_p),
         ("query_lens", c_void_p),
-        ("kv_lens", c_void_p),
         ("page_tables", c_void_p),
         ("sampled_rows", c_void_p),
     )
@@ -92,7 +93,14 @@ class Kernels:
     """The functions of a compiled library."""
 
     def __init__(self, library: Path) -> None:
-        loaded = ctypes.CDLL(str(library))
+        """`BuildError` for a library that cannot be loaded, or whose structs are not these."""
+        try:
+            loaded = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise BuildError(f"{library} cannot be loaded: {error}") from None
+        for number, struct in enumerate((Matrix, Cache, Batch, Shape, Layer)):
+            if loaded.segue_size_of(number) != ctypes.sizeof(struct):
+                raise BuildError(f"{library} has another {struct.__name__} than this version")
         self.decoder_new = loaded.segue_decoder_new
         self.decoder_new.argtypes = (POINTER(Shape), POINTER(Layer), c_int32, c_int32)
         self.decoder_new.restype = c_void_p
@@ -101,7 +109,7 @@ class Kernels:
         self.decoder_delete.restype = None
         self.decoder_forward = loaded.segue_decoder_forward
         self.decoder_forward.argtypes = (c_void_p, POINTER(Batch), c_void_p)
-        self.decoder_forward.restype = None
-        self.gemm = loaded.segue_gemm
+        self.decoder_forward.restype = c_int32
+        self.gemm = loaded.segue_gemm  # of the micro-benchmark
         self.gemm.argtypes = (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)
         self.gemm.restype = None

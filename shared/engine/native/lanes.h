@@ -192,7 +192,8 @@ inline Lanes exp(const Lanes& x) {
     SEGUE_UNROLL for (int part = 0; part < PARTS; part++) {
         const IntRegister exponent = (IntRegister)shifted.part[part] << 23;
         const Register scaled = (Register)((IntRegister)power.part[part] + exponent);
-        power.part[part] = x.part[part] < -87.0f ? Register{} : scaled;
+        const Register finite = x.part[part] < -87.0f ? Register{} : scaled;
+        power.part[part] = x.part[part] != x.part[part] ? x.part[part] : finite;
     }
     return power;
 }

@@ -15,14 +15,15 @@ namespace segue {
 class Team {
 public:
     explicit Team(int threads) {
-        for (int number = 1; number < threads; number++) helpers_.emplace_back([this] { help(); });
+        try {
+            for (int number = 1; number < threads; number++) helpers_.emplace_back([this] { help(); });
+        } catch (...) {
+            end();
+            throw;
+        }
     }
 
-    ~Team() {
-        ending_ = true;
-        call();
-        for (auto& helper : helpers_) helper.join();
-    }
+    ~Team() { end(); }
 
     // task(item) for every item below `items`, on any thread in any order; returns when all are done.
     template <class Task>
@@ -45,6 +46,12 @@ public:
 
 private:
     static constexpr int LOOKS = 2000;
+
+    void end() {
+        ending_ = true;
+        call();
+        for (auto& helper : helpers_) helper.join();
+    }
 
     void call() {
         calls_++;

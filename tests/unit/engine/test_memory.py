@@ -49,4 +49,4 @@ def test_an_explicit_number_wins_but_must_fit() -> None:
 
 def test_this_machine_has_a_budget() -> None:
     assert memory_budget().memory_bytes > 0
-    assert memory_budget(5) == Budget(5, "as configured")
+    assert memory_budget(5) == Budget(5, "as it was given")

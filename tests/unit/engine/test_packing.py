@@ -34,6 +34,20 @@ SHAPES = [(1, 32), (16, 32), (20, 96), (48, 64)]  # outputs, inputs
 ODD_SCALES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0]  # with the smallest and largest of fp16
 
 
+@pytest.fixture(autouse=True)
+def float_weights(tmp_path: Path) -> None:
+    """A packed file lies beside the float weights it was made with."""
+    save_file({"any": torch.ones(3)}, tmp_path / "model.safetensors")
+
+
+def test_packed_weights_beside_other_float_weights_are_refused(tmp_path: Path) -> None:
+    write_packed(tmp_path, {})
+    assert PackedFile.open(tmp_path) is not None
+    save_file({"any": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="belongs to other weights"):
+        PackedFile.open(tmp_path)
+
+
 def random_blocks(kind: Kind, outputs: int, inputs: int) -> Tensor:
     """Rows of ggml blocks: any quantized values, and any scales that are finite."""
     generator = torch.Generator().manual_seed(outputs * inputs)

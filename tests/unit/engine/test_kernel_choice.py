@@ -1,0 +1,81 @@
+"""Which kernels compute is never a surprise: what cannot be compiled or loaded is said, and falls back only unasked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.engine.native import kernels
+from shared.engine.native.build import BuildError, build, choose
+from shared.engine.native.choice import choose_kernels
+from shared.errors import ConfigError
+
+
+def test_without_a_compiler_torch_computes_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    chosen = choose_kernels("auto", str(tmp_path))
+    assert chosen.library is None
+    assert "no C++ compiler found (no-such-compiler): install g++" in chosen.description
+    with pytest.raises(ConfigError, match="plain kernels were asked for, and no C"):
+        choose_kernels("plain", str(tmp_path))
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ -include no-such-header.h")
+    with pytest.raises(BuildError, match=r"g\+\+ failed: .*no-such-header.h"):
+        build(choose("plain"), str(tmp_path))
+
+
+def test_what_was_compiled_ahead_of_time_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = build(choose("plain"))
+    ahead = tmp_path / compiled.name
+    ahead.write_bytes(compiled.read_bytes())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build(choose("plain"), str(tmp_path)) == ahead
+    assert choose_kernels("plain", str(tmp_path)).library is not None
+
+
+def test_a_damaged_library_is_said_and_not_loaded(tmp_path: Path) -> None:
+    damaged = tmp_path / build(choose("plain")).name
+    damaged.write_bytes(b"not a library")
+    with pytest.raises(ConfigError, match=f"{damaged} cannot be loaded"):
+        choose_kernels("plain", str(tmp_path))
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BuildError, match="cannot be compiled into the cache"):
+        build(choose("plain"), str(tmp_path / "file" / "folder"))
+
+
+def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Batch(ctypes.Structure):
+        _fields_ = (("rows", ctypes.c_int32),)
+
+    monkeypatch.setattr(kernels, "Batch", Batch)
+    with pytest.raises(BuildError, match="has another Batch than this version"):
+        kernels.Kernels(build(choose("plain")))
+
+
+def test_two_builds_at_once_compile_once(tmp_path: Path) -> None:
+    compilers = tmp_path / "compilers"
+    script = tmp_path / "counting"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo x >> {compilers};; esac\nexec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    program = "import sys; from shared.engine.native.build import *; build(choose('plain'), sys.argv[1])"
+    command = [sys.executable, "-c", program, str(tmp_path / "kernels")]
+    environment = {**os.environ, "CXX": str(script)}
+    children = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [child.wait() for child in children] == [0, 0]
+    assert compilers.read_text().split() == ["x"]
