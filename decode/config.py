@@ -14,7 +14,8 @@ class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
     """Segue's decode worker: fetches KV pages and generates."""
 
     fetch_seconds_max: Annotated[
-        Seconds, Meta(description="a fetch that takes longer is abandoned and refused as unreachable")
+        Seconds,
+        Meta(description="a fetch without progress for so long is abandoned and refused as unreachable"),
     ] = 10.0
     flush_seconds: Annotated[
         Seconds,
