@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from shared.engine.engine import Engine, load
+from shared.engine.native.build import INSTRUCTION_SETS, choose
+from shared.errors import ConfigError
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 
+COMPILED_KERNELS = [instruction_set.name for instruction_set in INSTRUCTION_SETS]
 GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 
 
@@ -93,6 +97,15 @@ class Driver:
     def close(self) -> None:
         """End the forward thread."""
         self.device.close()
+
+
+def skip_unless_runnable(*kernels: str) -> None:
+    """Skip the test, with the reason, where the CPU lacks one of these instruction sets."""
+    for name in kernels:
+        try:
+            choose(name)
+        except ConfigError as error:
+            pytest.skip(str(error))
 
 
 def tokens_of(seed: int, length: int, vocab_size: int) -> list[int]:

@@ -63,6 +63,15 @@ def _mistral_with_window() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=150))
 
 
+def _mistral_with_wide_heads() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**_SIZES, head_dim=80, sliding_window=None))
+
+
+def _llama_with_one_kv_head() -> PreTrainedModel:
+    sizes = _SIZES | {"hidden_size": 84, "num_attention_heads": 14, "num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=24))
+
+
 def _qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**_SIZES | {"num_key_value_heads": 6}))
 
@@ -79,7 +88,9 @@ def _qwen3() -> PreTrainedModel:
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama, tied, head_dim 24": _llama,
     "llama, biases, llama3 rope, inner size 1100": _llama_with_biases_and_scaled_rope,
+    "llama, 14 query heads on one kv head": _llama_with_one_kv_head,
     "mistral": _mistral,
+    "mistral, head_dim 80": _mistral_with_wide_heads,
     "mistral, sliding window": _mistral_with_window,
     "qwen2, one query head per kv head": _qwen2,
     "qwen2, window in upper layers": _qwen2_with_window_in_upper_layers,
