@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from shared.engine.gguf import convert
-from shared.engine.packing import PACKED_FILE, PackedFile, unpack
+from shared.engine.packing import PACKED_FILE, PackedFile, PackedWeight, unpack, write_packed
+from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.tiny_gguf import write_tiny_gguf
 
 KINDS = {
@@ -54,3 +57,59 @@ def test_a_folder_of_an_older_conversion_is_converted_again(tmp_path: Path) -> N
     convert(tmp_path / "tiny.gguf", folder, lambda *_: None)
     assert PackedFile.open(folder) is not None
     assert json.loads((folder / "converted_from.json").read_text()) == stamp
+
+
+# Kinds of blocks that the description must name: `ffn_down`, whose inputs are no whole blocks, stays float.
+MODELS = {
+    "q4_0": (GGMLQuantizationType.Q4_0, "weights q4_0+float32,"),
+    "q4_1": (GGMLQuantizationType.Q4_1, "weights q4_1+float32,"),
+    "q8_0": (GGMLQuantizationType.Q8_0, "weights q8_0+float32,"),
+    "mixed": (None, "weights q4_0+q4_1+q8_0+float32,"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A converted model, and what its description says of its weights."""
+    kind, described = MODELS[request.param]
+    path: Path = tmp_path_factory.mktemp("quantized")
+    write_tiny_gguf(path / "tiny.gguf", "llama", kind)
+    return convert(path / "tiny.gguf", path / "model", lambda *_: None), described
+
+
+def logits_of(folder: Path, described: str, **settings: Any) -> torch.Tensor:
+    """Of a prompt in two chunks, the first of many rows, and of some decode steps: [outputs, vocabulary]."""
+    driver = Driver(folder, **settings)
+    assert described in driver.engine.description
+    driver.prefill(0, tokens_of(7, 61, driver.engine.config.vocab_size), range(6), chunk=50)
+    driver.decode([0], 8)
+    driver.close()
+    return torch.stack(driver.logits[0])
+
+
+@pytest.mark.parametrize("kernels", COMPILED_KERNELS)
+def test_quantized_weights_give_the_logits_of_the_float_weights_bit_for_bit(
+    quantized: tuple[Path, str], kernels: str
+) -> None:
+    skip_unless_runnable(kernels)
+    folder, described = quantized
+    blocks = logits_of(folder, described, kernels=kernels, dtype="auto")
+    floats = logits_of(folder, "weights float32,", kernels=kernels, dtype="float32")
+    assert blocks.isfinite().all()
+    assert len(set(blocks.argmax(dim=1).tolist())) > 2, "a model that repeats one token shows little"
+    assert torch.equal(blocks, floats)
+
+
+def test_it_is_the_packed_blocks_that_are_computed_with(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf", "llama")
+    folder = convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
+    described = MODELS["mixed"][1]
+    before = logits_of(folder, described)
+    packed = PackedFile.open(folder)
+    assert packed is not None
+    for name in load_file(folder / PACKED_FILE):
+        changed = {each: packed.take(each) for each in load_file(folder / PACKED_FILE)}
+        weight = changed[name]
+        changed[name] = PackedWeight(weight.kind, weight.outputs, weight.inputs, weight.data ^ 1)
+        write_packed(folder, changed)
+        assert not torch.equal(logits_of(folder, described), before), f"{name} is read from elsewhere"

@@ -40,8 +40,12 @@ _NAMES = {
 }
 
 
-def write_tiny_gguf(path: Path, architecture: str) -> dict[str, Floats]:
-    """Write a model of `architecture`; returns what its matrices are to be, by Hugging Face's names."""
+def write_tiny_gguf(path: Path, architecture: str, kind: Type | None = None) -> dict[str, Floats]:
+    """Write a model of `architecture`; returns what its matrices are to be, by Hugging Face's names.
+
+    `kind`: of all matrices whose inputs are whole blocks; None for a mixture.
+    """
+    kinds = _TYPES if kind is None else dict.fromkeys(_TYPES, kind)
     writer = GGUFWriter(path, architecture)
     _describe(writer)
     random = np.random.default_rng(23)
@@ -49,7 +53,7 @@ def write_tiny_gguf(path: Path, architecture: str) -> dict[str, Floats]:
 
     def add(name: str, stored_name: str, outputs: int, inputs: int) -> None:
         matrix = random.standard_normal((outputs, inputs), dtype=np.float32)
-        kind = _TYPES.get(stored_name.split(".")[-1], Type.F32)
+        kind = kinds.get(stored_name.split(".")[-1], Type.F32)
         matrices[name] = dequantize(quantize(matrix, kind), kind)  # by rows, so their order does not matter
         heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(stored_name.split(".")[-1])
         rows = _interleaved(matrix, heads) if architecture == "llama" and heads else matrix
