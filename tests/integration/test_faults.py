@@ -21,7 +21,7 @@ from tests.waiting import until
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
     "seed": 7,
-    "max_tokens": 96,
+    "max_tokens": 400,  # some seconds: long enough to be caught in the middle
     "extra_body": {"ignore_eos": True},
 }
 SILENCE_SECONDS = ProcessConfig().silence_seconds
@@ -44,7 +44,7 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(two_each: Deployment, u
 def test_a_killed_decode_worker_only_pauses_the_stream(two_each: Deployment, undisturbed: str) -> None:
     before = continuations(two_each)
     answer = asyncio.run(disturb(two_each, pieces=20, with_worker=kill))
-    assert answer == Answer(undisturbed, "length", 96)
+    assert answer == Answer(undisturbed, "length", SAMPLED["max_tokens"])
     assert continuations(two_each) == before + 1
     until(lambda: len(two_each.processes("decode")) == 2, 30, "the killed worker's return")
     until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
@@ -79,7 +79,7 @@ def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturb
 
     before = continuations(two_each)
     answer = asyncio.run(disturb(two_each, pieces=20, with_worker=freeze))
-    assert answer == Answer(undisturbed, "length", 96)
+    assert answer == Answer(undisturbed, "length", SAMPLED["max_tokens"])
     assert continuations(two_each) == before + 1
     until(lambda: linked_workers(two_each) == 4, 10, "the return of the worker that was frozen")
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
