@@ -3,6 +3,12 @@
 // A panel gives, input by input, the sixteen weights of its outputs as `Lanes`. `multiply` adds x times some panels to
 // accumulators, input after input: each output of each row is one chain of sums in the order of the inputs, whatever
 // rows and panels share the call. That is all the batch invariance there is, and it costs nothing.
+//
+//     panel = block block block …        inputs 0 … 31, 32 … 63, …
+//     block = half half                  Q4: low halves of the bytes hold inputs 0 … 15, high halves 16 … 31
+//     half  = row row row …              a row is one input: sixteen weights, one for each output
+//
+// A Q8 block has one half of 32 rows; a float panel is one block with one half of all inputs.
 #pragma once
 
 #include "lanes.h"
@@ -23,7 +29,7 @@ struct CellPanel {
     long stride;
 
     static constexpr int HALVES = 1;
-    static int rows(int inputs) { return inputs; }  // of a half of a block; here all is one block of one half
+    static int rows(int inputs) { return inputs; }  // of a half
 
     struct Block {
         const Value* values;
