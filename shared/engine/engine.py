@@ -74,8 +74,7 @@ def load(
     _refuse_other_devices(device)
     weights_dtype, cache_dtype = _choose("dtype", dtype, _DTYPES), _choose("kv_dtype", kv_dtype, _KV_DTYPES)
     config = read_model_config(folder)
-    on_progress("compiling kernels, where that was not done before", 0.0)
-    chosen = choose_kernels(kernels, kernels_folder)
+    chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = PackedFile.open(folder) if dtype == "auto" and chosen.library else None
     cache, context, sizes = _make_cache(
         config,

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def choose(name: str = "auto") -> InstructionSet:
     raise ConfigError(f"unknown instruction set: {name}; expected auto, {names}")
 
 
-def build(instruction_set: InstructionSet, folder: str = "") -> Path:
-    """The compiled library, from `folder` (empty: the user's cache) if it is there.
+def build(
+    instruction_set: InstructionSet, folder: str = "", on_compile: Callable[[], None] = lambda: None
+) -> Path:
+    """The compiled library, from `folder` (empty: the user's cache) if it is there; else `on_compile` is called.
 
     Raises `BuildError` if it is not, and there is no compiler or it fails.
     """
@@ -76,6 +79,7 @@ def build(instruction_set: InstructionSet, folder: str = "") -> Path:
             Path(folder) if folder else _cache_folder()
         ) / f"{instruction_set.name}-{_fingerprint(instruction_set)}.so"
         if not target.exists():
+            on_compile()
             target.parent.mkdir(parents=True, exist_ok=True)
             with (target.parent / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # several workers start at once: one compiles

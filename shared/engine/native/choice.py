@@ -7,6 +7,7 @@ said aloud, and never chosen in silence over a name that was asked for.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,15 @@ class KernelChoice:
     determinism: str  # what may change the last bit of a result
 
 
-def choose_kernels(name: str, folder: str = "") -> KernelChoice:
+def choose_kernels(
+    name: str, folder: str = "", on_compile: Callable[[], None] = lambda: None
+) -> KernelChoice:
     """`auto`, the name of an instruction set, or `torch`; `ConfigError` for a name that cannot be had here."""
     if name == "torch":
         return KernelChoice(None, "kernels of torch", _torch_determinism())
     instruction_set = choose(name)
     try:
-        library = Kernels(build(instruction_set, folder))
+        library = Kernels(build(instruction_set, folder, on_compile))
     except BuildError as error:
         if name != "auto":
             raise ConfigError(f"{name} kernels were asked for, and {error}") from None

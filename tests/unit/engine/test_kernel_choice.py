@@ -40,7 +40,7 @@ def test_what_was_compiled_ahead_of_time_needs_no_compiler(
     ahead = tmp_path / compiled.name
     ahead.write_bytes(compiled.read_bytes())
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert build(choose("plain"), str(tmp_path)) == ahead
+    assert build(choose("plain"), str(tmp_path), on_compile=pytest.fail) == ahead
     assert choose_kernels("plain", str(tmp_path)).library is not None
 
 
