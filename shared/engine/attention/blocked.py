@@ -140,8 +140,11 @@ class BlockedStep:
         config = self._config
         dtype = self._cache.store.dtype
         keys, values = self._cache.layer(layer)
-        keys[self._pages, :, self._page_slots] = k.to(dtype)
-        values[self._pages, :, self._page_slots] = v.to(dtype)
+        largest = torch.finfo(
+            dtype
+        ).max  # an infinite value times weight 0 would spoil rows that must not see it
+        keys[self._pages, :, self._page_slots] = k.clamp(-largest, largest).to(dtype)
+        values[self._pages, :, self._page_slots] = v.clamp(-largest, largest).to(dtype)
         shared = config.heads // config.kv_heads  # query heads of a key-value head
         tiles = torch.zeros(self._tiles, config.kv_heads, TILE, shared, config.head_dim)
         scaled = q.float() * config.head_dim**-0.5

@@ -33,7 +33,7 @@ def _write_model(projection: str, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("kernels", COMPILED_KERNELS)
+@pytest.mark.parametrize("kernels", [*COMPILED_KERNELS, "torch"])
 @pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
 def test_what_float16_cannot_hold_saturates_and_spoils_no_other_row(
     projection: str, kernels: str, tmp_path: Path
