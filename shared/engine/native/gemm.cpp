@@ -67,9 +67,9 @@ void item(const Task& task, int first_row, int rows, int first_panel, int panels
 void dispatch(const Task& task, int first_row, int rows, int first_panel, int panels) {
     switch (task.matrix.kind) {
         case Kind::F32: return item<F32Panel>(task, first_row, rows, first_panel, panels);
-        case Kind::Q8_0: return item<Q8Panel>(task, first_row, rows, first_panel, panels);
-        case Kind::Q4_0: return item<Q4_0Panel>(task, first_row, rows, first_panel, panels);
-        case Kind::Q4_1: return item<Q4_1Panel>(task, first_row, rows, first_panel, panels);
+        case Kind::Q8_0: return item<BlockPanel<Q8_0>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q4_0: return item<BlockPanel<Q4_0>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q4_1: return item<BlockPanel<Q4_1>>(task, first_row, rows, first_panel, panels);
     }
 }
 
@@ -124,9 +124,9 @@ void gemm(
 void unpack_row(const Matrix& matrix, int row, float* to) {
     switch (matrix.kind) {
         case Kind::F32: return unpack_row_from<F32Panel>(matrix, row, to);
-        case Kind::Q8_0: return unpack_row_from<Q8Panel>(matrix, row, to);
-        case Kind::Q4_0: return unpack_row_from<Q4_0Panel>(matrix, row, to);
-        case Kind::Q4_1: return unpack_row_from<Q4_1Panel>(matrix, row, to);
+        case Kind::Q8_0: return unpack_row_from<BlockPanel<Q8_0>>(matrix, row, to);
+        case Kind::Q4_0: return unpack_row_from<BlockPanel<Q4_0>>(matrix, row, to);
+        case Kind::Q4_1: return unpack_row_from<BlockPanel<Q4_1>>(matrix, row, to);
     }
 }
 

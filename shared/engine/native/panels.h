@@ -64,15 +64,27 @@ struct F32Panel {
     Block block(int) const { return {values, ahead}; }
 };
 
-// ggml's blocks of 32 inputs, sixteen of them side by side: scales, then the bytes of input after input.
-struct Q8Panel {
+// ggml's blocks of 32 inputs, sixteen of them side by side: scales, then bytes. `Format` opens one and expands its rows.
+template <class Format>
+struct BlockPanel {
     const uint8_t* blocks;
     long ahead;
 
-    static constexpr int BLOCK_BYTES = 2 * LANES + 32 * LANES;
+    using Block = typename Format::Block;
+    static constexpr int HALVES = Format::HALVES;
+    static int rows(int) { return 32 / HALVES; }
+    static long bytes(int inputs) { return inputs / 32 * Format::BYTES; }
+
+    Block block(int number) const {
+        const uint8_t* start = blocks + (long)number * Format::BYTES;
+        prefetch<Format::BYTES>(start + ahead);
+        return Format::open(start);
+    }
+};
+
+struct Q8_0 {
     static constexpr int HALVES = 1;
-    static int rows(int) { return 32; }
-    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
+    static constexpr int BYTES = 2 * LANES + 32 * LANES;
 
     struct Block {
         Lanes scale;
@@ -82,54 +94,36 @@ struct Q8Panel {
             return scale * Lanes::from_signed_bytes(bytes + number * LANES);
         }
     };
-    Block block(int number) const {
-        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
-        prefetch<BLOCK_BYTES>(start + ahead);
-        return {Lanes::load((const Half*)start), start + 2 * LANES};
-    }
+    static Block open(const uint8_t* start) { return {Lanes::load((const Half*)start), start + 2 * LANES}; }
 };
 
 // A byte holds input j of the block in its low half, input j + 16 in its high half.
-struct Q4Block {
-    Lanes scale, offset;
-    const uint8_t* bytes;
-    template <int HALF>
-    Lanes row(int number) const {
-        return fma(scale, Lanes::from_nibbles<4 * HALF>(bytes + number * LANES), offset);
-    }
+struct Q4 {
+    static constexpr int HALVES = 2;
+
+    struct Block {
+        Lanes scale, offset;
+        const uint8_t* bytes;
+        template <int HALF>
+        Lanes row(int number) const {
+            return fma(scale, Lanes::from_nibbles<4 * HALF>(bytes + number * LANES), offset);
+        }
+    };
 };
 
-struct Q4_1Panel {
-    const uint8_t* blocks;
-    long ahead;
+struct Q4_1 : Q4 {
+    static constexpr int BYTES = 4 * LANES + 16 * LANES;
 
-    static constexpr int BLOCK_BYTES = 4 * LANES + 16 * LANES;
-    static constexpr int HALVES = 2;
-    static int rows(int) { return 16; }
-    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
-
-    using Block = Q4Block;
-    Block block(int number) const {
-        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
-        prefetch<BLOCK_BYTES>(start + ahead);
+    static Block open(const uint8_t* start) {
         return {Lanes::load((const Half*)start), Lanes::load((const Half*)start + LANES), start + 4 * LANES};
     }
 };
 
 // scale * (q - 8): the product with 8 is exact, so one fused step rounds as ggml's two do.
-struct Q4_0Panel {
-    const uint8_t* blocks;
-    long ahead;
+struct Q4_0 : Q4 {
+    static constexpr int BYTES = 2 * LANES + 16 * LANES;
 
-    static constexpr int BLOCK_BYTES = 2 * LANES + 16 * LANES;
-    static constexpr int HALVES = 2;
-    static int rows(int) { return 16; }
-    static long bytes(int inputs) { return inputs / 32 * BLOCK_BYTES; }
-
-    using Block = Q4Block;
-    Block block(int number) const {
-        const uint8_t* start = blocks + (long)number * BLOCK_BYTES;
-        prefetch<BLOCK_BYTES>(start + ahead);
+    static Block open(const uint8_t* start) {
         const Lanes scale = Lanes::load((const Half*)start);
         return {scale, scale * Lanes::broadcast(-8.0f), start + 2 * LANES};
     }
