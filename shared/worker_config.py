@@ -44,9 +44,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     ] = "auto"
     kv_dtype: Annotated[
         Literal["auto", "float32", "float16"],
-        Meta(
-            description="of the KV cache; auto: float32; float16 halves its memory, not its accuracy by much"
-        ),
+        Meta(description="of the KV cache; auto: float16 for a model of 4- or 8-bit blocks, else float32"),
     ] = "auto"
     kernels: Annotated[
         Literal["auto", "avx512", "avx2", "plain", "torch"],

@@ -28,7 +28,10 @@ from shared.errors import ConfigError
 from shared.messages import Limits
 
 _DTYPES = {"auto": torch.float32, "float32": torch.float32}
-_KV_DTYPES = {"auto": torch.float32, "float32": torch.float32, "float16": torch.float16}
+_KV_DTYPES = {  # by whether the model is one of blocks
+    blocks: {"auto": auto, "float32": torch.float32, "float16": torch.float16}
+    for blocks, auto in ((False, torch.float32), (True, torch.float16))
+}
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,17 @@ def load(
     """Load the Hugging Face folder. None for `pages`, `context_len`, `memory_bytes`: chosen, see `description`.
 
     `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
+    `kv_dtype` auto: float16 for a folder with such blocks, whatever computes with them, else float32.
 
     Raises `ModelError` for the folder's fault, `ConfigError` for a setting's.
     """
     _refuse_other_devices(device)
-    weights_dtype, cache_dtype = _choose("dtype", dtype, _DTYPES), _choose("kv_dtype", kv_dtype, _KV_DTYPES)
+    blocks = PackedFile.open(folder)
+    weights_dtype = _choose("dtype", dtype, _DTYPES)
+    cache_dtype = _choose("kv_dtype", kv_dtype, _KV_DTYPES[blocks is not None])
     config = read_model_config(folder)
     chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
-    packed = PackedFile.open(folder) if dtype == "auto" and chosen.library else None
+    packed = blocks if dtype == "auto" and chosen.library else None
     cache, context, sizes = _make_cache(
         config,
         cache_dtype,
@@ -91,6 +97,7 @@ def load(
     limits = Limits(context, page_size, cache.pages, slots, config.vocab_size)
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
     kinds, kv = _weight_kinds(config, packed, weights_dtype), _name(cache_dtype)
+    on = f"{chosen.description}, {threads} {'thread' if threads == 1 else 'threads'}"
     return Engine(
         device=_start(model, cache, limits, eos_token_ids, threads, on_logits),
         cache=cache,
@@ -101,10 +108,7 @@ def load(
         determinism=f"{chosen.determinism},{_name(weights_dtype)},kv-{kv}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
-        description=(
-            f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {chosen.description}, "
-            f"{threads} {'thread' if threads == 1 else 'threads'}, {sizes}, {slots} slots"
-        ),
+        description=f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {sizes}, {slots} slots",
     )
 
 

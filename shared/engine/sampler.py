@@ -19,8 +19,6 @@ from torch import Tensor
 from shared.engine.gumbel import gumbel_noise, row_keys, signed
 from shared.schedule_batch import SlotJoin
 
-ROWS_AT_ONCE = 1  # on CPU a row of logits and its hashes fit the core's cache, several do not: 4 times slower
-
 
 class Sampler:
     """Sampling parameters and histories of all slots, and the choice itself."""
@@ -82,8 +80,10 @@ class Sampler:
         positions = sequence_lens - self._prompt_len[slots]
         self._penalize(logits, slots)
         self._adjust(logits, slots, positions)
-        drawn = torch.nonzero(self._temperature[slots] > 0)[:, 0]
-        for rows in torch.split(drawn, ROWS_AT_ONCE):
+        drawn = torch.nonzero(self._temperature[slots] > 0)
+        for rows in (
+            drawn
+        ):  # one by one: a row of logits and its hashes fit a core's cache, several are 4 times slower
             logits[rows] = self._perturb(logits[rows], slots[rows], positions[rows])
         tokens = logits.argmax(-1)  # the first of equal ones
         remembered = torch.nonzero(self._needs_history[slots])[:, 0]

@@ -14,6 +14,7 @@ namespace segue {
 namespace {
 
 constexpr int BLOCK = 128;  // positions
+constexpr int AHEAD = 4;    // groups of positions between what is read and what is fetched into the core's cache
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 int groups_of(int values) { return (values + LANES - 1) / LANES; }
@@ -86,6 +87,18 @@ private:
                position % task_.cache.page_size * task_.cache.head_dim;
     }
 
+    // What is read AHEAD groups after the `number`th of a block: its keys, its values, the keys of the next block.
+    // Pages lie far apart, and each is too short for the hardware to see where the next begins.
+    const Value* upcoming(int block, int cells, int number) const {
+        number += AHEAD;
+        const int groups = groups_of(cells);
+        if (number < groups) return keys(block + number * LANES);
+        number -= groups;
+        if (number < groups) return values(block + number * LANES);
+        const int next = block + BLOCK + (number - groups) * LANES;
+        return keys(std::min(next, position(tile_.pairs() - 1)));
+    }
+
     void gather_queries(int head_dim, int padded) {
         scratch_.queries.resize((size_t)TILE_ROWS * head_dim);
         scratch_.weighted.assign((size_t)TILE_ROWS * padded, 0.0f);
@@ -103,16 +116,18 @@ private:
     void score(int block, int cells) {
         constexpr int TOGETHER = panels_beside(PAIRS);
         int group = 0;
-        for (; group + TOGETHER <= groups_of(cells); group += TOGETHER) score_groups<PAIRS, TOGETHER>(block, group);
-        for (; group < groups_of(cells); group++) score_groups<PAIRS, 1>(block, group);
+        for (; group + TOGETHER <= groups_of(cells); group += TOGETHER) score_groups<PAIRS, TOGETHER>(block, cells, group);
+        for (; group < groups_of(cells); group++) score_groups<PAIRS, 1>(block, cells, group);
     }
 
     template <int PAIRS, int GROUPS>
-    void score_groups(int block, int first) {
+    void score_groups(int block, int cells, int first) {
         const Cache& cache = task_.cache;
         CellPanel<Value> panels[GROUPS];
-        for (int group = 0; group < GROUPS; group++)
-            panels[group] = {keys(block + (first + group) * LANES), cache.page_size};
+        for (int group = 0; group < GROUPS; group++) {
+            const Value* here = keys(block + (first + group) * LANES);
+            panels[group] = {here, cache.page_size, upcoming(block, cells, first + group) - here};
+        }
         Lanes sums[PAIRS][GROUPS];
         SEGUE_UNROLL for (auto& pair : sums) SEGUE_UNROLL for (auto& sum : pair) sum = Lanes::broadcast(0.0f);
         multiply<CellPanel<Value>, PAIRS, GROUPS>(
@@ -178,9 +193,11 @@ private:
             SEGUE_UNROLL for (int column = 0; column < COLUMNS; column++) sums[pair][column] =
                 Lanes::load(weighted + pair * padded + column * LANES);
         for (int cell = 0; cell < cells; cell += cache.page_size) {
-            const Value* rows = values(block + cell) + first * LANES;
+            const Value* here = values(block + cell);
+            const long ahead = upcoming(block, cells, groups_of(cells) + cell / LANES) - here;
             CellPanel<Value> panels[COLUMNS];
-            for (int column = 0; column < COLUMNS; column++) panels[column] = {rows + column * LANES, cache.head_dim};
+            for (int column = 0; column < COLUMNS; column++)
+                panels[column] = {here + (first + column) * LANES, cache.head_dim, ahead};
             multiply<CellPanel<Value>, PAIRS, COLUMNS>(
                 &scratch_.scores[0][cell], BLOCK, panels, std::min(cache.page_size, cells - cell), sums);
         }

@@ -22,24 +22,26 @@ inline void prefetch(const void* from) {
     SEGUE_UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch((const uint8_t*)from + at);
 }
 
-// Keys or values of a KV page: rows of values `stride` apart.
+// Keys or values of a KV page: rows of values `stride` apart. `ahead` is the distance in values to what is read soon.
 template <class Value>
 struct CellPanel {
     const Value* values;
-    long stride;
+    long stride, ahead;
 
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }  // of a half
 
     struct Block {
         const Value* values;
-        long stride;
+        long stride, ahead;
         template <int HALF>
         Lanes row(int number) const {
-            return Lanes::load(values + number * stride);
+            const Value* start = values + number * stride;
+            __builtin_prefetch(start + ahead);
+            return Lanes::load(start);
         }
     };
-    Block block(int) const { return {values, stride}; }
+    Block block(int) const { return {values, stride, ahead}; }
 };
 
 // Float weights, sixteen for each input. `ahead` is the distance in bytes to the panel that is read after this one.

@@ -37,6 +37,7 @@ class Driver:
             on_logits=self._record,
         )
         self.device = self.engine.device
+        self.kv_dtype = str(self.engine.cache.store.dtype).removeprefix("torch.")
 
     def _record(self, _step: int, slots: tuple[int, ...], logits: Tensor) -> None:
         for slot, row in zip(slots, logits, strict=True):

@@ -113,3 +113,20 @@ def test_it_is_the_packed_blocks_that_are_computed_with(tmp_path: Path) -> None:
         changed[name] = PackedWeight(weight.kind, weight.outputs, weight.inputs, weight.data ^ 1)
         write_packed(folder, changed)
         assert not torch.equal(logits_of(folder, described), before), f"{name} is read from elsewhere"
+
+
+def test_a_model_of_blocks_keeps_keys_and_values_in_halves_whatever_computes(tmp_path: Path) -> None:
+    """Else a worker with kernels and one without could not read each other's pages."""
+    write_tiny_gguf(tmp_path / "tiny.gguf", "llama")
+    folder = convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
+
+    def kv_format(**settings: Any) -> str:
+        driver = Driver(folder, **settings)
+        driver.close()
+        return driver.engine.kv_format
+
+    assert kv_format().endswith("float16")
+    assert kv_format(kernels="torch") == kv_format(dtype="float32") == kv_format()
+    assert kv_format(kv_dtype="float32").endswith("float32")
+    (folder / PACKED_FILE).unlink()
+    assert kv_format().endswith("float32")
