@@ -1,12 +1,14 @@
 """Requests whose KV is on its way here: from the `Decode` command to the moment they may join a batch.
 
-    Decode ─► ARRIVING (pages taken, fetch started) ─┬─ Landed ─► joins the next batch, always
-                                                     ├─ Stale  ─► Refused(stale), pages free
-                                                     ├─ Failed ─► Refused(unreachable), pages quarantined until Ended
-                                                     └─ Cancel ─► fetch abandoned, pages quarantined until Ended
+    Decode ─► waiting (nothing held) ─► ARRIVING (pages taken, fetch started)
+                                        ├─ Landed ─► joins the next batch, always
+                                        ├─ Stale  ─► Refused(stale), pages free
+                                        ├─ Failed ─► Refused(unreachable), pages quarantined until Ended
+                                        └─ Cancel ─► fetch abandoned, pages quarantined until Ended
 
 Only DONE proves that a read has ended, so a page that an unproven read may still write to belongs to nobody. What
-the radix cache of this worker holds already is not fetched; if it holds everything, there is no fetch at all.
+the radix cache of this worker holds already is not fetched; if it holds everything, there is no fetch at all. Of
+requests that come together with one prefix the first fetches it, and the others wait until it is in the cache.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Arrivals:
     counters: DecodeCounters
     effects: list[Effect]
     _fetching: dict[int, Req] = field(default_factory=dict)
+    _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last is whom it waits for
     _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch
     _next_fetch_id: int = 1
 
@@ -58,9 +61,35 @@ class Arrivals:
         return list(self._fetching.values())
 
     @property
+    def waiting(self) -> int:
+        """Requests that wait for a prefix."""
+        return len(self._waiting)
+
+    @property
     def in_flight(self) -> bool:
         """Whether the fetcher has anything to tell."""
         return bool(self._fetching or self._quarantined)
+
+    def wait(self, req: Req, baton: Baton) -> bool:
+        """Let the request wait if another one is fetching the next page that it would fetch. It holds nothing."""
+        _, cached = self.memory.cache.probe(req.token_ids[: baton.kv_len], req.extra_key)
+        end = cached + self.memory.page_size
+        if end > baton.kv_len:
+            return False
+        for other in self._fetching.values():
+            same = other.extra_key == req.extra_key and other.token_ids[:end] == req.token_ids[:end]
+            if same and end < len(other.token_ids):
+                self._waiting.append((req, baton, other))
+                self.counters.waited_for_prefix += 1
+                return True
+        return False
+
+    def take_waiting(self) -> list[tuple[Req, Baton]]:
+        """Those that wait no more, in the order they came: the fetch has ended, whatever its end."""
+        fetching = self.requests
+        ready = [(req, baton) for req, baton, other in self._waiting if other not in fetching]
+        self._waiting = [entry for entry in self._waiting if entry[2] in fetching]
+        return ready
 
     def start(self, req: Req, baton: Baton) -> Arrived | None:
         """Fetch what is not cached here into fresh pages; `Arrived` at once when nothing is missing.
@@ -112,6 +141,10 @@ class Arrivals:
 
     def abandon(self, req: Req) -> bool:
         """Stop waiting for the request's pages. False: it is not arriving."""
+        for entry in self._waiting:
+            if entry[0] is req:
+                self._waiting.remove(entry)
+                return True
         for fetch_id, arriving in self._fetching.items():
             if arriving is req:
                 del self._fetching[fetch_id]

@@ -11,6 +11,7 @@ class DecodeCounters:
 
     requests: int = 0
     joined: int = 0
+    waited_for_prefix: int = 0  # did not fetch what another request was fetching
     full_hits: int = 0  # joined without a fetch: all pages were cached here
     fetched_bytes: int = 0
     cached_tokens: int = 0

@@ -1,27 +1,27 @@
-"""Plans PREBUILT joins and DECODE steps, and settles what they sampled.
+"""Takes requests in, settles what their steps sampled, and ends them.
 
 A request's way through a decode worker:
 
-    Decode ─► arriving ─► joining ─► running ─► finished
-              (arrivals)     ▲          └─► retracted ─┐
-                             └─────────(retraction)────┘
+    Decode ─► waiting ─► arriving ─► joining ─► running ─► finished
+              └── (arrivals) ──┘        ▲          └─► retracted ─┐
+                                        └─────────(retraction)────┘
 
-Overlap: a step is planned before the one in flight has settled. So a row may run one step past its end (the extra
-token is discarded), rows certain to end by length in the step in flight are left out, and whatever an ended request
-held is retired, not freed. Landed requests always join; only new ones can be refused for lack of room.
+A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its end is
+discarded, and whatever an ended request held is retired, not freed. Landed requests always join; only those without
+pages can be refused for lack of room.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from decode.admission import Admission
 from decode.arrivals import Arrivals, Arrived, NotArrived
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
 from decode.retraction import Retraction
+from decode.running_batch import RunningBatch
 from decode.unsent import Unsent
 from shared.audience import Audience
+from shared.baton import Baton
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
@@ -29,7 +29,7 @@ from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Decode, Finished, Joined, Load, RefusalReason, Refused, Row
 from shared.page_pool import PagePool, PageState
 from shared.req import Req
-from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.schedule_batch import ScheduleBatch
 from shared.transfer.protocol import FetchEvent
 
 
@@ -65,10 +65,7 @@ class DecodeScheduler:
         self._audience = Audience(config.load_seconds)
         self._number = 0
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
-        self._joining: list[Req] = []
-        self._running: dict[str, Req] = {}
-        self._free_slots = deque(range(config.slots))
-        self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
+        self._batch = RunningBatch(self.memory, self.counters, config.slots)
         self._unsent = Unsent(config.flush_seconds)
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
@@ -105,7 +102,7 @@ class DecodeScheduler:
         del now
         restored = self._retraction.on_copy(copy_id)
         if restored is not None:
-            self._joining.append(restored)
+            self._batch.join(restored)
         dropped, self._dropped = self._dropped, []
         for req in dropped:
             self._drop(req)
@@ -130,18 +127,21 @@ class DecodeScheduler:
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: those whose KV has arrived join first, else everybody decodes one token."""
         self._resume()
-        if self._joining:
-            return self._prebuilt()
+        self._admit_waiting()
+        if self._batch.joining:
+            return self._batch.prebuilt()
         self._make_room_ahead(now)
-        batch = self._decode()
+        batch = self._batch.decode()
         if batch is None:
             self._send_back_stranded(now)
+        else:
+            self._admission.ratio.decay()
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, tell the routers."""
         finished: list[Send] = []
-        for req, token_id in zip(self._planned.pop(batch.step), token_ids, strict=True):
+        for req, token_id in zip(self._batch.settle(batch.step), token_ids, strict=True):
             if self._reqs.get(req.rid) is not req:
                 self.counters.extra_tokens += 1
                 continue
@@ -178,7 +178,7 @@ class DecodeScheduler:
     @property
     def slots_used(self) -> int:
         """Requests in slots."""
-        return self._config.slots - len(self._free_slots)
+        return self._batch.slots_used
 
     @property
     def leases_held(self) -> int:
@@ -218,27 +218,35 @@ class DecodeScheduler:
         if present is not None:
             self._refuse(req, "no_room", "the pages of an older attempt are still being copied")
             return
-        kv_len = command.baton.kv_len
-        self.memory.match(req, kv_len)
-        if not self._has_room(req, self.memory.pages_for(kv_len) - len(req.pages)):
+        self._reqs[req.rid] = req
+        if not self._arrivals.wait(req, command.baton):
+            self._admit(req, command.baton)
+
+    def _admit_waiting(self) -> None:
+        """Nobody waits twice: after a fetch that did not land, each fetches for itself."""
+        for req, baton in self._arrivals.take_waiting():
+            self._admit(req, baton)
+
+    def _admit(self, req: Req, baton: Baton) -> None:
+        """Start fetching what is not cached here, or refuse."""
+        self.memory.match(req, baton.kv_len)
+        if not self._has_room(req, self.memory.pages_for(baton.kv_len) - len(req.pages)):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, "no_room", "")
             return
-        req.slot = self._free_slots.popleft()
-        self._reqs[req.rid] = req
-        if arrived := self._arrivals.start(req, command.baton):
+        self._batch.take_slot(req)
+        if arrived := self._arrivals.start(req, baton):
             self._join(arrived)
 
     def _has_room(self, req: Req, missing: int) -> bool:
-        if not self._free_slots or self._retraction.pressed:
+        if not self._batch.free_slots or self._retraction.pressed:
             return False
-        settled = [*self._running.values(), *self._joining]
-        return self._admission.has_room(req, missing, settled, self._arrivals.requests)
+        return self._admission.has_room(req, missing, self._batch.reqs, self._arrivals.requests)
 
     def _join(self, arrived: Arrived) -> None:
         req = arrived.req
-        self._joining.append(req)
+        self._batch.join(req)
         self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))
         joined = Joined(req.rid, req.attempt, arrived.fetched_bytes, req.cached_len, arrived.fetch_seconds)
         self._effects.append(Send(req.router, joined))
@@ -261,10 +269,9 @@ class DecodeScheduler:
             if req not in self._dropped:
                 self._dropped.append(req)  # again when the copy has ended
             return
-        if req in self._joining:
-            self._joining.remove(req)
+        if req in self._batch.joining:
             self.memory.release(req)
-        elif self._running.get(req.rid) is req:
+        elif self._batch.runs(req):
             self.memory.commit(req)
             self.memory.release(req)
         elif not self._arrivals.abandon(req) and not self._retraction.drop(req):
@@ -273,7 +280,7 @@ class DecodeScheduler:
 
     def _finish(self, req: Req) -> None:
         self.counters.finished += 1
-        if self._running.get(req.rid) is req:
+        if self._batch.runs(req):
             self.memory.commit(req)
             self.memory.release(req)
         elif not self._retraction.drop(req):  # it ended with the very step it was retracted at
@@ -283,68 +290,18 @@ class DecodeScheduler:
     def _forget(self, req: Req) -> None:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
-            self._running.pop(req.rid, None)
-        self._leave_slot(req)
+        self._batch.leave(req)
         if not self._reqs:
             self._admission.reset()
 
-    def _leave_slot(self, req: Req) -> None:
-        """The slot may be taken again at once: the device applies joins in the order of the steps."""
-        if req.slot is not None:
-            self._free_slots.append(req.slot)
-            req.slot = None
-
-    # ---- planning ----
-
-    def _prebuilt(self) -> ScheduleBatch:
-        joins = []
-        for req in self._joining:
-            req.launched_len = req.kv_len
-            self._running[req.rid] = req
-            joins.append(req.join(last_token=req.token_ids[-1]))
-        self._joining.clear()
-        self.counters.prebuilt_steps += 1
-        return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
-
-    def _decode(self) -> ScheduleBatch | None:
-        rows, grants = [], []
-        for req in self._running.values():
-            if req.launched_len >= req.final_kv_len:
-                continue  # ends by length with the step in flight
-            if req.pages_missing(req.launched_len + 1, self.memory.page_size):
-                pages = self.memory.give(req, 1)
-                if pages is None:
-                    self.counters.sat_out += 1
-                    continue
-                assert req.slot is not None
-                grants.append(PageGrant(req.slot, tuple(pages)))
-            req.launched_len += 1
-            rows.append(req)
-        if not rows:
-            return None
-        self._admission.ratio.decay()
-        self.counters.decode_steps += 1
-        return self._step(ForwardMode.DECODE, rows, grants=tuple(grants))
-
-    def _step(
-        self,
-        mode: ForwardMode,
-        rows: list[Req],
-        joins: tuple[SlotJoin, ...] = (),
-        grants: tuple[PageGrant, ...] = (),
-    ) -> ScheduleBatch:
-        self.memory.launched_step += 1
-        self._planned[self.memory.launched_step] = rows
-        slots = [req.slot for req in rows if req.slot is not None]
-        return ScheduleBatch(self.memory.launched_step, mode, joins, grants, decode_slots=slots)
+    # ---- room ----
 
     def _make_room_ahead(self, now: float) -> None:
-        victims = self._retraction.step_back(list(self._running.values()))
+        victims = self._retraction.step_back(list(self._batch.running.values()))
         for victim in victims:
-            del self._running[victim.rid]
-            self._leave_slot(victim)
+            self._batch.leave(victim)
         if victims:
-            self._admission.after_retraction(list(self._running.values()))
+            self._admission.after_retraction(list(self._batch.running.values()))
             self._send_back(now)
 
     def _send_back(self, now: float) -> None:
@@ -359,9 +316,10 @@ class DecodeScheduler:
         """When nothing is under way that gives pages back, whoever lacks some waits for a quarantine to end,
         perhaps for ever: another worker goes on."""
         retiring = self.memory.pool.count(PageState.RETIRING)
-        if self._planned or retiring or self._joining or self._arrivals.requests or self._retraction.copying:
+        arriving = self._arrivals.requests
+        if self._batch.in_flight or retiring or self._batch.joining or arriving or self._retraction.copying:
             return
-        req = next(iter(self._running.values()), None)
+        req = next(iter(self._batch.running.values()), None)
         if req is not None:
             self.memory.commit(req)
             self.memory.release(req)
@@ -373,24 +331,24 @@ class DecodeScheduler:
             self._refuse(req, "no_room", "the pages it needs are in quarantine")
 
     def _resume(self) -> None:
-        while self._free_slots:
-            present = [*self._running.values(), *self._joining, *self._retraction.restoring]
+        while self._batch.free_slots:
+            present = [*self._batch.reqs, *self._retraction.restoring]
             growth = self._retraction.pages_wanted(present) + len(present) + 1 if present else 0
             req = self._retraction.resume(growth)
             if req is None:
                 return
-            req.slot = self._free_slots.popleft()
+            self._batch.take_slot(req)
 
     def _flush(self, now: float) -> None:
         self._effects.extend(self._unsent.flush(now))
 
     def _load(self) -> Load:
-        in_slots = [*self._running.values(), *self._joining, *self._arrivals.requests]
+        in_slots = [*self._batch.reqs, *self._arrivals.requests]
         return Load(
-            queued=len(self._retraction.requests),
+            queued=len(self._retraction.requests) + self._arrivals.waiting,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
             free_pages=self.memory.room,
-            slots_free=len(self._free_slots),
+            slots_free=max(0, self._batch.free_slots - self._arrivals.waiting),
             accepting=not self._retraction.pressed,
         )

@@ -106,6 +106,12 @@ COUNTERS = (
         ("router.fetched_bytes", "decode.fetched_bytes"),
     ),
     Declared("segue_joins_total", "requests that joined from a baton", (), ("decode.joined",)),
+    Declared(
+        "segue_prefix_waits_total",
+        "requests that waited until another one had fetched their prefix",
+        (),
+        ("decode.waited_for_prefix",),
+    ),
     Declared("segue_full_hits_total", "joins without a read: all cached here", (), ("decode.full_hits",)),
     Declared("segue_quarantines_total", "fetches whose end was not proven", (), ("decode.quarantines",)),
     Declared("segue_extend_tokens_total", "tokens computed by EXTEND steps", (), ("prefill.extend_tokens",)),
@@ -183,6 +189,15 @@ GAUGES = (
     Declared("segue_slots_used", "requests on the device"),
     Declared("segue_requests_running", "requests that are being served, by state", ("state",)),
     Declared("segue_workers", "workers that are up, by role", ("worker_role",)),
+    Declared(
+        "segue_discovery_reachable",
+        "1 when the last list and watch of pods were answered, else 0: the fleet is the last one known",
+        ("source",),
+    ),
+    Declared(
+        "segue_discovery_age_seconds", "since the API server last said anything about the pods", ("source",)
+    ),
+    Declared("segue_discovery_pods", "workers' pods by state; dialed is what work is sent to", ("state",)),
     Declared(
         "segue_kv_link_bytes_per_second",
         "measured speed of the last fetch from a peer",

@@ -96,7 +96,7 @@ def _free_before_retire() -> list[Patch]:
 @_mistake("page_pool", "an aborted request's pages are forgotten")
 def _leak() -> list[Patch]:
     def drop(self: DecodeScheduler, req: Req) -> None:
-        if req is self._running.get(req.rid):
+        if self._batch.runs(req):
             self._forget(req)
         else:
             real(self, req)
@@ -229,10 +229,20 @@ def _no_quarantine() -> list[Patch]:
     return [(arrivals.Arrivals, "_give_up", give_up)]
 
 
+@_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
+def _waiting_forgotten() -> list[Patch]:
+    def take_waiting(self: arrivals.Arrivals) -> list[Any]:
+        landed = {id(entry[0]) for entry in self._waiting if entry[2].kv_len > 0}
+        return [entry for entry in real(self) if id(entry[0]) in landed]
+
+    real = arrivals.Arrivals.take_waiting
+    return [(arrivals.Arrivals, "take_waiting", take_waiting)]
+
+
 @_mistake("arrivals", "a landed request may not join when room is short")
 def _landed_turned_away() -> list[Patch]:
     def join(self: DecodeScheduler, arrived: Any) -> None:
-        if self.memory.room >= len(self._running):
+        if self.memory.room >= len(self._batch.running):
             real(self, arrived)
 
     real = DecodeScheduler._join

@@ -45,6 +45,7 @@ WHEREABOUTS = [  # a `leaving` request meets no command: it leaves and settles w
     "in flight in prefill",
     "leased",
     "gone from prefill",
+    "waiting for a prefix",
     "arriving",
     "joining",
     "in flight in decode",
@@ -55,6 +56,7 @@ WHEREABOUTS = [  # a `leaving` request meets no command: it leaves and settles w
 ]
 PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "late_collections", "refused", "cancelled"]
 DECODE_PATHS = [
+    "waited_for_prefix",
     "full_hits",
     "cached_tokens",
     "no_room",

@@ -116,9 +116,11 @@ def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
         return "gone from decode"
     if req in scheduler._arrivals.requests:
         return "arriving"
-    if req in scheduler._joining:
+    if any(entry[0] is req for entry in scheduler._arrivals._waiting):
+        return "waiting for a prefix"
+    if req in scheduler._batch.joining:
         return "joining"
-    if rid in scheduler._running:
+    if scheduler._batch.runs(req):
         return "in flight in decode" if req.launched_len > req.kv_len else "between steps"
     if scheduler._retraction.is_copying(req):
         return "copied"

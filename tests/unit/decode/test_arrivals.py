@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shared.messages import Cancel, Finished, Joined, Refused
@@ -63,9 +64,82 @@ def test_a_prompt_of_exactly_k_pages_is_shared_by_all_who_have_it() -> None:
     bench.turn()
     joins = bench.device.batches[0].joins
     assert [len(join.pages) for join in joins] == [2, 2]
-    assert joins[0].pages == joins[1].pages  # fetched twice, held once
+    assert joins[0].pages == joins[1].pages  # fetched once, held once
     bench.run()
     assert bench.holds_nothing
+
+
+def crowd_with_one_prefix() -> DecodeBench:
+    """A bench on which `a` fetches two pages that `b` and `c` want as well, and one of its own."""
+    bench = DecodeBench(routers=2)
+    for number, rid in enumerate("abc"):
+        bench.send(decode(rid, (*prompt(8), *prompt(4, family=2 + number))), router=int(rid == "c"))
+    bench.turn()
+    assert bench.fetcher.under_way == [1]
+    assert bench.core.counters.waited_for_prefix == 2
+    return bench
+
+
+def fetches(bench: DecodeBench) -> list[tuple[str, int]]:
+    """Who has fetched so far, and from which page on."""
+    return [(baton.rid, start_page) for baton, start_page, _ in bench.fetcher.started.values()]
+
+
+def test_of_those_with_one_prefix_the_first_fetches_it_and_the_others_the_rest() -> None:
+    bench = crowd_with_one_prefix()
+    assert bench.core.slots_used == 1
+    bench.fetcher.land(1)
+    bench.turn()
+    assert fetches(bench) == [("a", 0), ("b", 2), ("c", 2)]
+    bench.run()
+    assert [len(bench.tokens(rid)) for rid in "abc"] == [7, 7, 7]
+    assert bench.holds_nothing
+
+
+def test_nobody_waits_for_a_prefix_of_less_than_a_page_or_under_another_key() -> None:
+    bench = DecodeBench()
+    bench.send(decode("a", prompt(9)), decode("b", (*prompt(3), *prompt(6, family=2))))
+    bench.send(msgspec.structs.replace(decode("c", prompt(9)), extra_key="tenant"))
+    bench.turn()
+    assert fetches(bench) == [("a", 0), ("b", 0), ("c", 0)]
+
+
+@pytest.mark.parametrize("end", ["stale", "failed", "not proven to have ended", "cancelled"])
+def test_when_the_awaited_fetch_does_not_land_each_fetches_for_itself(end: str) -> None:
+    bench = crowd_with_one_prefix()
+    match end:
+        case "stale":
+            bench.fetcher.find_stale(1)
+        case "cancelled":
+            bench.send(Cancel("a", 1))
+        case _:
+            bench.fetcher.fail(1, ended=end == "failed")
+    bench.turn()
+    assert fetches(bench) == [("a", 0), ("b", 0), ("c", 0)]
+    if end in ("not proven to have ended", "cancelled"):
+        bench.fetcher.end(1)
+    bench.run()
+    assert [len(bench.tokens(rid)) for rid in "abc"] == [0, 7, 7]
+    assert bench.holds_nothing
+
+
+def test_who_waits_for_a_prefix_can_be_cancelled_and_lost_with_its_router() -> None:
+    bench = crowd_with_one_prefix()
+    bench.send(Cancel("b", 1))
+    bench.routers[1].drop(bench.links)
+    bench.run()
+    assert fetches(bench) == [("a", 0)]
+    assert (len(bench.tokens("a")), bench.core._reqs) == (7, {})
+    assert bench.holds_nothing
+
+
+def test_who_finds_no_room_after_waiting_is_refused() -> None:
+    bench = DecodeBench(slots=1)
+    bench.send(decode("a", prompt(9)), decode("b", prompt(9)))
+    bench.turn()
+    bench.fetcher.land(1)
+    bench.turn()
+    assert [(refused.rid, refused.reason) for refused in bench.said(Refused)] == [("b", "no_room")]
 
 
 def test_a_prompt_shorter_than_a_page_is_fetched_whole() -> None:

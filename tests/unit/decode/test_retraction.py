@@ -193,10 +193,14 @@ def test_a_lone_request_finishes_in_a_pool_of_its_own_size(host_pages: int) -> N
 
 
 def test_twins_in_a_pool_for_one_both_finish() -> None:
-    """Their prompt is fetched twice; held twice, it would leave neither of them the room to finish."""
+    """Their prompt is fetched twice, for the fetch they waited for fails; held twice, it would leave neither of them
+    the room to finish."""
     bench = DecodeBench(pages=11)
-    bench.send(decode("a", prompt(16), 28), decode("b", prompt(16), 28))
+    bench.send(*(decode(rid, prompt(16), 28) for rid in ("lost", "a", "b")))
+    bench.turn()
+    bench.fetcher.fail(1, ended=True)
     bench.run()
+    assert [len(into) for _, _, into in bench.fetcher.started.values()] == [4, 4, 4]
     assert sorted(finished(bench)) == ["a", "b"]
     assert bench.holds_nothing
 
@@ -266,8 +270,8 @@ def test_a_newer_attempt_replaces_it_or_is_told_to_come_later(state: str) -> Non
 def test_a_request_may_end_with_the_very_step_it_was_retracted_at() -> None:
     bench, rid = victim_in("leaving")
     req = bench.core._reqs[rid]
-    step = min(bench.core._planned)  # in flight, and the last that the request takes part in
-    place = bench.core._planned[step].index(req)
+    step = min(bench.core._batch._planned)  # in flight, and the last that the request takes part in
+    place = bench.core._batch._planned[step].index(req)
     bench.device._results[step][place] = EOS
     bench.loop.finish()
     bench.run()

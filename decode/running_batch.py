@@ -1,0 +1,119 @@
+"""The requests in slots whose KV is here, and the steps made of them.
+
+    join ─► joining ─► PREBUILT ─► running ─► DECODE, DECODE, … ─► leave
+
+A step is planned before the one in flight has settled. So a row may run one step past its end, and rows certain to
+end by length in the step in flight are left out. A slot may be taken again as soon as it was left: the device applies
+joins in the order of the steps. It knows nothing of routers, fetches or why a request leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from decode.counters import DecodeCounters
+from shared.kv_memory import KvMemory
+from shared.req import Req
+from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+
+
+class RunningBatch:
+    """Joining and running requests, their slots, and the rows of every step that has not settled."""
+
+    def __init__(self, memory: KvMemory, counters: DecodeCounters, slots: int):
+        self.joining: list[Req] = []
+        self.running: dict[str, Req] = {}
+        self._memory = memory
+        self._counters = counters
+        self._slots = slots
+        self._free_slots = deque(range(slots))
+        self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
+
+    @property
+    def reqs(self) -> list[Req]:
+        """Everyone whose KV is here."""
+        return [*self.running.values(), *self.joining]
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can be taken."""
+        return len(self._free_slots)
+
+    @property
+    def slots_used(self) -> int:
+        """Requests in slots, those still arriving included."""
+        return self._slots - len(self._free_slots)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step has not settled."""
+        return bool(self._planned)
+
+    def take_slot(self, req: Req) -> None:
+        """Give the request a free slot."""
+        req.slot = self._free_slots.popleft()
+
+    def join(self, req: Req) -> None:
+        """The request is part of the next PREBUILT step; it is in a slot already."""
+        self.joining.append(req)
+
+    def runs(self, req: Req) -> bool:
+        """Whether this very attempt has joined a step and not left."""
+        return self.running.get(req.rid) is req
+
+    def leave(self, req: Req) -> None:
+        """Take the request out, wherever it is; what the step in flight samples for it is the caller's to discard."""
+        if self.runs(req):
+            del self.running[req.rid]
+        if req in self.joining:
+            self.joining.remove(req)
+        if req.slot is not None:
+            self._free_slots.append(req.slot)
+            req.slot = None
+
+    def prebuilt(self) -> ScheduleBatch:
+        """The step with which everyone who has arrived joins."""
+        joins = []
+        for req in self.joining:
+            req.launched_len = req.kv_len
+            self.running[req.rid] = req
+            joins.append(req.join(last_token=req.token_ids[-1]))
+        self.joining.clear()
+        self._counters.prebuilt_steps += 1
+        return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
+
+    def decode(self) -> ScheduleBatch | None:
+        """One token for everyone who has a page for it; None if nobody has."""
+        rows, grants = [], []
+        for req in self.running.values():
+            if req.launched_len >= req.final_kv_len:
+                continue  # ends by length with the step in flight
+            if req.pages_missing(req.launched_len + 1, self._memory.page_size):
+                pages = self._memory.give(req, 1)
+                if pages is None:
+                    self._counters.sat_out += 1
+                    continue
+                assert req.slot is not None
+                grants.append(PageGrant(req.slot, tuple(pages)))
+            req.launched_len += 1
+            rows.append(req)
+        if not rows:
+            return None
+        self._counters.decode_steps += 1
+        return self._step(ForwardMode.DECODE, rows, grants=tuple(grants))
+
+    def settle(self, step: int) -> list[Req]:
+        """The rows of a step that has settled, in their order."""
+        return self._planned.pop(step)
+
+    def _step(
+        self,
+        mode: ForwardMode,
+        rows: list[Req],
+        joins: tuple[SlotJoin, ...] = (),
+        grants: tuple[PageGrant, ...] = (),
+    ) -> ScheduleBatch:
+        self._memory.launched_step += 1
+        self._planned[self._memory.launched_step] = rows
+        slots = [req.slot for req in rows if req.slot is not None]
+        return ScheduleBatch(self._memory.launched_step, mode, joins, grants, decode_slots=slots)
