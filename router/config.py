@@ -27,10 +27,28 @@ class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
         str, Meta(description="what clients call the model; empty: the name of its folder")
     ] = ""
     port: Annotated[Port, Meta(description="OpenAI's API, probes and metrics")] = 8000
+    discovery: Annotated[
+        Literal["static", "kubernetes"],
+        Meta(description="where workers are found: in --workers, or among the pods of a namespace"),
+    ] = "static"
     workers: Annotated[
         tuple[str, ...],
         Meta(description="static discovery: prefill=HOST:PORT and decode=HOST:PORT, their links ports"),
     ] = ()
+    namespace: Annotated[
+        str, Meta(description="where the workers' pods are; empty: the namespace of this pod")
+    ] = ""
+    pod_selector: Annotated[
+        str,
+        Meta(description="labels of this release's pods, name=value,…: other releases live beside it"),
+    ] = ""
+    relist_seconds: Annotated[
+        Seconds, Meta(description="between two full lists of pods: whatever a watch missed is mended then")
+    ] = 30.0
+    watch_read_seconds: Annotated[
+        Seconds,
+        Meta(description="a watch lasts so long at most: the API server may have gone without a word"),
+    ] = 10.0
     tokenizer_threads: Annotated[
         PositiveInt, Meta(description="threads that tokenize, off the event loop; tokenizers release the GIL")
     ] = 2

@@ -1,35 +1,53 @@
-"""Which workers there are: for one machine, a list that does not change.
+"""What has the workers dialed: the shape of every discovery, and the simplest one, a list that does not change.
 
-A worker's address is where its links listen; its role it tells itself in its Hello, and the list says which one to
-expect only so that people can read it.
+Discovery dials and hangs up; whether a dialed worker is well is known to its link. The one for Kubernetes is in
+`router.kubernetes_discovery`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
-from shared.errors import ConfigError
-
-ROLES = ("prefill", "decode")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
-    """Where a worker's links listen."""
-
-    role: str
-    url: str  # tcp://host:port
+from router.worker_address import WorkerAddress
+from shared.metrics import Metrics
+from shared.probes import Health
 
 
-def static_workers(entries: Sequence[str]) -> list[WorkerAddress]:
-    """The workers of `prefill=HOST:PORT` and `decode=HOST:PORT`; raises `ConfigError` for other words."""
-    return [_parse(entry) for entry in entries]
+class Dialer(Protocol):
+    """The side of `shared.links.RouterLinks` that discovery needs."""
+
+    def connect(self, address: str) -> None: ...
+
+    def disconnect(self, address: str) -> None: ...
 
 
-def _parse(entry: str) -> WorkerAddress:
-    role, equals, address = entry.partition("=")
-    host, colon, port = address.rpartition(":")
-    if role not in ROLES or not (equals and colon and host and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"workers must be prefill=HOST:PORT or decode=HOST:PORT, got {entry!r}")
-    return WorkerAddress(role, f"tcp://{host}:{port}")
+class Discovery(Protocol):
+    """Has the workers dialed and says when the router is ready. Belongs to the event loop's thread."""
+
+    def start(self) -> None: ...
+
+    def publish(self, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StaticDiscovery:
+    """Workers that were told: all are dialed at once, and for ever."""
+
+    def __init__(self, workers: Sequence[WorkerAddress], links: Dialer, health: Health):
+        self._workers = workers
+        self._links = links
+        self._health = health
+
+    def start(self) -> None:
+        """Dial them all; the router is ready."""
+        for worker in self._workers:
+            self._links.connect(worker.url)
+        self._health.become_ready()
+
+    def publish(self, metrics: Metrics) -> None:
+        """Nothing to show: the list is a setting."""
+
+    def close(self) -> None:
+        """Nothing to end: the links are closed by who opened them."""

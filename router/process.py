@@ -1,7 +1,7 @@
 """A router's process: tokenizer, links, core and HTTP server put together, and taken apart at the end.
 
-Ready means: the tokenizer is loaded and every worker that discovery knows is being dialed. Workers may come and
-go after that; requests wait for them, bounded.
+Ready means: the tokenizer is loaded and discovery works, so that every worker there is is being dialed. Workers may
+come and go after that, to the last one; requests wait for them, bounded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from router.api.app import make_app
 from router.api.generation import Generation
 from router.api.prompts import Prompts
 from router.config import RouterConfig
-from router.discovery import WorkerAddress, static_workers
+from router.discovery import Discovery, StaticDiscovery
 from router.dispatch import RouterCore
 from router.effects import Failed
 from router.server import Server, listen
 from router.shell import RouterShell
 from router.text import Tokenizer, forgo_torch
+from router.worker_address import static_workers
 from shared.errors import ConfigError, InvariantError
 from shared.link_keys import read_seed
 from shared.link_session import LinkSettings
@@ -33,6 +35,8 @@ from shared.links import RouterLinks
 from shared.messages import Hello, Role
 from shared.metrics import Metrics
 from shared.probes import Health
+
+Discover = Callable[[RouterLinks, Health], Discovery]
 
 PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
 WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
@@ -48,18 +52,36 @@ def serve(config: RouterConfig) -> None:
         raise ConfigError("--model is required: the folder with the model's tokenizer")
     if not config.link_seed_file:
         raise ConfigError("--link-seed-file is required: links are never unencrypted")
-    workers = static_workers(config.workers)
+    discover = _discovery(config)
     seed = read_seed(Path(config.link_seed_file))
     listener = listen(config.host, config.port)
     forgo_torch()
     tokenizer = Tokenizer(Path(config.model))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, workers, seed, listener, tokenizer))
+        runner.run(_serve(config, discover, seed, listener, tokenizer))
+
+
+def _discovery(config: RouterConfig) -> Discover:
+    """How workers are found; raises `StartError` where they cannot be."""
+    workers = static_workers(config.workers)
+    if config.discovery == "static":
+        return lambda links, health: StaticDiscovery(workers, links, health)
+    if workers:
+        raise ConfigError("--workers is for --discovery static: with kubernetes, pods are the workers")
+    if not config.pod_selector:
+        raise ConfigError(
+            "--pod-selector is required: which pods of the namespace are workers of this release"
+        )
+    from router import kubernetes_discovery, pod_api  # 35 MiB that a static list needs not
+
+    pace = kubernetes_discovery.Pace(config.relist_seconds, config.watch_read_seconds)
+    api = pod_api.connect(config.namespace, config.pod_selector)
+    return lambda links, health: kubernetes_discovery.KubernetesDiscovery(api, pace, links, health)
 
 
 async def _serve(
     config: RouterConfig,
-    workers: list[WorkerAddress],
+    discover: Discover,
     seed: bytes,
     listener: socket.socket,
     tokenizer: Tokenizer,
@@ -70,17 +92,17 @@ async def _serve(
     prompts = Prompts(tokenizer, config)
     generation = Generation(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
-    figures = Figures(core, links, health)
+    discovery = discover(links, health)
+    figures = Figures(core, links, discovery, health)
     app = make_app(generation, shell, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
-        for worker in workers:
-            links.connect(worker.url)
-        health.become_ready()
-        log.info("ready", port=listener.getsockname()[1], workers=len(workers))
+        discovery.start()
+        log.info("listening", port=listener.getsockname()[1], ready=health.ready)
         await _serve_until_broken(Server(app, lambda: generation.fail_all(SHUTTING_DOWN)), listener)
     finally:
         publishing.cancel()
+        discovery.close()
         shell.close()
         prompts.close()
         links.close()
@@ -105,10 +127,11 @@ async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
 class Figures:
     """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
 
-    def __init__(self, core: RouterCore, links: RouterLinks, health: Health):
+    def __init__(self, core: RouterCore, links: RouterLinks, discovery: Discovery, health: Health):
         self._metrics = Metrics("router")
         self._core = core
         self._links = links
+        self._discovery = discovery
         self._health = health
 
     def render(self) -> bytes:
@@ -125,6 +148,7 @@ class Figures:
     def _publish(self) -> None:
         self._metrics.publish("router", self._core.counters)
         self._metrics.publish("links", self._links.counters)
+        self._discovery.publish(self._metrics)
         self._metrics.set("segue_ready", self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)

@@ -1,0 +1,35 @@
+"""Where a worker's links listen, and how a person writes that down.
+
+Its role a worker tells itself in its Hello; the address says which one to expect only so that people can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """A worker that links can be dialed to."""
+
+    role: str
+    url: str  # tcp://host:port
+    uid: str = ""  # of its pod; empty where there are no pods
+
+
+def static_workers(entries: Sequence[str]) -> list[WorkerAddress]:
+    """The workers of `prefill=HOST:PORT` and `decode=HOST:PORT`; raises `ConfigError` for other words."""
+    return [_parse(entry) for entry in entries]
+
+
+def _parse(entry: str) -> WorkerAddress:
+    role, equals, address = entry.partition("=")
+    host, colon, port = address.rpartition(":")
+    if role not in ROLES or not (equals and colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"workers must be prefill=HOST:PORT or decode=HOST:PORT, got {entry!r}")
+    return WorkerAddress(role, f"tcp://{host}:{port}")
