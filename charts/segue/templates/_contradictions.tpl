@@ -1,0 +1,62 @@
+{{/* Values that are each allowed and together mean nothing: one sentence each, before anything is rendered. */}}
+{{- define "segue.refuseContradictions" -}}
+{{- include "segue.refuseModel" . -}}
+{{- include "segue.refuseDevices" . -}}
+{{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
+{{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
+{{- end -}}
+{{- $kv := splitList "-" .Values.kv.ports -}}
+{{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
+{{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
+{{- end -}}
+{{- if and (le (first $kv | int) 8002) (ge (last $kv | int) 8001) -}}
+{{- fail (printf "kv.ports %s contains 8001 or 8002, where workers listen for probes and links" .Values.kv.ports) -}}
+{{- end -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- range (index $.Values $role).extraEnv -}}
+{{- if hasPrefix "SEGUE_" .name -}}
+{{- fail (printf "%s.extraEnv sets %s: settings of Segue belong into %s.config, or are values of this chart" $role .name $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .Values.rbac.create) .Values.router.serviceAccount.create (not .Values.router.serviceAccount.name) -}}
+{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to get, list and watch pods" -}}
+{{- end -}}
+{{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
+{{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "segue.refuseModel" -}}
+{{- $kind := include "segue.modelKind" . -}}{{- $source := .Values.modelSource -}}
+{{- if and (eq $kind "pvc") (not $source.pvc.claimName) -}}
+{{- fail "modelSource.kind is pvc, but modelSource.pvc.claimName is empty" -}}
+{{- end -}}
+{{- if and $source.pvc.claimName (ne $kind "pvc") -}}
+{{- fail (printf "modelSource.pvc.claimName is given, but the model %s comes from modelSource.kind %s: set it to pvc" .Values.model $kind) -}}
+{{- end -}}
+{{- if and (eq $kind "hub") (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$" .Values.model)) -}}
+{{- fail (printf "model %s is no id on the Hub (owner/name), which modelSource.kind hub asks for" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "path") (not (hasPrefix "/" .Values.model)) -}}
+{{- fail (printf "model %s is no folder (/…), which modelSource.kind path asks for" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "image") (not $source.image.repository) (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*$" .Values.model)) -}}
+{{- fail (printf "modelSource.image.repository is empty, and model %s cannot be part of an image's name" .Values.model) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "segue.refuseDevices" -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $limits := default dict (index $.Values $role).resources.limits -}}
+{{- if and (eq $.Values.device "cpu") (hasKey $limits $.Values.gpu.resourceName) -}}
+{{- fail (printf "%s.resources asks for %s, but device is cpu: set device to cuda" $role $.Values.gpu.resourceName) -}}
+{{- end -}}
+{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not (index $.Values $role).config.memoryBytes) (not (index $.Values $role).config.pages) -}}
+{{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.pages" $role $role $role) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.sameNodeGpuIpc (ne .Values.device "cuda") -}}
+{{- fail "sameNodeGpuIpc shares GPU memory between pods, but device is not cuda" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,121 @@
+{{/* Where the model comes from, and how it gets into a pod. */}}
+
+{{- define "segue.modelKind" -}}
+{{- if ne .Values.modelSource.kind "auto" -}}{{ .Values.modelSource.kind }}
+{{- else if hasPrefix "/" .Values.model -}}path
+{{- else if contains "/" .Values.model -}}hub
+{{- else -}}image
+{{- end -}}
+{{- end -}}
+
+{{/* The folder that the processes read. */}}
+{{- define "segue.modelFolder" -}}
+{{- if eq (include "segue.modelKind" .) "path" -}}{{ .Values.model }}{{- else -}}/models{{- end -}}
+{{- end -}}
+
+{{- define "segue.servedModelName" -}}
+{{- if .Values.servedModelName -}}{{ .Values.servedModelName }}
+{{- else if eq (include "segue.modelKind" .) "path" -}}{{ base .Values.model }}
+{{- else -}}{{ .Values.model }}
+{{- end -}}
+{{- end -}}
+
+{{- define "segue.modelImage" -}}
+{{- $image := .Values.modelSource.image -}}
+{{- $repository := default (printf "segue-model-%s" (lower .Values.model)) $image.repository -}}
+{{- $tag := coalesce $image.tag .Values.image.tag .Chart.AppVersion -}}
+{{- include "segue.imageReference" (list . (dict "repository" $repository "tag" $tag "digest" $image.digest)) -}}
+{{- end -}}
+
+{{- define "segue.modelVolume" -}}
+{{- $kind := include "segue.modelKind" . -}}
+{{- if eq $kind "pvc" -}}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ .Values.modelSource.pvc.claimName }}
+    readOnly: true
+{{- else if ne $kind "path" -}}
+- name: model
+  emptyDir:
+    {{- if .Values.modelSource.sizeLimit }}
+    sizeLimit: {{ .Values.modelSource.sizeLimit }}
+    {{- else }} {}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "segue.modelMount" -}}
+{{- $kind := include "segue.modelKind" . -}}
+{{- if ne $kind "path" -}}
+- name: model
+  mountPath: /models
+  readOnly: true
+  {{- if and (eq $kind "pvc") .Values.modelSource.pvc.subPath }}
+  subPath: {{ .Values.modelSource.pvc.subPath }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, "router" | "worker") → the init container that fills /models; a router's has no weights. */}}
+{{- define "segue.modelInit" -}}
+{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- $kind := include "segue.modelKind" $root -}}
+{{- if has $kind (list "image" "hub") -}}
+- name: model
+  {{- if eq $kind "image" }}
+  image: {{ include "segue.modelImage" $root }}
+  command: [sh, -euc]
+  args:
+    {{- if eq $of "router" }}
+    - |
+      for file in /model/*; do
+        case $file in *.safetensors) ;; *) cp -R "$file" /models/ ;; esac
+      done
+    {{- else }}
+    - cp -R /model/. /models/
+    {{- end }}
+  {{- else }}
+  image: {{ include "segue.image" . }}
+  command: [hf, download]
+  args:
+    - {{ $root.Values.model }}
+    - --revision={{ $root.Values.modelSource.hub.revision }}
+    - --local-dir=/models
+    {{- range list "*.json" "*.jinja" "tokenizer.model" "merges.txt" "vocab.txt" }}
+    - --include={{ . }}
+    {{- end }}
+    {{- if eq $of "worker" }}
+    - --include=*.safetensors
+    {{- end }}
+  env:
+    - name: HF_HOME
+      value: /tmp/huggingface
+    {{- with $root.Values.modelSource.hub.endpoint }}
+    - name: HF_ENDPOINT
+      value: {{ . }}
+    {{- end }}
+    {{- with $root.Values.modelSource.hub.existingSecret }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          name: {{ . }}
+          key: {{ $root.Values.modelSource.hub.secretKey }}
+    {{- end }}
+  {{- end }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  {{- /* The scheduler counts the larger of init and main containers, so this asks for what the pod has anyway. */}}
+  resources:
+    requests:
+      cpu: 50m
+      memory: 64Mi
+  {{- with $root.Values.securityContext }}
+  securityContext:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  volumeMounts:
+    - name: model
+      mountPath: /models
+    - name: scratch
+      mountPath: /tmp
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,100 @@
+{{/* Names, labels and images: what everything here is called, and how it finds the others. */}}
+
+{{- define "segue.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 50 characters, so that the longest suffix still makes a label value. */}}
+{{- define "segue.fullname" -}}
+{{- $name := include "segue.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of the release as a whole: name *and* instance, so that two releases share a namespace. */}}
+{{- define "segue.releaseLabels" -}}
+app.kubernetes.io/name: {{ include "segue.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* (root, component) → what selects the pods of one component; never changes, for selectors cannot. */}}
+{{- define "segue.selectorLabels" -}}
+{{ include "segue.releaseLabels" (index . 0) }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* (root, component) → labels of pods: no version in them, or each upgrade of the chart would roll all pods. */}}
+{{- define "segue.podLabels" -}}
+{{- $root := index . 0 -}}
+{{ include "segue.selectorLabels" . }}
+app.kubernetes.io/part-of: segue
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* (root, component) → labels of every other object. */}}
+{{- define "segue.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "segue.podLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* The label selector, in the API's own words, of this release's workers. */}}
+{{- define "segue.workerSelector" -}}
+{{- printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component in (prefill,decode)" (include "segue.name" .) .Release.Name -}}
+{{- end -}}
+
+{{/* A LabelSelector of the same pods. */}}
+{{- define "segue.workerLabelSelector" -}}
+matchLabels:
+  {{- include "segue.releaseLabels" . | nindent 2 }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [prefill, decode]
+{{- end -}}
+
+{{- define "segue.linksSecret" -}}
+{{- default (printf "%s-links" (include "segue.fullname" .)) .Values.links.existingSecret -}}
+{{- end -}}
+
+{{/* (root, "router" | "worker") → the service account of its pods. */}}
+{{- define "segue.serviceAccount" -}}
+{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- $account := (index $root.Values $of).serviceAccount -}}
+{{- if $account.create -}}
+{{- default (printf "%s-%s" (include "segue.fullname" $root) $of) $account.name -}}
+{{- else -}}
+{{- default "default" $account.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, {repository, tag, digest}) → a complete reference; a digest beats a tag. */}}
+{{- define "segue.imageReference" -}}
+{{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- $name := $image.repository -}}
+{{- with $root.Values.image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
+{{- if $image.digest -}}{{ $name }}@{{ $image.digest }}{{- else -}}{{ $name }}:{{ $image.tag }}{{- end -}}
+{{- end -}}
+
+{{/* (root, "router" | "worker") → its image. What it says itself beats what `image` says for both. */}}
+{{- define "segue.image" -}}
+{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- $own := (index $root.Values $of).image -}}{{- $both := $root.Values.image -}}
+{{- $digest := $own.digest -}}
+{{- if and (not $own.digest) (not $own.tag) -}}{{- $digest = $both.digest -}}{{- end -}}
+{{- $tag := $own.tag -}}
+{{- if not $tag -}}
+{{- $tag = default $root.Chart.AppVersion $both.tag -}}
+{{- if and (eq $of "worker") (eq $root.Values.device "cuda") -}}{{- $tag = printf "%s-cuda" $tag -}}{{- end -}}
+{{- end -}}
+{{- include "segue.imageReference" (list $root (dict "repository" $own.repository "tag" $tag "digest" $digest)) -}}
+{{- end -}}

@@ -1,0 +1,172 @@
+{{/* What the pods of all three roles have in common. "of" is whose image and account they take: router or worker. */}}
+
+{{/* Ports inside the pods. Nobody else listens there, so they are not values. */}}
+{{- define "segue.httpPort" -}}{{- if eq . "router" -}}8000{{- else -}}8001{{- end -}}{{- end -}}
+{{- define "segue.linksPort" -}}8002{{- end -}}
+
+{{/* (root, role) → `replicas:` or nothing. An upgrade says what is live: scaling belongs to kubectl and autoscalers. */}}
+{{- define "segue.replicas" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+{{- $wanted := (index $root.Values $role).replicas -}}
+{{- if not (kindIs "invalid" $wanted) -}}
+{{- $name := printf "%s-%s" (include "segue.fullname" $root) $role -}}
+{{- $live := lookup "apps/v1" "Deployment" $root.Release.Namespace $name -}}
+replicas: {{ dig "spec" "replicas" $wanted (default dict $live) | int }}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, role) → metadata of the pod; a changed config file rolls the pods that read it, and no others. */}}
+{{- define "segue.podMetadata" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $values := index $root.Values $role -}}
+labels:
+  {{- include "segue.podLabels" . | nindent 2 }}
+  {{- with $values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  checksum/config: {{ include "segue.configFile" . | sha256sum }}
+  kubectl.kubernetes.io/default-container: {{ $role }}
+  {{- with $values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* (root, role) → the file that --config names. */}}
+{{- define "segue.configFile" -}}
+{{- toYaml (index (index . 0).Values (index . 1)).config -}}
+{{- end -}}
+
+{{/* (root, role, of) → the first fields of a pod's spec. */}}
+{{- define "segue.podFields" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
+serviceAccountName: {{ include "segue.serviceAccount" (list $root $of) }}
+automountServiceAccountToken: {{ eq $of "router" }}
+enableServiceLinks: false
+{{- with $root.Values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" }}
+{{- with index $values $field }}
+{{ $field }}: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- range $field := list "affinity" "topologySpreadConstraints" }}
+{{- with index $values $field }}
+{{ $field }}: {{ tpl (toYaml .) $root | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with include "segue.modelInit" (list $root $of) }}
+initContainers:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* (root, role, of) → the first fields of its one container. */}}
+{{- define "segue.containerFields" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
+name: {{ $role }}
+image: {{ include "segue.image" (list $root $of) }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+command: [python, -m, {{ $role }}]
+args: [--config, /etc/segue/config.yaml]
+{{- with $values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - name: config
+    mountPath: /etc/segue
+    readOnly: true
+  - name: links
+    mountPath: /etc/segue-links
+    readOnly: true
+  - name: scratch
+    mountPath: /tmp
+  {{- with include "segue.modelMount" $root }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with $values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* (root, role) → variables that every process is given; a variable beats the config file, and these are no values there. */}}
+{{- define "segue.environment" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+- name: SEGUE_UID
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.uid
+- name: SEGUE_HOST
+  value: 0.0.0.0
+- name: SEGUE_LINK_SEED_FILE
+  value: /etc/segue-links/seed
+- name: SEGUE_MODEL
+  value: {{ include "segue.modelFolder" $root | quote }}
+- name: SEGUE_SERVED_MODEL_NAME
+  value: {{ include "segue.servedModelName" $root | quote }}
+- name: SEGUE_SILENCE_SECONDS
+  value: {{ $root.Values.silenceSeconds | quote }}
+- name: HOME
+  value: /tmp
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end -}}
+
+{{/* (root, role) → the pod's volumes. The seed's file must be closed to others, or the processes refuse it. */}}
+{{- define "segue.volumes" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+- name: config
+  configMap:
+    name: {{ include "segue.fullname" $root }}-{{ $role }}
+- name: links
+  secret:
+    secretName: {{ include "segue.linksSecret" $root }}
+    defaultMode: 0440
+    items:
+      - key: {{ $root.Values.links.secretKey }}
+        path: seed
+- name: scratch
+  emptyDir: {}
+{{- with include "segue.modelVolume" $root }}
+{{ . }}
+{{- end }}
+{{- with (index $root.Values $role).extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* root → liveness: the loop has turned lately. Three misses, since a probe can be late where cores are shared. */}}
+{{- define "segue.livenessProbe" -}}
+httpGet:
+  path: /livez
+  port: http
+periodSeconds: 10
+timeoutSeconds: 5
+failureThreshold: 3
+{{- end -}}
+
+{{/* Readiness is looked at each second: a new pod should be found within two. */}}
+{{- define "segue.readinessProbe" -}}
+httpGet:
+  path: /readyz
+  port: http
+periodSeconds: 1
+timeoutSeconds: 5
+failureThreshold: 3
+{{- end -}}
+
+{{/* (root, path) → so many seconds to start. */}}
+{{- define "segue.startupProbe" -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: http
+periodSeconds: 1
+timeoutSeconds: 5
+failureThreshold: {{ (index . 0).Values.startupSeconds | int }}
+{{- end -}}
