@@ -25,6 +25,7 @@ from shared.probes import Health
 
 PAUSE_SECONDS = 0.1
 PAUSE_SECONDS_MAX = 5.0  # so soon after its return an API server that was away is asked again
+WORKING_SECONDS = 1.0  # a watch that lasted so long was a good one, however it ended
 CLOSING_SECONDS_MAX = 1.0  # the thread may be in the middle of a list; it is not waited for
 
 log = structlog.get_logger(__name__)
@@ -124,15 +125,15 @@ class KubernetesDiscovery:
             self._watch(math.ceil(min(rest_seconds, self._pace.watch_read_seconds)))
 
     def _watch(self, seconds: int) -> None:
-        began, events = time.monotonic(), -1  # the first observation is that the watch was accepted
-        for observation in self._api.watch_pods(seconds):
-            self._tell(observation)
-            events += 1
-            if events:
+        began = time.monotonic()
+        try:
+            for observation in self._api.watch_pods(seconds):
+                self._tell(observation)
+        finally:
+            if time.monotonic() - began >= WORKING_SECONDS:
                 self._attempts = 0
-        if not events and time.monotonic() - began < seconds / 2:
+        if time.monotonic() - began < WORKING_SECONDS / 2:
             raise WatchEndedError("it was ended before its time")
-        self._attempts = 0
 
     def _tell(self, observation: Observation) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell

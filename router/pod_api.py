@@ -30,7 +30,7 @@ LINKS_PORT = "links"
 CONNECT_SECONDS_MAX = 3.0
 LIST_SECONDS_MAX = 10.0  # hundreds of pods are some megabytes
 GRACE_SECONDS = 2.0  # for the last bytes of a watch that the server ends in time
-FORBIDDEN = 403
+FORBIDDEN, GONE = 403, 410
 READING_ERRORS = (urllib3.exceptions.HTTPError, OSError, msgspec.MsgspecError)
 
 
@@ -43,7 +43,7 @@ class NoAnswerError(SegueError):
 
 
 class WatchEndedError(SegueError):
-    """A watch that had been accepted ended otherwise than by its time limit: only a new list can tell what is."""
+    """A watch ended otherwise than by its time limit, or cannot begin where the last one ended: list again."""
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -125,8 +125,8 @@ class PodApi:
     def watch_pods(self, seconds: int) -> Iterator[Observation]:
         """`Watching`, then what happens from the last list or event on, for at most so many seconds.
 
-        Raises `NoAnswerError` when the watch is not accepted; later `WatchEndedError`, also for a history that is no
-        longer kept (410).
+        Raises `NoAnswerError` when the watch is not accepted, `WatchEndedError` when it ends before its time or the
+        history since then is no longer kept (410).
         """
         deadline = time.monotonic() + seconds + GRACE_SECONDS
         since = {"watch": True, "timeout_seconds": seconds, "resource_version": self._version}
@@ -244,6 +244,8 @@ def _no_answer_for_trouble(verb: str, namespace: str) -> Iterator[None]:
     try:
         yield
     except client.ApiException as error:
+        if error.status == GONE:
+            raise WatchEndedError(f"{GONE}: the history is no longer kept") from error
         raise NoAnswerError(_refusal(verb, namespace, error)) from error
     except (config.ConfigException, *READING_ERRORS) as error:
         raise NoAnswerError(Unreachable(f"{verb} of pods: {_sentence(error)}")) from error

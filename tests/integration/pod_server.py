@@ -1,0 +1,297 @@
+"""The part of a Kubernetes API server that discovery talks to: list and watch of pods, over HTTP, in this process.
+
+Keeps versions, a history and label selectors as the real one does, so that a client that asks wrongly misses pods. And
+it can be in every trouble that a real one is in: away, silent, forbidding, hasty, trickling, forgetful, cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+POLL_SECONDS = 0.05
+PADDING = "x" * 4000  # a real pod is some kilobytes
+Manifest = dict[str, Any]
+
+
+def pod_manifest(
+    uid: str,
+    role: str,
+    ip: str = "",
+    port: int = 8002,
+    *,
+    ready: bool = True,
+    leaving: bool = False,
+    release: str = "demo",
+) -> Manifest:
+    """A pod of the chart, as the API server shows it."""
+    name = {"app.kubernetes.io/name": "segue", "app.kubernetes.io/instance": release}
+    metadata: Manifest = {
+        "uid": uid,
+        "name": f"{release}-{role}-{uid}",
+        "labels": name | {"app.kubernetes.io/component": role},
+        "managedFields": [{"fieldsV1": PADDING}],
+    }
+    if leaving:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ports = [{"name": "http", "containerPort": 8001}, {"name": "links", "containerPort": port}]
+    status: Manifest = {
+        "phase": "Running" if ip else "Pending",
+        "conditions": [
+            {"type": "Initialized", "status": "True"},
+            {"type": "Ready", "status": "True" if ready and ip else "False"},
+        ],
+    }
+    if ip:
+        status["podIP"] = ip
+    return {"metadata": metadata, "spec": {"containers": [{"name": role, "ports": ports}]}, "status": status}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    verb: str
+    namespace: str
+    parameters: dict[str, str]
+
+
+@dataclass
+class Trouble:
+    """What the server does wrong just now."""
+
+    denied: set[str] = field(default_factory=set)  # verbs answered by 403
+    broken: bool = False  # all requests are answered by 500
+    silent: bool = False  # watches are accepted, then nothing comes, and no end
+    mute: bool = False  # requests are read and not answered
+    hasty: bool = False  # watches are accepted and ended at once
+    trickling: bool = False  # watches never end; empty lines keep coming
+    gone_as_status: bool = False  # 410 comes as the HTTP status, not as an event
+
+
+class PodServer:
+    """Serves from construction to `close`; all methods from any thread."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.trouble = Trouble()
+        self._pods: dict[str, Manifest] = {}
+        self._history: list[tuple[int, Manifest | None, Manifest]] = []  # version, before, after
+        self._version = 100
+        self._forgotten = 0  # versions before this one cannot be watched from
+        self._changed = threading.Condition()
+        self._connections: set[socket.socket] = set()
+        self._server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.back()
+
+    # ---- the cluster's side
+
+    def put(self, *pods: Manifest) -> None:
+        """Create pods, or change those of the same uid."""
+        with self._changed:
+            for pod in pods:
+                self._version += 1
+                uid = pod["metadata"]["uid"]
+                after = pod | {"metadata": pod["metadata"] | {"resourceVersion": str(self._version)}}
+                self._history.append((self._version, self._pods.get(uid), after))
+                self._pods[uid] = after
+            self._changed.notify_all()
+
+    def remove(self, *uids: str) -> None:
+        """Delete pods."""
+        with self._changed:
+            for uid in uids:
+                self._version += 1
+                before = self._pods.pop(uid)
+                after = {
+                    "metadata": before["metadata"] | {"resourceVersion": str(self._version), "labels": {}}
+                }
+                self._history.append((self._version, before, after))
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Compact the history: who watches from an older version than the present one gets 410."""
+        with self._changed:
+            self._version += 1
+            self._forgotten = self._version
+            self._changed.notify_all()
+
+    def cut(self) -> None:
+        """Break all connections."""
+        with self._changed:
+            for connection in list(self._connections):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def away(self) -> None:
+        """Be unreachable: connections are refused."""
+        assert self._server
+        self._server.shutdown()
+        self._server.server_close()
+        self._server = None
+        with self._changed:
+            self._changed.notify_all()
+        self.cut()
+
+    def back(self) -> None:
+        """Be there, on the same port as before."""
+        self._server = _Server(self)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True).start()
+
+    def close(self) -> None:
+        """End for good."""
+        self.trouble = Trouble()
+        if self._server:
+            self.away()
+
+    def write_kubeconfig(self, file: Path) -> Path:
+        """A file for KUBECONFIG that leads here."""
+        named = {
+            "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        }
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "here"} | named))
+        return file
+
+    # ---- what handlers ask
+
+    def listing(self, selector: str) -> bytes:
+        with self._changed:
+            items = [pod for pod in self._pods.values() if _selects(selector, pod)]
+            return json.dumps({"metadata": {"resourceVersion": str(self._version)}, "items": items}).encode()
+
+    def events(self, since: int, selector: str, seconds: float) -> Iterator[bytes]:
+        """Lines of a watch; an empty one where the connection should be looked after."""
+        deadline = time.monotonic() + seconds
+        while self._server and (self.trouble.silent or self.trouble.trickling or time.monotonic() < deadline):
+            with self._changed:
+                if not self._news(since):
+                    self._changed.wait(POLL_SECONDS)
+                fresh = [] if self.trouble.silent else [each for each in self._history if each[0] > since]
+                forgotten = since < self._forgotten and not self.trouble.silent
+            if forgotten:
+                yield _event(
+                    "ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+                )
+                return
+            for version, before, after in fresh:
+                since = version
+                kind = _kind(before is not None and _selects(selector, before), _selects(selector, after))
+                if kind:
+                    yield _event(kind, after)
+            if self.trouble.trickling:
+                yield b"\n"
+
+    def is_forgotten(self, since: int) -> bool:
+        return since < self._forgotten
+
+    def _news(self, since: int) -> bool:
+        return bool(self._history) and self._history[-1][0] > since and not self.trouble.silent
+
+    @contextlib.contextmanager
+    def connection(self, connection: socket.socket) -> Iterator[None]:
+        self._connections.add(connection)
+        try:
+            yield
+        finally:
+            self._connections.discard(connection)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, pods: PodServer):
+        self.pods = pods
+        super().__init__(("127.0.0.1", pods.port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def handle(self) -> None:
+        with self.server.pods.connection(self.connection), contextlib.suppress(OSError):
+            super().handle()
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        parameters = {name: values[0] for name, values in parse_qs(address.query).items()}
+        verb = "watch" if parameters.get("watch", "").lower() == "true" else "list"
+        namespace = address.path.removeprefix("/api/v1/namespaces/").removesuffix("/pods")
+        pods = self.server.pods
+        pods.asked.append(Asked(verb, namespace, parameters))
+        if pods.trouble.mute:
+            self.connection.recv(1)  # until the client gives up
+            self.close_connection = True
+        elif pods.trouble.broken:
+            self._fail(500, "etcd has no leader")
+        elif verb in pods.trouble.denied:
+            self._fail(403, f'pods is forbidden: User "router" cannot {verb} resource "pods"')
+        elif verb == "list":
+            self._answer(200, pods.listing(parameters.get("labelSelector", "")))
+        else:
+            self._watch(parameters)
+
+    def _watch(self, parameters: dict[str, str]) -> None:
+        pods = self.server.pods
+        since = int(parameters["resourceVersion"])
+        if pods.trouble.gone_as_status and pods.is_forgotten(since):
+            self._fail(410, "too old")
+            return
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        seconds = 0.0 if pods.trouble.hasty else float(parameters["timeoutSeconds"])
+        for line in pods.events(since, parameters.get("labelSelector", ""), seconds):
+            middle = len(line) // 2  # a line need not be a chunk
+            for part in (line[:middle], line[middle:]):
+                if part:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _fail(self, status: int, message: str) -> None:
+        self._answer(status, json.dumps({"kind": "Status", "code": status, "message": message}).encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Tests look at `asked`."""
+
+
+def _selects(selector: str, pod: Manifest) -> bool:
+    labels = pod["metadata"]["labels"]
+    return all(
+        labels.get(name) == value for name, _, value in (each.partition("=") for each in selector.split(","))
+    )
+
+
+def _kind(before: bool, after: bool) -> str:
+    """How a change looks to who selects: out of sight is deleted."""
+    return {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get(
+        (before, after), ""
+    )
+
+
+def _event(kind: str, what: Manifest) -> bytes:
+    return json.dumps({"type": kind, "object": what}).encode() + b"\n"

@@ -1,0 +1,252 @@
+"""The core of discovery: which observation of the API server dials, hangs up, and what it says to people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from router.known_pods import (
+    Change,
+    Changed,
+    Denied,
+    Dial,
+    HangUp,
+    KnownPods,
+    Leaving,
+    Listed,
+    Observation,
+    Pod,
+    Removed,
+    Unreachable,
+    Watching,
+)
+from router.worker_address import WorkerAddress
+
+AWAY = Unreachable("list of pods: refused")
+FORBIDDEN = Denied("watch", "prod", "pods is forbidden")
+
+
+def pod(uid: str, *, ready: bool = True, leaving: bool = False, ended: bool = False, url: str = "") -> Pod:
+    return Pod(uid, f"decode-{uid}", "decode", url or f"tcp://10.0.0.{uid}:8002", ready, leaving, ended)
+
+
+def worker(uid: str) -> WorkerAddress:
+    return WorkerAddress("decode", f"tcp://10.0.0.{uid}:8002", uid)
+
+
+def known(*observations: Observation) -> KnownPods:
+    pods = KnownPods(0.0)
+    for observation in observations:
+        pods.observe(observation, 0.0)
+    return pods
+
+
+def test_only_ready_pods_are_dialed_and_each_once() -> None:
+    pods = known()
+    listed = Listed((pod("1"), pod("2", ready=False)))
+    assert pods.observe(listed, 0.0) == [Dial(worker("1"))]
+    assert pods.observe(listed, 0.0) == []
+    assert pods.observe(Changed(pod("1")), 0.0) == []
+    assert pods.observe(Changed(pod("2")), 0.0) == [Dial(worker("2"))]
+
+
+def test_pods_of_other_components_are_not_looked_at() -> None:
+    router = replace(pod("1"), role="router")
+    pods = known()
+    assert pods.observe(Listed((router,)), 0.0) == []
+    assert pods.observe(Changed(router), 0.0) == []
+    assert sum(pods.pods_by_state.values()) == 0
+
+
+def test_a_pod_that_is_relabelled_away_from_its_role_is_gone() -> None:
+    pods = known(Listed((pod("1"),)))
+    assert pods.observe(Changed(replace(pod("1"), role="")), 0.0) == [HangUp(worker("1"))]
+
+
+def test_a_pod_that_stops_being_ready_keeps_its_link() -> None:
+    pods = known(Listed((pod("1"),)))
+    assert pods.observe(Changed(pod("1", ready=False)), 0.0) == []
+    assert pods.observe(Listed((pod("1", ready=False),)), 0.0) == []
+    assert pods.pods_by_state == {"dialed": 1}
+
+
+def test_a_leaving_pod_keeps_its_link_until_it_has_gone_and_that_it_leaves_is_said_once() -> None:
+    pods = known(Listed((pod("1"),)))
+    leaving = pod("1", leaving=True)
+    assert pods.observe(Changed(leaving), 0.0) == [Leaving(worker("1"))]
+    assert pods.observe(Changed(leaving), 0.0) == []
+    assert pods.observe(Changed(replace(leaving, ready=False)), 0.0) == []
+    assert pods.pods_by_state == {"leaving": 1}
+    assert pods.observe(Removed("1"), 0.0) == [HangUp(worker("1"))]
+    assert pods.observe(Removed("1"), 0.0) == []
+
+
+def test_a_pod_first_seen_while_it_leaves_is_never_dialed() -> None:
+    pods = known()
+    leaving = pod("1", leaving=True)
+    assert pods.observe(Listed((leaving,)), 0.0) == []
+    assert pods.observe(Changed(leaving), 0.0) == []
+    assert pods.observe(Removed("1"), 0.0) == []
+
+
+def test_an_evicted_pod_is_gone_though_its_object_stays() -> None:
+    pods = known(Listed((pod("1"),)))
+    assert pods.observe(Changed(pod("1", ready=False, ended=True)), 0.0) == [HangUp(worker("1"))]
+    assert sum(pods.pods_by_state.values()) == 0
+
+
+def test_a_list_mends_whatever_the_watch_missed() -> None:
+    pods = known(Listed((pod("1"), pod("2"), pod("3"))))
+    listed = Listed((pod("2"), pod("3", leaving=True), pod("4")))
+    assert pods.observe(listed, 0.0) == [HangUp(worker("1")), Leaving(worker("3")), Dial(worker("4"))]
+
+
+def test_a_pod_with_a_new_address_is_dialed_there() -> None:
+    pods = known(Listed((pod("1"),)))
+    moved = pod("1", url="tcp://10.0.0.9:8002")
+    there = WorkerAddress("decode", "tcp://10.0.0.9:8002", "1")
+    assert pods.observe(Changed(moved), 0.0) == [HangUp(worker("1")), Dial(there)]
+
+
+def test_an_address_given_to_another_pod_stays_dialed() -> None:
+    pods = known(Listed((pod("1"),)))
+    heir = pod("2", url="tcp://10.0.0.1:8002")
+    assert pods.observe(Changed(heir), 0.0) == []
+    assert pods.observe(Removed("1"), 0.0) == []
+    assert pods.observe(Removed("2"), 0.0) == [HangUp(WorkerAddress("decode", "tcp://10.0.0.1:8002", "2"))]
+
+
+def test_a_ready_pod_without_the_port_is_complained_of_once() -> None:
+    portless = replace(pod("1"), url="")
+    with capture_logs() as lines:
+        pods = known(Listed((portless,)))
+        assert pods.observe(Listed((portless,)), 0.0) == []
+    assert [line["pod"] for line in lines if line["event"] == "discovery.unusable"] == ["decode-1"]
+
+
+# ---- the API server --------------------------------------------------------------------------------------------
+
+
+def test_ready_once_a_list_and_a_watch_have_worked_also_without_any_pod() -> None:
+    pods = known(Listed(()))
+    assert not pods.ready
+    pods.observe(Watching(), 0.0)
+    assert pods.ready
+    assert pods.reachable
+
+
+def test_an_outage_changes_no_link_and_is_one_line_until_it_ends() -> None:
+    pods = known(Listed((pod("1"),)), Watching())
+    with capture_logs() as lines:
+        for now in (10.0, 15.0, 20.0):
+            assert pods.observe(AWAY, now) == []
+        assert (pods.ready, pods.reachable, pods.age_seconds(20.0)) == (True, False, 20.0)
+        assert pods.observe(Listed((pod("1"),)), 130.0) == []
+        pods.observe(Watching(), 130.0)
+    assert [line["event"] for line in lines] == ["discovery.unreachable", "discovery.back"]
+    assert lines[0]["doing"] == "serving with the last known fleet"
+    assert lines[1]["seconds"] == 120.0
+    assert (pods.reachable, pods.age_seconds(131.0)) == (True, 1.0)
+
+
+def test_a_denial_names_what_is_missing_and_ends_with_the_permission() -> None:
+    with capture_logs() as lines:
+        pods = known(Listed((pod("1"),)), FORBIDDEN, Listed((pod("1"),)), FORBIDDEN)
+        assert not pods.ready
+        assert pods.waiting_for == "permission to watch pods in the namespace prod"
+        pods.observe(Watching(), 0.0)
+        assert pods.ready
+    denied = [line for line in lines if line["event"] == "discovery.denied"]
+    assert len(denied) == 1
+    assert (denied[0]["verb"], denied[0]["resource"], denied[0]["namespace"]) == ("watch", "pods", "prod")
+    assert denied[0]["log_level"] == "error"
+
+
+def test_a_permission_withdrawn_from_a_serving_router_leaves_it_ready() -> None:
+    pods = known(Listed((pod("1"),)), Watching())
+    assert pods.observe(FORBIDDEN, 0.0) == []
+    assert (pods.ready, pods.reachable) == (True, False)
+
+
+def test_every_change_of_trouble_is_a_line_of_its_own() -> None:
+    with capture_logs() as lines:
+        known(AWAY, AWAY, FORBIDDEN, FORBIDDEN, AWAY, Listed(()), Watching(), Watching())
+    events = [line["event"].removeprefix("discovery.") for line in lines]
+    assert events == ["unreachable", "denied", "unreachable", "synced"]
+    assert lines[0]["doing"] == "not ready until it answers"
+
+
+# ---- whatever comes --------------------------------------------------------------------------------------------
+
+UIDS = st.sampled_from("12345")
+PODS = st.builds(
+    Pod,
+    uid=UIDS,
+    name=st.just("a"),
+    role=st.sampled_from(["prefill", "decode", "router"]),
+    url=st.sampled_from(["", "tcp://a:1", "tcp://b:1", "tcp://c:1"]),
+    ready=st.booleans(),
+    leaving=st.booleans(),
+    ended=st.booleans(),
+)
+LISTS = st.lists(PODS, unique_by=lambda each: each.uid).map(lambda pods: Listed(tuple(pods)))
+OBSERVATIONS = st.lists(
+    st.one_of(
+        LISTS, PODS.map(Changed), UIDS.map(Removed), st.just(AWAY), st.just(FORBIDDEN), st.just(Watching())
+    )
+)
+
+
+def apply(changes: list[Change], dialed: set[str]) -> None:
+    """What the links do; in pairs, so that nothing is dialed twice or hung up that was not dialed."""
+    for change in changes:
+        if isinstance(change, Dial):
+            assert change.worker.url not in dialed
+            dialed.add(change.worker.url)
+        elif isinstance(change, HangUp):
+            dialed.remove(change.worker.url)
+        else:
+            assert change.worker.url in dialed
+
+
+@given(OBSERVATIONS)
+def test_whatever_is_observed_the_links_are_those_of_pods_that_may_be_reached(
+    observations: list[Observation],
+) -> None:
+    pods, dialed, seen = KnownPods(0.0), set[str](), dict[str, Pod]()
+    for observation in observations:
+        before = set(dialed)
+        changes = pods.observe(observation, 0.0)
+        apply(changes, dialed)
+        match observation:
+            case Listed(listed):
+                seen = {each.uid: each for each in listed}
+            case Changed(changed):
+                seen[changed.uid] = changed
+            case Removed(uid):
+                seen.pop(uid, None)
+            case _:
+                assert changes == []
+        workers = [each for each in seen.values() if each.role != "router" and each.url and not each.ended]
+        welcome = {each.url for each in workers if each.ready and not each.leaving}
+        assert welcome <= dialed <= welcome | (before & {each.url for each in workers})
+        assert pods.observe(Listed(tuple(seen.values())), 0.0) == []
+    apply(pods.observe(Listed(()), 0.0), dialed)
+    assert dialed == set()
+
+
+@given(LISTS, LISTS)
+def test_events_lead_where_a_list_leads(first: Listed, second: Listed) -> None:
+    by_list, by_events = known(first, second), known(first)
+    for each in first.pods:
+        if each.uid not in {other.uid for other in second.pods}:
+            by_events.observe(Removed(each.uid), 0.0)
+    for each in second.pods:
+        by_events.observe(Changed(each), 0.0)
+    assert by_events.observe(second, 0.0) == []
+    assert by_list.pods_by_state == by_events.pods_by_state
+    hung_up = [{each.worker.url for each in pods.observe(Listed(()), 0.0)} for pods in (by_list, by_events)]
+    assert hung_up[0] == hung_up[1]
