@@ -8,6 +8,7 @@ from __future__ import annotations
 from router.config import RouterConfig
 from router.effects import ClientRequest, Failed
 from router.fleet import Fleet
+from router.worker_address import ROLES
 
 
 def refusal(request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig) -> Failed | None:
@@ -18,9 +19,21 @@ def refusal(request: ClientRequest, fleet: Fleet, waiting: int, settings: Router
     if not request.token_ids:
         return Failed(400, "The prompt is empty; send at least one token.", param="prompt")
     if waiting >= settings.queue_max:
-        message = f"The queue of this router is full ({settings.queue_max} requests wait). Try again later."
-        return Failed(429, message, settings.retry_after_seconds, code="queue_full")
+        return _full(fleet, settings)
     return _too_long(request, fleet)
+
+
+def _full(fleet: Fleet, settings: RouterConfig) -> Failed:
+    """Too many clients are a 429; a fleet that cannot serve even one is a 503, and no client's fault."""
+    retry = settings.retry_after_seconds
+    missing = next((role for role in ROLES if not fleet.role(role)), None)
+    if missing is None:
+        message = f"The queue of this router is full ({settings.queue_max} requests wait). Try again later."
+        return Failed(429, message, retry, code="queue_full")
+    message = (
+        f"There is no {missing} worker, and {settings.queue_max} requests wait for one. Try again later."
+    )
+    return Failed(503, message, retry, code="no_worker")
 
 
 def _too_long(request: ClientRequest, fleet: Fleet) -> Failed | None:

@@ -27,19 +27,18 @@ from router.effects import Failed
 from router.server import Server, listen
 from router.shell import RouterShell
 from router.text import Tokenizer, forgo_torch
-from router.worker_address import static_workers
+from router.worker_address import ROLES, static_workers
 from shared.errors import ConfigError, InvariantError
 from shared.link_keys import read_seed
 from shared.link_session import LinkSettings
 from shared.links import RouterLinks
-from shared.messages import Hello, Role
+from shared.messages import Hello
 from shared.metrics import Metrics
 from shared.probes import Health
 
 Discover = Callable[[RouterLinks, Health], Discovery]
 
 PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
-WORKER_ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +151,7 @@ class Figures:
         self._metrics.set("segue_ready", self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)
-        workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}
+        workers = {role: len(self._core.fleet.role(role)) for role in ROLES}
         for role, count in workers.items():
             self._metrics.set("segue_workers", count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
+from shared.messages import Role
 
-ROLES = ("prefill", "decode")
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from router.kubernetes_discovery import KubernetesDiscovery, Pace
 from shared.errors import StartError
 from shared.metrics import Metrics
 from shared.probes import Health
-from tests.integration.pod_server import PodServer, Trouble, pod_manifest
+from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
 from tests.waiting import comes_true, until
 
 NAMESPACE = "prod"
@@ -100,8 +100,9 @@ def url(number: int) -> str:
     return f"tcp://10.0.{number // 250}.{number % 250}:8002"
 
 
-def decode(number: int, **fields: bool) -> dict[str, object]:
-    return pod_manifest(f"u{number}", "decode", f"10.0.{number // 250}.{number % 250}", **fields)
+def decode(number: int, *, ready: bool = True, leaving: bool = False) -> Manifest:
+    ip = f"10.0.{number // 250}.{number % 250}"
+    return pod_manifest(f"u{number}", "decode", ip, ready=ready, leaving=leaving)
 
 
 def verbs(server: PodServer) -> list[str]:

@@ -127,15 +127,18 @@ def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
 
 
 def test_more_than_the_queue_holds_gets_429_and_nobody_hangs(model_folder: Path) -> None:
-    with RunningRouter(model_folder, linked=False, queue_max=10, waiting_seconds_max=0.5) as router:
+    with RunningRouter(
+        model_folder, queue_max=10, ready_max=1, waiting_seconds_max=0.5, request_seconds_max=1.0
+    ) as router:
+        router.workers.script = Script(silent=True)
         limits = httpx.Limits(max_connections=60)
         with httpx.Client(limits=limits, timeout=20) as client, ThreadPoolExecutor(60) as threads:
             url = f"{router.url}/v1/completions"
             answers = list(threads.map(lambda _: client.post(url, json=BODY), range(60)))
         statuses = [answer.status_code for answer in answers]
-        assert set(statuses) == {429, 503}
+        assert set(statuses) == {429, 503, 504}
         assert statuses.count(503) >= 10
-        assert all(answer.headers["retry-after"] for answer in answers)
+        assert all(answer.headers["retry-after"] for answer in answers if answer.status_code != 504)
 
 
 def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:

@@ -55,7 +55,8 @@ def test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
-    world = Deployment(0, 0, queue_max=2)
+    world = Deployment(queue_max=2)
+    world.loaded("p0", accepting=False)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
     assert (world.outcome("a"), world.outcome("b")) == (None, None)
@@ -64,8 +65,39 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
     assert (outcome.status, outcome.retry_after_seconds) == (429, 1.0)
 
 
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 0), (0, 1), (1, 0)])
+def test_without_workers_of_a_role_a_bounded_number_is_held_and_served_once_they_come(
+    prefill: int, decode: int
+) -> None:
+    world = Deployment(prefill, decode, queue_max=2, waiting_seconds_max=7.0)
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+    outcome = world.outcome("c")
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.retry_after_seconds, outcome.code) == (503, 1.0, "no_worker")
+    world.wait(6.9)
+    assert (world.outcome("a"), world.outcome("b")) == (None, None)
+    world.up("prefill", "p1")
+    world.up("decode", "d1")
+    assert [message.rid for _, message in world.sent(Prefill)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 0), (0, 1), (1, 0)])
+def test_what_waits_in_vain_for_workers_of_a_role_is_told_when_to_come_again(
+    prefill: int, decode: int
+) -> None:
+    world = Deployment(prefill, decode, waiting_seconds_max=7.0)
+    world.submit(request("r"))
+    world.wait(7.0)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.retry_after_seconds, outcome.code) == (503, 1.0, "no_worker")
+    world.assert_nothing_left()
+
+
 def test_a_request_no_worker_takes_in_time_is_a_503() -> None:
-    world = Deployment(0, 1, waiting_seconds_max=7.0)
+    world = Deployment(waiting_seconds_max=7.0)
+    world.loaded("p0", accepting=False)
     world.submit(request("r"))
     world.wait(6.9)
     assert world.outcome("r") is None
