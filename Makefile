@@ -12,11 +12,11 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test lint docs simulate bench clean
+.PHONY: setup serve test lint docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | test | lint | docs | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | test | lint | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -47,7 +47,11 @@ lint: setup
 
 docs: setup
 	$(VENV)/bin/python -m tests.tidy.reference
+	$(VENV)/bin/python -m tests.tidy.chart_schema
 	$(VENV)/bin/python -m tests.tidy.test_request_life
+
+goldens: setup
+	$(VENV)/bin/python -m tests.charts.goldens
 
 simulate: setup
 	$(VENV)/bin/python -m tests.simulation $(or $(ARGS),--seeds 1000)

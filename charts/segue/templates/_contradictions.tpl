@@ -48,11 +48,12 @@
 
 {{- define "segue.refuseDevices" -}}
 {{- range $role := list "prefill" "decode" -}}
-{{- $limits := default dict (index $.Values $role).resources.limits -}}
+{{- $limits := dig "limits" dict (default dict (index $.Values $role).resources) | default dict -}}
+{{- $config := default dict (index $.Values $role).config -}}
 {{- if and (eq $.Values.device "cpu") (hasKey $limits $.Values.gpu.resourceName) -}}
 {{- fail (printf "%s.resources asks for %s, but device is cpu: set device to cuda" $role $.Values.gpu.resourceName) -}}
 {{- end -}}
-{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not (index $.Values $role).config.memoryBytes) (not (index $.Values $role).config.pages) -}}
+{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not $config.memoryBytes) (not $config.pages) -}}
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.pages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}

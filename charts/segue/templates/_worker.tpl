@@ -73,7 +73,7 @@ spec:
 {{/* (root, role) → its resources, and the devices that `device` and `rdma` ask for. */}}
 {{- define "segue.workerResources" -}}
 {{- $root := index . 0 -}}
-{{- $resources := deepCopy (index $root.Values (index . 1)).resources -}}
+{{- $resources := deepCopy (default dict (index $root.Values (index . 1)).resources) -}}
 {{- $devices := dict -}}
 {{- if eq $root.Values.device "cuda" -}}
 {{- $_ := set $devices $root.Values.gpu.resourceName ($root.Values.gpu.perPod | int) -}}
@@ -88,7 +88,7 @@ spec:
 {{- end -}}
 
 {{- define "segue.workerSecurityContext" -}}
-{{- $context := deepCopy .Values.securityContext -}}
+{{- $context := deepCopy (default dict .Values.securityContext) -}}
 {{- if .Values.rdma.enabled -}}
 {{- $capabilities := default dict $context.capabilities -}}
 {{- $_ := set $capabilities "add" (append (default list $capabilities.add) "IPC_LOCK" | uniq) -}}

@@ -1,0 +1,30 @@
+"""Writes `golden/*.yaml`: what each ready-made value set renders to, so that a review sees what a change does.
+
+`python -m tests.charts.goldens` (or `make goldens`). What is random is masked by name, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.charts.rendering import VALUE_SETS, manifest
+
+GOLDEN = Path(__file__).parent / "golden"
+_SEED = re.compile(r"(?m)^(kind: Secret\n(?:.*\n)*?data:\n  seed: )\S+$")
+
+
+def golden_file(values: str) -> Path:
+    """Where the rendering of one value set is kept."""
+    return GOLDEN / f"{values}.yaml"
+
+
+def masked(text: str) -> str:
+    """The text with the drawn seed replaced."""
+    return _SEED.sub(r"\1MASKED", text)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name in VALUE_SETS:
+        golden_file(name).write_text(masked(manifest(name)), encoding="utf-8")

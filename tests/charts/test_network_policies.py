@@ -1,0 +1,139 @@
+"""Who may reach whom, as a table that the rendered policies are evaluated against."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.network_policies import Endpoint, may_reach
+from tests.charts.rendering import NAMESPACE, objects, of_kind, pods
+
+HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20999, 21000
+CLIENTS = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=ingress"
+METRICS = (
+    "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
+)
+
+# From whom → to whom, at port: whether it is allowed by default.
+INGRESS = [
+    ("stranger", "router", ROUTER, True),
+    ("elsewhere", "router", ROUTER, True),
+    ("test", "router", ROUTER, True),
+    ("decode", "router", ROUTER, True),
+    ("stranger", "router", LINKS, False),
+    ("router", "prefill", LINKS, True),
+    ("router", "decode", LINKS, True),
+    ("router", "decode", HTTP, False),
+    ("router", "decode", KV, False),
+    ("prefill", "decode", KV, True),
+    ("decode", "prefill", KV, True),
+    ("decode", "prefill", KV_LAST, True),
+    ("decode", "prefill", BEYOND_KV, False),
+    ("decode", "decode", KV, True),
+    ("decode", "prefill", LINKS, False),
+    ("decode", "prefill", HTTP, False),
+    ("stranger", "decode", LINKS, False),
+    ("stranger", "decode", KV, False),
+    ("stranger", "decode", HTTP, False),
+    ("monitoring", "decode", HTTP, False),
+    ("their router", "decode", LINKS, False),
+    ("their decode", "prefill", KV, False),
+    ("router elsewhere", "decode", LINKS, False),
+    ("decode elsewhere", "prefill", KV, False),
+    ("outside", "decode", KV, False),
+]
+
+
+def cast() -> dict[str, Endpoint]:
+    """Everybody who takes part: this release's pods, another's, the same labels in another namespace, strangers."""
+
+    def endpoints(release: str) -> dict[str, Endpoint]:
+        return {
+            component: Endpoint(
+                pod["metadata"]["labels"],
+                {
+                    port["name"]: port["containerPort"]
+                    for port in pod["spec"]["containers"][0].get("ports", [])
+                },
+            )
+            for component, pod in pods(objects(None, release=release)).items()
+        }
+
+    ours = endpoints("segue")
+    others = {f"their {component}": endpoint for component, endpoint in endpoints("theirs").items()}
+    moved = {
+        f"{component} elsewhere": Endpoint(each.labels, each.ports, "other")
+        for component, each in ours.items()
+    }
+    strangers = {
+        "stranger": Endpoint({"app": "web"}),
+        "elsewhere": Endpoint({"app": "web"}, namespace="other"),
+        "monitoring": Endpoint({"app": "prometheus"}, namespace="monitoring"),
+        "ingress": Endpoint({"app": "nginx"}, namespace="ingress"),
+        "outside": Endpoint(outside=True),
+    }
+    return ours | others | moved | strangers
+
+
+def allowed(source: str, target: str, port: int, *sets: str) -> bool:
+    policies = list(of_kind(objects(None, *sets), "NetworkPolicy").values())
+    everybody = cast()
+    return may_reach(policies, everybody[source], everybody[target], port)
+
+
+@pytest.mark.parametrize(("source", "target", "port", "expected"), INGRESS)
+def test_who_may_reach_whom(source: str, target: str, port: int, expected: bool) -> None:
+    assert allowed(source, target, port) is expected
+
+
+@pytest.mark.parametrize(("source", "target", "port"), [row[:3] for row in INGRESS if row[1] != "outside"])
+def test_without_policies_everybody_may(source: str, target: str, port: int) -> None:
+    assert allowed(source, target, port, "networkPolicy.enabled=false")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [("ingress", True), ("test", True), ("stranger", False), ("elsewhere", False), ("their test", False)],
+)
+def test_named_clients_alone_may_reach_the_router(source: str, expected: bool) -> None:
+    assert allowed(source, "router", ROUTER, CLIENTS) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "port", "expected"),
+    [("monitoring", HTTP, True), ("monitoring", KV, False), ("stranger", HTTP, False)],
+)
+def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: bool) -> None:
+    assert allowed(source, "decode", port, METRICS) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "expected"),
+    [
+        ("router", "decode", LINKS, True),
+        ("router", "decode", KV, False),
+        ("router", "outside", 443, True),  # the API server
+        ("router", "outside", 6443, True),
+        ("router", "outside", 80, False),
+        ("decode", "prefill", KV, True),
+        ("decode", "router", ROUTER, False),
+        ("decode", "outside", 443, False),
+        ("decode", "outside", 53, True),
+        ("router", "outside", 53, True),
+        ("decode", "stranger", 8080, False),
+    ],
+)
+def test_who_may_reach_whom_when_egress_is_closed(
+    source: str, target: str, port: int, expected: bool
+) -> None:
+    assert allowed(source, target, port, "networkPolicy.egress.enabled=true") is expected
+
+
+def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
+    sets = ("networkPolicy.egress.enabled=true", "model=Qwen/Qwen3-0.6B")
+    assert allowed("decode", "outside", 443, *sets)
+
+
+def test_every_policy_lies_in_the_namespace_of_its_pods() -> None:
+    assert {each["metadata"]["namespace"] for each in of_kind(objects(None), "NetworkPolicy").values()} == {
+        NAMESPACE
+    }

@@ -1,0 +1,89 @@
+"""The pods fit into a namespace of level `restricted`, unless a value says otherwise, and then NOTES says so."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.charts.pod_security import violations
+from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
+
+OURS = {"router", "prefill", "decode", "test"}
+SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
+    "hostNetwork": (("hostNetwork",), True),
+    "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),
+    "sysctl kernel.msgmax": (("securityContext", "sysctls"), [{"name": "kernel.msgmax", "value": "1"}]),
+    "runAsUser 0": (("securityContext", "runAsUser"), 0),
+    "decode: runAsNonRoot": (("securityContext", "runAsNonRoot"), None),
+    "decode: seccompProfile": (("securityContext", "seccompProfile"), {"type": "Unconfined"}),
+    "decode: privileged": (("containers", "0", "securityContext", "privileged"), True),
+    "decode: allowPrivilegeEscalation": (("containers", "0", "securityContext"), {}),
+    "decode: capabilities are not dropped": (("containers", "0", "securityContext", "capabilities"), {}),
+    "model: capabilities are not dropped": (("initContainers", "0", "securityContext", "capabilities"), {}),
+    "decode: capability SYS_ADMIN": (
+        ("containers", "0", "securityContext", "capabilities"),
+        {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+    ),
+    "decode: hostPort 80": (("containers", "0", "ports"), [{"containerPort": 80, "hostPort": 80}]),
+    "decode: procMount": (("containers", "0", "securityContext", "procMount"), "Unmasked"),
+    "seLinuxOptions": (("securityContext", "seLinuxOptions"), {"type": "spc_t"}),
+    "appArmorProfile": (("securityContext", "appArmorProfile"), {"type": "Unconfined"}),
+}
+
+
+def level_and_findings(*sets: str) -> dict[str, list[str]]:
+    return {component: violations(pod["spec"]) for component, pod in pods(objects("gpu", *sets)).items()}
+
+
+def notes(*sets: str) -> str:
+    """What `helm install` says in the end, without a cluster."""
+    flags = [flag for setting in sets for flag in ("--set", setting)]
+    text = run_helm("install", "segue", str(CHART), "--namespace", "serving", "--dry-run=client", *flags)
+    return text.partition("\nNOTES:\n")[2]
+
+
+@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+def test_every_pod_is_restricted(values: str | None) -> None:
+    found = {component: violations(pod["spec"]) for component, pod in pods(objects(values)).items()}
+    assert found == {component: [] for component in OURS}
+
+
+@pytest.mark.parametrize("expected", SPOILT)
+def test_a_spoilt_pod_is_found_out(expected: str) -> None:
+    spec = copy.deepcopy(pods(objects(None))["decode"]["spec"])
+    (*path, last), value = SPOILT[expected]
+    place: Any = spec
+    for key in path:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    place[int(last) if isinstance(place, list) else last] = value
+    assert expected in violations(spec)
+
+
+def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
+    assert level_and_findings("rdma.enabled=true")["decode"] == ["decode: capability IPC_LOCK"]
+    found = level_and_findings("sameNodeGpuIpc=true")
+    assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
+    assert found["router"] == found["test"] == []
+
+
+def test_the_notes_say_which_level_is_left() -> None:
+    assert "level `restricted`" in notes()
+    both = notes("rdma.enabled=true", "sameNodeGpuIpc=true", "device=cuda")
+    assert (
+        "level `privileged`, because of rdma.enabled (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)" in both
+    )
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+def test_the_root_file_system_is_read_only_and_no_service_is_injected(values: str) -> None:
+    for pod in pods(objects(values)).values():
+        assert pod["spec"]["enableServiceLinks"] is False
+        for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_only_routers_hold_a_token() -> None:
+    tokens = {name: pod["spec"]["automountServiceAccountToken"] for name, pod in pods(objects(None)).items()}
+    assert tokens == {"router": True, "prefill": False, "decode": False, "test": False}

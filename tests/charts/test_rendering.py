@@ -1,0 +1,116 @@
+"""What the chart renders, taken as a whole: reviewed goldens, valid objects, names that do not clash."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.goldens import golden_file, masked
+from tests.charts.kubernetes_schemas import complaints, versions
+from tests.charts.rendering import (
+    CHART,
+    NAMESPACE,
+    VALUE_SETS,
+    manifest,
+    objects,
+    of_kind,
+    pods,
+    run_helm,
+    selects,
+)
+
+VERSIONS = versions()
+EVERYTHING = ("rdma.enabled=true", "sameNodeGpuIpc=true", "router.service.type=LoadBalancer")
+NAMESPACED = {
+    "ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret",
+    "Service", "ServiceAccount",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+def test_the_goldens_are_fresh(values: str) -> None:
+    assert golden_file(values).read_text(encoding="utf-8") == masked(manifest(values)), "run: make goldens"
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(values: str, version: str) -> None:
+    assert [line for thing in objects(values) for line in complaints(thing, version)] == []
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+def test_every_object_of_every_option_is_valid(version: str) -> None:
+    assert [line for thing in objects("gpu", *EVERYTHING) for line in complaints(thing, version)] == []
+
+
+def test_the_versions_reach_from_the_oldest_to_now() -> None:
+    assert VERSIONS[0].startswith("1.29.")
+    assert len(VERSIONS) >= 6
+
+
+def test_the_schemas_of_kubernetes_find_a_misspelt_field() -> None:
+    service = of_kind(objects(None), "Service")["segue-router"]
+    misspelt = {**service, "spec": {**service["spec"], "selecter": {}}}
+    assert "selecter" in complaints(misspelt, VERSIONS[-1])[0]
+
+
+@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+def test_helm_lint_has_nothing_to_say(values: str | None) -> None:
+    chosen = ["--values", str(CHART / "ci" / f"{values}.yaml")] if values else []
+    assert "1 chart(s) linted, 0 chart(s) failed" in run_helm("lint", "--strict", str(CHART), *chosen)
+
+
+def test_rendering_twice_gives_the_same_bytes() -> None:
+    sets = (
+        "links.existingSecret=seed",
+        "router.replicas=null",
+        "prefill.replicas=null",
+        "decode.replicas=null",
+    )
+    first = manifest("cpu-demo", *sets)
+    manifest.cache_clear()
+    assert manifest("cpu-demo", *sets) == first
+
+
+def test_nothing_is_random_but_the_seed() -> None:
+    first = masked(manifest(None))
+    manifest.cache_clear()
+    assert masked(manifest(None)) == first
+    assert "MASKED" in first
+
+
+@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+def test_nothing_is_cluster_scoped(values: str | None) -> None:
+    rendered = objects(values)
+    assert {each["kind"] for each in rendered} <= NAMESPACED
+    assert {each["metadata"]["namespace"] for each in rendered} == {NAMESPACE}
+
+
+def test_no_object_is_rendered_twice() -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects(None)]
+    assert len(names) == len(set(names))
+
+
+def test_two_releases_in_a_namespace_do_not_touch() -> None:
+    ours, theirs = objects(None), objects(None, release="other")
+    names = [{(each["kind"], each["metadata"]["name"]) for each in rendered} for rendered in (ours, theirs)]
+    assert names[0].isdisjoint(names[1])
+    labels = [pod["metadata"]["labels"] for pod in pods(theirs).values()]
+    selectors = [
+        each["spec"]["selector"] for each in ours if each["kind"] in ("Deployment", "PodDisruptionBudget")
+    ]
+    selectors += [each["spec"]["podSelector"] for each in ours if each["kind"] == "NetworkPolicy"]
+    selectors += [{"matchLabels": each["spec"]["selector"]} for each in ours if each["kind"] == "Service"]
+    assert len(selectors) == 9
+    assert not any(selects(selector, each) for selector in selectors for each in labels)
+    own = [pod["metadata"]["labels"] for pod in pods(ours).values()]
+    assert all(any(selects(selector, each) for each in own) for selector in selectors)
+
+
+def test_a_release_whose_name_has_segue_is_not_named_twice() -> None:
+    assert "my-segue-router" in of_kind(objects(None, release="my-segue"), "Deployment")
+    assert "other-segue-router" in of_kind(objects(None, release="other"), "Deployment")
+
+
+def test_the_longest_names_still_are_names() -> None:
+    rendered = objects(None, release="r" * 53)
+    assert max(len(each["metadata"]["name"]) for each in rendered) <= 63

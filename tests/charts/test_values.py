@@ -1,0 +1,295 @@
+"""What values do: each reaches the process or the object that it names, and what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import load, unknown_variables
+from tests.charts.rendering import (
+    CHART,
+    VALUE_SETS,
+    Object,
+    RefusedError,
+    environment,
+    manifest,
+    objects,
+    of_kind,
+    pods,
+    run_helm,
+)
+from tests.tidy.chart_schema import ROLE_STRUCTS
+
+# What a person types → words of the answer; the key is always among them.
+MISTAKES = {
+    "replica=3": ["replica", "not allowed"],
+    "decode.replica=3": ["/decode", "replica", "not allowed"],
+    "decode.replicas=-1": ["/decode/replicas", "minimum"],
+    "decode.replicas=two": ["/decode/replicas", "want"],
+    "device=tpu": ["/device", "cpu", "cuda"],
+    "model=": ["/model", "minLength"],
+    "model=null": ["model"],
+    "decode.config.slotz=8": ["/decode/config", "slotz", "not allowed"],
+    "decode.config.slots=0": ["/decode/config/slots", "minimum"],
+    "router.config.decodePolicy=best": ["/router/config/decodePolicy", "round_robin"],
+    "router.config.port=9000": ["/router/config", "port", "not allowed"],
+    "prefill.config.leaseShare=2": ["/prefill/config/leaseShare", "maximum"],
+    "router.service.type=External": ["/router/service/type", "LoadBalancer"],
+    "router.service.port=70000": ["/router/service/port", "maximum"],
+    "image.pullPolicy=Sometimes": ["/image/pullPolicy", "IfNotPresent"],
+    "router.image.digest=abc": ["/router/image/digest", "pattern"],
+    "drainSeconds=-5": ["/drainSeconds", "minimum"],
+    "kv.ports=20000:20999": ["/kv/ports", "pattern"],
+    "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
+    "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
+    "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
+    "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+}
+# Each value is allowed, together they mean nothing.
+CONTRADICTIONS = {
+    "modelSource.kind=pvc": "modelSource.pvc.claimName is empty",
+    "modelSource.pvc.claimName=models": "modelSource.pvc.claimName is given",
+    "modelSource.kind=hub": "model smollm2 is no id on the Hub",
+    "modelSource.kind=path": "model smollm2 is no folder",
+    "modelSource.kind=image,model=owner/name": "modelSource.image.repository is empty",
+    "image.digest=sha256:" + "0" * 64: "set router.image.digest and worker.image.digest",
+    "kv.ports=20999-20000": "kv.ports must be a range",
+    "kv.ports=8000-9000": "kv.ports 8000-9000 contains 8001 or 8002",
+    "decode.extraEnv[0].name=SEGUE_SLOTS": "decode.extraEnv sets SEGUE_SLOTS",
+    "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
+    "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
+    "sameNodeGpuIpc=true": "device is not cuda",
+    "rbac.create=false": "name the account",
+    "router.service.nodePort=30000": "router.service.type is ClusterIP",
+}
+
+
+# Ends of the paths in the schema where an object of Kubernetes stands, which Kubernetes checks.
+KUBERNETES = (
+    "/global", "/podSecurityContext", "/securityContext", "Affinity", "/valueFrom", "Ref", "Selector",
+    "/topologySpreadConstraints[]", "/extraVolumes[]", "/extraVolumeMounts[]",
+)  # fmt: skip
+# Settings that the chart gives and the processes get next: with their drain.
+AHEAD = {"SEGUE_DRAIN_SECONDS", "SEGUE_ENDPOINT_LAG_SECONDS"}
+
+
+def deployment(role: str, values: str | None, *sets: str) -> Object:
+    return of_kind(objects(values, *sets), "Deployment")[f"segue-{role}"]
+
+
+def container(role: str, *sets: str) -> Any:
+    return pods(objects(None, *sets))[role]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_refused_by_its_key(mistake: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        manifest(None, mistake)
+    assert [word for word in MISTAKES[mistake] if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("values", CONTRADICTIONS)
+def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
+    with pytest.raises(RefusedError, match=CONTRADICTIONS[values]):
+        manifest(None, values)
+
+
+@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+@pytest.mark.parametrize("role", ROLE_STRUCTS)
+def test_the_process_accepts_what_the_chart_tells_it(role: str, values: str | None, tmp_path: Path) -> None:
+    rendered = objects(values)
+    pod = pods(rendered)[role]
+    config = of_kind(rendered, "ConfigMap")[f"segue-{role}"]["data"]["config.yaml"]
+    file = tmp_path / "config.yaml"
+    file.write_text(config, encoding="utf-8")
+    assert pod["spec"]["containers"][0]["command"] == ["python", "-m", role]
+    assert pod["spec"]["containers"][0]["args"] == ["--config", "/etc/segue/config.yaml"]
+    variables = environment(pod)
+    assert load(ROLE_STRUCTS[role], ["--config", str(file)], variables).silence_seconds > 0
+    assert set(unknown_variables(ROLE_STRUCTS[role], variables)) <= AHEAD
+
+
+def test_a_config_section_reaches_its_process_verbatim() -> None:
+    sets = ("decode.config.slots=7", "decode.config.hostShare=2", "decode.config.overlap=false")
+    config = of_kind(objects(None, *sets), "ConfigMap")["segue-decode"]["data"]["config.yaml"]
+    assert config == "hostShare: 2\noverlap: false\nslots: 7\n"
+
+
+def test_large_numbers_stay_whole() -> None:
+    config = of_kind(objects(None, "router.config.maxBodyBytes=10485760"), "ConfigMap")["segue-router"]
+    assert config["data"]["config.yaml"] == "maxBodyBytes: 10485760\n"
+
+
+def test_a_changed_config_rolls_the_pods_that_read_it_and_no_others() -> None:
+    def templates(*sets: str) -> dict[str, Object]:
+        return {role: pods(objects(None, *sets))[role] for role in ROLE_STRUCTS}
+
+    before, after = templates(), templates("decode.config.slots=7")
+    assert [role for role in ROLE_STRUCTS if before[role] != after[role]] == ["decode"]
+
+
+def test_replicas_null_leaves_the_field_out() -> None:
+    assert deployment("decode", None, "decode.replicas=3")["spec"]["replicas"] == 3
+    assert deployment("decode", None, "decode.replicas=0")["spec"]["replicas"] == 0
+    assert "replicas" not in deployment("decode", None, "decode.replicas=null")["spec"]
+
+
+def test_workers_differ_in_nothing_but_their_role() -> None:
+    text = {
+        role: str(deployment(role, None, "prefill.resources=null", "decode.resources=null", "device=cuda"))
+        for role in ("prefill", "decode")
+    }
+    assert text["prefill"].replace("prefill", "decode") == text["decode"]
+
+
+def test_termination_grace_follows_from_the_drain() -> None:
+    sets = ("drainSeconds=100", "router.drainSeconds=1000", "router.endpointLagSeconds=10")
+    grace = {
+        role: pods(objects(None, *sets))[role]["spec"]["terminationGracePeriodSeconds"]
+        for role in ROLE_STRUCTS
+    }
+    assert grace == {"router": 1025, "prefill": 115, "decode": 115}
+
+
+def test_a_role_may_not_lose_pods_before_it_has_others() -> None:
+    for role in ROLE_STRUCTS:
+        rolling = deployment(role, None)["spec"]["strategy"]["rollingUpdate"]
+        assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_decode_asks_for_more_cpu_than_prefill_and_neither_is_limited() -> None:
+    def cpu(values: str | None, role: str) -> int:
+        resources = pods(objects(values))[role]["spec"]["containers"][0]["resources"]
+        assert "cpu" not in resources["limits"]
+        return int(resources["requests"]["cpu"].removesuffix("m"))
+
+    for values in (None, "cpu-demo"):
+        assert cpu(values, "decode") > cpu(values, "prefill")
+
+
+@pytest.mark.parametrize(
+    ("sets", "router", "worker"),
+    [
+        ((), "localhost/segue-router:0.1.0", "localhost/segue-worker:0.1.0"),
+        (("image.tag=v2",), "localhost/segue-router:v2", "localhost/segue-worker:v2"),
+        (("device=cuda",), "localhost/segue-router:0.1.0", "localhost/segue-worker:0.1.0-cuda"),
+        (("image.registry=",), "segue-router:0.1.0", "segue-worker:0.1.0"),
+        (
+            ("worker.image.tag=mine", "image.registry=example.com/a/"),
+            "example.com/a/segue-router:0.1.0",
+            "example.com/a/segue-worker:mine",
+        ),
+        (
+            ("router.image.repository=one", "worker.image.repository=one", f"image.digest=sha256:{'0' * 64}"),
+            f"localhost/one@sha256:{'0' * 64}",
+            f"localhost/one@sha256:{'0' * 64}",
+        ),
+    ],
+)
+def test_which_image_is_run(sets: tuple[str, ...], router: str, worker: str) -> None:
+    assert [container("router", *sets)["image"], container("decode", *sets)["image"]] == [router, worker]
+
+
+def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None:
+    rendered = pods(objects(None))
+    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
+    assert {each["image"] for each in init.values()} == {"localhost/segue-model-smollm2:0.1.0"}
+    assert init["decode"] == init["prefill"]
+    assert "*.safetensors) ;;" in init["router"]["args"][0]
+
+
+def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
+    rendered = pods(objects("gpu"))
+    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
+    assert init["router"]["image"] == "localhost/segue-router:0.1.0"
+    assert init["decode"]["image"] == "localhost/segue-worker:0.1.0-cuda"
+    assert "Qwen/Qwen3-8B" in init["decode"]["args"]
+    assert "--include=*.safetensors" in init["decode"]["args"]
+    assert "--include=*.safetensors" not in init["router"]["args"]
+    assert init["decode"]["env"][-1]["valueFrom"]["secretKeyRef"]["name"] == "hub-token"
+
+
+def test_a_model_on_a_volume_or_in_the_image_is_not_copied() -> None:
+    on_volume = pods(objects("production"))["decode"]
+    assert "initContainers" not in on_volume["spec"]
+    mount = next(
+        each for each in on_volume["spec"]["containers"][0]["volumeMounts"] if each["name"] == "model"
+    )
+    assert mount == {"name": "model", "mountPath": "/models", "readOnly": True, "subPath": "qwen3-8b"}
+    in_image = pods(objects(None, "model=/opt/tiny"))["decode"]
+    assert "initContainers" not in in_image["spec"]
+    assert environment(in_image)["SEGUE_MODEL"] == "/opt/tiny"
+    assert environment(in_image)["SEGUE_SERVED_MODEL_NAME"] == "tiny"
+
+
+def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
+    assert container("decode", "device=cuda", "gpu.perPod=2")["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
+
+
+def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
+    rendered = objects(None, "links.existingSecret=mine", "links.secretKey=key")
+    assert of_kind(rendered, "Secret") == {}
+    volume = next(v for v in pods(rendered)["decode"]["spec"]["volumes"] if v["name"] == "links")
+    assert volume["secret"]["secretName"] == "mine"
+    assert volume["secret"]["items"] == [{"key": "key", "path": "seed"}]
+
+
+def test_the_seed_is_closed_to_others_and_no_pod_carries_its_checksum() -> None:
+    rendered = objects(None)
+    for role in ROLE_STRUCTS:
+        pod = pods(rendered)[role]
+        volume = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")
+        assert volume["secret"]["defaultMode"] == 0o440
+        assert [key for key in pod["metadata"]["annotations"] if "checksum" in key] == ["checksum/config"]
+
+
+def test_the_router_may_look_at_pods_and_nothing_else() -> None:
+    rendered = objects(None)
+    assert of_kind(rendered, "Role")["segue-router"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    subjects = of_kind(rendered, "RoleBinding")["segue-router"]["subjects"]
+    assert [subject["name"] for subject in subjects] == [
+        pods(rendered)["router"]["spec"]["serviceAccountName"]
+    ]
+    assert pods(rendered)["decode"]["spec"]["serviceAccountName"] != subjects[0]["name"]
+
+
+def test_the_router_selects_the_workers_of_its_own_release() -> None:
+    selector = environment(pods(objects(None, release="other"))["router"])["SEGUE_POD_SELECTOR"]
+    labels = pods(objects(None, release="other"))["decode"]["metadata"]["labels"]
+    pairs = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
+    assert pairs == {key: labels[key] for key in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
+    assert "app.kubernetes.io/component in (prefill,decode)" in selector
+
+
+def test_the_schema_is_closed_but_for_objects_of_kubernetes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    open_objects = sorted(path for path in walk(schema, "") if path)
+    assert [path for path in open_objects if not path.endswith(KUBERNETES)] == []
+
+
+def walk(schema: Any, path: str) -> list[str]:
+    """Paths of the object schemas that allow any key."""
+    if not isinstance(schema, dict):
+        return []
+    mine = [path] if schema.get("type") == "object" and "additionalProperties" not in schema else []
+    for section in ("properties", "definitions"):
+        for key, value in schema.get(section, {}).items():
+            mine += walk(value, f"{path}/{key}")
+    return mine + walk(schema.get("items"), f"{path}[]")
+
+
+def test_the_common_case_takes_at_most_ten_lines() -> None:
+    lines = (CHART / "ci" / "gpu.yaml").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.strip() and not line.startswith("#")]) <= 10
+
+
+def test_the_notes_name_the_service_that_is_there() -> None:
+    text = run_helm("install", "other", str(CHART), "--namespace", "serving", "--dry-run=client")
+    assert "port-forward service/other-segue-router 8000:8000" in text
+    assert "other-segue-router" in of_kind(objects(None, release="other"), "Service")
