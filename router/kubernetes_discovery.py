@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import structlog
 
 from router.discovery import Dialer
-from router.known_pods import POD_STATES, Change, Dial, HangUp, KnownPods, Leaving, Observation
+from router.known_pods import POD_STATES, Change, Dial, HangUp, KnownPods, Leaving, Observation, Unreachable
 from router.pod_api import NoAnswerError, PodApi, WatchEndedError
 from shared.metrics import Metrics
 from shared.probes import Health
@@ -111,6 +111,11 @@ class KubernetesDiscovery:
                 self._tell(error.observation)
             except WatchEndedError as error:
                 log.debug("discovery.watch_ended", reason=str(error))
+            except (
+                Exception
+            ) as error:  # of the client or ours: a fleet that is never updated again would be worse
+                log.exception("discovery.failed")
+                self._tell(Unreachable(f"asking for pods failed: {type(error).__name__}"))
             else:
                 continue
             pause_seconds = min(PAUSE_SECONDS * 2 ** min(self._attempts, 16), PAUSE_SECONDS_MAX)

@@ -176,10 +176,10 @@ class PodApi:
             response.close()  # not back to the pool: the rest of a watch may still be in it
 
 
-def connect(namespace: str, selector: str) -> PodApi:
+def connect() -> client.CoreV1Api:
     """A client with the credentials of KUBECONFIG, where that is set, else of this pod's service account.
 
-    Raises `StartError` where there are none, or no namespace.
+    Raises `StartError` where there are none.
     """
     settings = client.Configuration()
     settings.retries = False  # its caller retries, and knows how long that has taken
@@ -192,10 +192,11 @@ def connect(namespace: str, selector: str) -> PodApi:
         raise StartError(
             f"--discovery kubernetes needs a pod's service account, or KUBECONFIG: {_sentence(error)}"
         ) from None
-    return PodApi(client.CoreV1Api(client.ApiClient(settings)), namespace or _own_namespace(), selector)
+    return client.CoreV1Api(client.ApiClient(settings))
 
 
-def _own_namespace() -> str:
+def own_namespace() -> str:
+    """The namespace of the pod that this process is in; raises `StartError` where it is in none."""
     try:
         return (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
     except OSError:

@@ -74,7 +74,8 @@ def _discovery(config: RouterConfig) -> Discover:
     from router import kubernetes_discovery, pod_api  # 35 MiB that a static list needs not
 
     pace = kubernetes_discovery.Pace(config.relist_seconds, config.watch_read_seconds)
-    api = pod_api.connect(config.namespace, config.pod_selector)
+    namespace = config.namespace or pod_api.own_namespace()
+    api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
     return lambda links, health: kubernetes_discovery.KubernetesDiscovery(api, pace, links, health)
 
 

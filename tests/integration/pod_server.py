@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ class Asked:
     verb: str
     namespace: str
     parameters: dict[str, str]
+    authorization: str
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Trouble:
 
     denied: set[str] = field(default_factory=set)  # verbs answered by 403
     broken: bool = False  # all requests are answered by 500
+    nonsense: bool = False  # something answers that is no API server
     silent: bool = False  # watches are accepted, then nothing comes, and no end
     mute: bool = False  # requests are read and not answered
     hasty: bool = False  # watches are accepted and ended at once
@@ -79,9 +82,10 @@ class Trouble:
 
 
 class PodServer:
-    """Serves from construction to `close`; all methods from any thread."""
+    """Serves from construction to `close`, over TLS where it is given some; all methods from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.asked: list[Asked] = []
         self.trouble = Trouble()
         self._pods: dict[str, Manifest] = {}
@@ -216,6 +220,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, pods: PodServer):
         self.pods = pods
         super().__init__(("127.0.0.1", pods.port), _Handler)
+        if pods.tls:
+            self.socket = pods.tls.wrap_socket(self.socket, server_side=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no news."""
@@ -235,12 +241,14 @@ class _Handler(BaseHTTPRequestHandler):
         verb = "watch" if parameters.get("watch", "").lower() == "true" else "list"
         namespace = address.path.removeprefix("/api/v1/namespaces/").removesuffix("/pods")
         pods = self.server.pods
-        pods.asked.append(Asked(verb, namespace, parameters))
+        pods.asked.append(Asked(verb, namespace, parameters, self.headers.get("Authorization", "")))
         if pods.trouble.mute:
             self.connection.recv(1)  # until the client gives up
             self.close_connection = True
         elif pods.trouble.broken:
             self._fail(500, "etcd has no leader")
+        elif pods.trouble.nonsense:
+            self._answer(200, b"<html>please log in</html>")
         elif verb in pods.trouble.denied:
             self._fail(403, f'pods is forbidden: User "router" cannot {verb} resource "pods"')
         elif verb == "list":

@@ -11,14 +11,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import pytest
+from kubernetes.config import incluster_config
 from structlog.testing import capture_logs
 
 from router import pod_api
+from router.known_pods import Listed
 from router.kubernetes_discovery import KubernetesDiscovery, Pace
 from shared.errors import StartError
 from shared.metrics import Metrics
 from shared.probes import Health
 from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
+from tests.integration.service_account import TOKEN, write_service_account
 from tests.waiting import comes_true, until
 
 NAMESPACE = "prod"
@@ -45,7 +48,15 @@ class RecordedDials:
 class RunningDiscovery:
     """Discovery on an event loop of its own."""
 
-    def __init__(self, relist_seconds: float = 30.0, watch_read_seconds: float = 10.0):
+    def __init__(
+        self,
+        relist_seconds: float = 30.0,
+        watch_read_seconds: float = 10.0,
+        namespace: str = NAMESPACE,
+        kind: type[pod_api.PodApi] = pod_api.PodApi,
+    ):
+        self._kind = kind
+        self._namespace = namespace
         self._pace = Pace(relist_seconds, watch_read_seconds)
         self.links = RecordedDials()
         self.health = Health(loop_seconds_max=60.0)
@@ -68,7 +79,7 @@ class RunningDiscovery:
         self._loop.close()
 
     def _make(self) -> KubernetesDiscovery:
-        api = pod_api.connect(NAMESPACE, SELECTOR)
+        api = self._kind(pod_api.connect(), self._namespace or pod_api.own_namespace(), SELECTOR)
         return KubernetesDiscovery(api, self._pace, self.links, self.health)
 
     def call(self, work: Callable[[], T]) -> T:
@@ -241,7 +252,11 @@ def test_an_api_server_that_is_away_costs_no_link_and_is_told_once(server: PodSe
     assert "last known fleet" in told["doing"]
 
 
-@pytest.mark.parametrize("trouble", [Trouble(broken=True), Trouble(mute=True)], ids=["broken", "mute"])
+@pytest.mark.parametrize(
+    "trouble",
+    [Trouble(broken=True), Trouble(mute=True), Trouble(nonsense=True)],
+    ids=["broken", "mute", "nonsense"],
+)
 def test_a_router_that_starts_while_the_api_server_is_in_trouble_waits_for_it(
     server: PodServer, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +297,23 @@ def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(server:
         discovery.until_dialed(url(1), seconds_max=6.0)
 
 
+def test_a_fault_of_our_own_is_said_and_the_asking_goes_on(server: PodServer) -> None:
+    class FaultyApi(pod_api.PodApi):
+        faults = 1
+
+        def list_pods(self) -> Listed:
+            if self.faults:
+                self.faults -= 1
+                raise KeyError("a fault")
+            return super().list_pods()
+
+    server.put(decode(1))
+    with capture_logs() as lines, RunningDiscovery(kind=FaultyApi) as discovery:
+        discovery.until_dialed(url(1))
+    assert [line["event"] for line in lines].count("discovery.failed") == 1
+    assert events(lines) == ["discovery.unreachable", "discovery.synced"]
+
+
 def test_closing_does_not_wait_for_a_watch(server: PodServer) -> None:
     with RunningDiscovery() as discovery:
         until(lambda: verbs(server) == ["list", "watch"], 5, "the watch")
@@ -291,13 +323,35 @@ def test_closing_does_not_wait_for_a_watch(server: PodServer) -> None:
     assert "discovery" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_in_a_pod_its_service_account_tells_server_namespace_and_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PodServer(write_service_account(tmp_path, "of-the-pod"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(pod_api, "ACCOUNT", tmp_path)
+    server.put(decode(1))
+    with RunningDiscovery(namespace="") as discovery:
+        discovery.until_dialed(url(1))
+        server.put(decode(2))
+        discovery.until_dialed(url(1), url(2), seconds_max=1.0)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5  # closing ends a read of TLS as well
+    server.close()
+    assert {asked.namespace for asked in server.asked} == {"of-the-pod"}
+    assert {asked.authorization.lower() for asked in server.asked} == {f"bearer {TOKEN}"}
+
+
 def test_outside_a_pod_a_router_asks_for_credentials_and_a_namespace(
     server: PodServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StartError, match="--namespace"):
-        pod_api.connect("", SELECTOR)
+        pod_api.own_namespace()
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(StartError, match="service account"):
-        pod_api.connect(NAMESPACE, SELECTOR)
+        pod_api.connect()
     assert server.asked == []

@@ -1,0 +1,58 @@
+"""A worker process's links in a thread of the test: real sockets and keys, one scripted token to every prompt."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from shared.link_events import PeerUp, Received
+from shared.link_keys import read_seed
+from shared.link_session import LinkSettings
+from shared.links import WorkerLinks
+from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
+
+LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_size=400)
+
+
+class LinkedWorker:
+    """Listens on 127.0.0.1 from construction to `close`."""
+
+    def __init__(self, role: Role, uid: str, seed_file: Path, model_name: str = "tiny"):
+        hello = Hello(
+            session=0,
+            role=role,
+            uid=uid,
+            epoch=1,
+            model_name=model_name,
+            model="w",
+            kv_format="kv",
+            limits=LIMITS,
+        )
+        self.routers = 0  # sessions that ever began
+        self.prefills: list[Prefill] = []
+        self._links = WorkerLinks("127.0.0.1", 0, read_seed(seed_file), hello, LinkSettings())
+        self.port = int(self._links.address.rpartition(":")[2])
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say goodbye and end."""
+        self._closing = True
+        self._links.wake()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            for event in self._links.receive(10.0):
+                if isinstance(event, PeerUp):
+                    self.routers += 1
+                    self._links.send(event.peer, Load(free_pages=LIMITS.pages, slots_free=LIMITS.slots))
+                elif isinstance(event, Received) and isinstance(event.message, Prefill):
+                    self._answer(event.peer, event.message)
+        self._links.close()
+
+    def _answer(self, peer: str, prefill: Prefill) -> None:
+        self.prefills.append(prefill)
+        token = prefill.token_ids[-1]
+        self._links.send(peer, Prefilled(prefill.rid, prefill.attempt, 0, (token,), None, "length"))
