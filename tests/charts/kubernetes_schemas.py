@@ -49,5 +49,6 @@ def complaints(thing: Object, version: str) -> list[str]:
 @functools.cache
 def _definitions(version: str) -> Registry[Any]:
     text = (_folder() / f"v{version}{_SUFFIX}" / "_definitions.json").read_text(encoding="utf-8")
-    registry: Registry[Any] = Registry()
-    return registry.with_resource("_definitions.json", Resource.from_contents(json.loads(text)))
+    resource: Resource[Any] = Resource.from_contents(json.loads(text))
+    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
+    return registry

@@ -20,10 +20,20 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "segue"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 VALUE_SETS = ("cpu-demo", "gpu", "production")
+EVERY_VALUE = "every_value"
 RELEASE, NAMESPACE = "segue", "serving"
 HELM_SECONDS_MAX = 60.0
 
 Object = dict[str, Any]
+
+
+def values_file(values: str) -> Path:
+    """A ready-made value set of the chart, or `every_value`, which is made for tests."""
+    return (
+        Path(__file__).with_name("every_value.yaml")
+        if values == EVERY_VALUE
+        else CHART / "ci" / f"{values}.yaml"
+    )
 
 
 class RefusedError(Exception):
@@ -56,8 +66,8 @@ def run_helm(*arguments: str) -> str:
 
 @functools.cache
 def manifest(values: str | None, *sets: str, release: str = RELEASE) -> str:
-    """All manifests for one of the ready-made value sets (None: the defaults), and `--set` over it."""
-    files = ["--values", str(CHART / "ci" / f"{values}.yaml")] if values else []
+    """All manifests for a value set (None: the defaults), and `--set` over it."""
+    files = ["--values", str(values_file(values))] if values else []
     flags = [flag for setting in sets for flag in ("--set", setting)]
     return run_helm("template", release, str(CHART), "--namespace", NAMESPACE, *files, *flags)
 
@@ -65,7 +75,7 @@ def manifest(values: str | None, *sets: str, release: str = RELEASE) -> str:
 def objects(values: str | None, *sets: str, release: str = RELEASE) -> list[Object]:
     """The rendered objects, in Helm's order."""
     text = manifest(values, *sets, release=release)
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
 
 
 def of_kind(rendered: list[Object], kind: str) -> dict[str, Object]:

@@ -8,6 +8,7 @@ from tests.charts.goldens import golden_file, masked
 from tests.charts.kubernetes_schemas import complaints, versions
 from tests.charts.rendering import (
     CHART,
+    EVERY_VALUE,
     NAMESPACE,
     VALUE_SETS,
     manifest,
@@ -39,7 +40,8 @@ def test_every_object_is_valid(values: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_every_object_of_every_option_is_valid(version: str) -> None:
-    assert [line for thing in objects("gpu", *EVERYTHING) for line in complaints(thing, version)] == []
+    rendered = objects("gpu", *EVERYTHING) + objects(EVERY_VALUE)
+    assert [line for thing in rendered for line in complaints(thing, version)] == []
 
 
 def test_the_versions_reach_from_the_oldest_to_now() -> None:

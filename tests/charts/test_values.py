@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shared.config import load, unknown_variables
 from tests.charts.rendering import (
     CHART,
+    EVERY_VALUE,
     VALUE_SETS,
     Object,
     RefusedError,
@@ -20,6 +22,7 @@ from tests.charts.rendering import (
     of_kind,
     pods,
     run_helm,
+    values_file,
 )
 from tests.tidy.chart_schema import ROLE_STRUCTS
 
@@ -223,6 +226,33 @@ def test_a_model_on_a_volume_or_in_the_image_is_not_copied() -> None:
     assert "initContainers" not in in_image["spec"]
     assert environment(in_image)["SEGUE_MODEL"] == "/opt/tiny"
     assert environment(in_image)["SEGUE_SERVED_MODEL_NAME"] == "tiny"
+
+
+@pytest.mark.parametrize("role", ROLE_STRUCTS)
+def test_every_value_for_a_pod_arrives(role: str) -> None:
+    wanted = yaml.safe_load(
+        values_file(EVERY_VALUE).read_text(encoding="utf-8").replace("{{ .Release.Name }}", "segue")
+    )
+    given, pod = wanted[role], pods(objects(EVERY_VALUE))[role]
+    spec, main = pod["spec"], pod["spec"]["containers"][0]
+    for field in (
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+        "priorityClassName",
+    ):
+        assert spec[field] == given[field]
+    assert spec["runtimeClassName"] == given["runtimeClassName"]
+    assert spec["imagePullSecrets"] == wanted["image"]["pullSecrets"]
+    assert main["resources"] == given["resources"]
+    assert main["envFrom"] == given["extraEnvFrom"]
+    assert main["env"][-2:] == given["extraEnv"]
+    assert main["volumeMounts"][-1:] == given["extraVolumeMounts"]
+    assert spec["volumes"][-1:] == given["extraVolumes"]
+    assert pod["metadata"]["annotations"].items() >= given["podAnnotations"].items()
+    assert pod["metadata"]["labels"].items() >= (given["podLabels"] | wanted["commonLabels"]).items()
+    assert deployment(role, EVERY_VALUE)["spec"]["strategy"]["type"] == "Recreate"
 
 
 def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:

@@ -50,14 +50,16 @@ securityContext:
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" }}
+{{- range $field := list "priorityClassName" "runtimeClassName" }}
 {{- with index $values $field }}
-{{ $field }}: {{ toYaml . | nindent 2 }}
+{{ $field }}: {{ . }}
 {{- end }}
 {{- end }}
-{{- range $field := list "affinity" "topologySpreadConstraints" }}
+{{- /* Templates may stand in these, for selectors need the release's name. */}}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
 {{- with index $values $field }}
-{{ $field }}: {{ tpl (toYaml .) $root | nindent 2 }}
+{{ $field }}:
+  {{- tpl (toYaml .) $root | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- with include "segue.modelInit" (list $root $of) }}
