@@ -51,6 +51,12 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     ] = ""
     prefill: Annotated[PositiveInt, Meta(le=64, description="prefill processes")] = 1
     decode: Annotated[PositiveInt, Meta(le=64, description="decode processes")] = 1
+    max_total_tokens: Annotated[
+        Count,
+        Meta(
+            description="tokens of KV that each worker keeps, and at least one whole context; 0: what memory allows"
+        ),
+    ] = 12_288
     router_port: Annotated[Port, Meta(description="OpenAI's API; the other ports are free ones")] = 8000
     device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
     log_level: Annotated[
@@ -113,7 +119,8 @@ def _share_of_machine(config: LocalConfig, budget: Budget) -> list[str]:
     """What each worker is given: all cores and an equal share of memory; settings of its role may say otherwise."""
     threads = config.threads or usable_cores()
     memory_bytes = budget.memory_bytes // (config.prefill + config.decode)
-    return ["--device", config.device, "--threads", str(threads), "--memory-bytes", str(memory_bytes)]
+    share = ["--threads", str(threads), "--memory-bytes", str(memory_bytes)]
+    return ["--device", config.device, *share, "--max-total-tokens", str(config.max_total_tokens)]
 
 
 def _describe_shares(config: LocalConfig, budget: Budget, settings: Mapping[str, RoleSettings]) -> str:

@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from shared.config import ProcessConfig
-from shared.engine.engine import Engine, load
+from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
 from shared.event_loop import EventLoop, Scheduler
 from shared.kv_memory import KvMemory
@@ -128,20 +128,24 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
     def progress(what: str, share: float) -> None:
         health.doing = f"{what} {share:.0%}"
 
+    sizes = Sizes(
+        pages=config.pages or None,
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        slots=config.slots,
+        host_share=host_share,
+        context_len=config.context_len or None,
+        memory_bytes=config.memory_bytes or None,
+    )
     engine = load(
         Path(config.model),
+        sizes,
         device=config.device,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         kernels=config.kernels,
         kernels_folder=config.kernels_folder,
-        pages=config.pages or None,
-        page_size=config.page_size,
-        slots=config.slots,
-        host_share=host_share,
-        context_len=config.context_len or None,
         threads=config.threads or usable_cores(),
-        memory_bytes=config.memory_bytes or None,
         on_progress=progress,
     )
     health.facts = {"engine": engine.description}

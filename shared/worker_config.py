@@ -80,6 +80,10 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     pages: Annotated[
         Count, Meta(description="pages of the KV pool; 0: what memory leaves after weights and 1 GiB of room")
     ] = 0
+    max_total_tokens: Annotated[
+        Count,
+        Meta(description="tokens the KV pool is made for, and at least one whole context; 0: no bound"),
+    ] = 0
     slots: Annotated[
         PositiveInt, Meta(le=4096, description="requests on the device at a time; bounds the per-slot state")
     ] = 64

@@ -35,6 +35,19 @@ _KV_DTYPES = {  # by whether the model is one of blocks
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """How much a worker is to hold. None: chosen by what memory allows, see `Engine.description`."""
+
+    pages: int | None = None
+    page_size: int = 16  # tokens
+    max_total_tokens: int = 0  # what pages are chosen for; 0: no bound
+    slots: int = 64
+    host_share: float = 0.0  # pages in host memory for each page of the pool
+    context_len: int | None = None  # tokens
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Engine:
     """A loaded model, ready for steps."""
 
@@ -52,23 +65,18 @@ class Engine:
 
 def load(
     folder: Path,
+    sizes: Sizes,
     *,
     device: str = "auto",
     dtype: str = "auto",
     kv_dtype: str = "auto",
     kernels: str = "auto",
     kernels_folder: str = "",
-    pages: int | None = None,
-    page_size: int = 16,
-    slots: int = 64,
-    host_share: float = 0.0,
-    context_len: int | None = None,
     threads: int = 1,
-    memory_bytes: int | None = None,
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
 ) -> Engine:
-    """Load the Hugging Face folder. None for `pages`, `context_len`, `memory_bytes`: chosen, see `description`.
+    """Load the Hugging Face folder.
 
     `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
     `kv_dtype` auto: float16 for a folder with such blocks, whatever computes with them, else float32.
@@ -82,19 +90,10 @@ def load(
     config = read_model_config(folder)
     chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = blocks if dtype == "auto" and chosen.library else None
-    cache, context, sizes = _make_cache(
-        config,
-        cache_dtype,
-        _weights_bytes(config, packed, weights_dtype),
-        pages=pages,
-        page_size=page_size,
-        slots=slots,
-        host_share=host_share,
-        context_len=context_len,
-        memory_bytes=memory_bytes,
-    )
+    weights_bytes = _weights_bytes(config, packed, weights_dtype)
+    cache, context, described = _make_cache(config, cache_dtype, weights_bytes, sizes)
     eos_token_ids = read_eos_token_ids(folder)
-    limits = Limits(context, page_size, cache.pages, slots, config.vocab_size)
+    limits = Limits(context, sizes.page_size, cache.pages, sizes.slots, config.vocab_size)
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
     kinds, kv = _weight_kinds(config, packed, weights_dtype), _name(cache_dtype)
     on = f"{chosen.description}, {threads} {'thread' if threads == 1 else 'threads'}"
@@ -104,36 +103,29 @@ def load(
         config=config,
         limits=limits,
         model_fingerprint=model_fingerprint(folder, config, weights_dtype),
-        kv_format=kv_format(config, page_size, cache_dtype),
+        kv_format=kv_format(config, sizes.page_size, cache_dtype),
         determinism=f"{chosen.determinism},{_name(weights_dtype)},kv-{kv}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
-        description=f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {sizes}, {slots} slots",
+        description=f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {described}",
     )
 
 
 def _make_cache(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    weights_bytes: int,
-    *,
-    pages: int | None,
-    page_size: int,
-    slots: int,
-    host_share: float,
-    context_len: int | None,
-    memory_bytes: int | None,
+    config: ModelConfig, dtype: torch.dtype, weights_bytes: int, sizes: Sizes
 ) -> tuple[KVCache, int, str]:
     """The cache that memory allows, the context it holds, and both in words."""
-    most, most_reason = _context(config, context_len)
+    most, most_reason = _context(config, sizes.context_len)
+    page_size, slots = sizes.page_size, sizes.slots
     one_page = page_bytes(config, page_size, dtype)
-    demand = Demand(weights_bytes, one_page, page_size, host_share, slots, most)
-    count, reason = choose_pages(demand, memory_budget(memory_bytes), pages)
+    demand = Demand(weights_bytes, one_page, page_size, sizes.host_share, slots, most, sizes.max_total_tokens)
+    count, reason = choose_pages(demand, memory_budget(sizes.memory_bytes), sizes.pages)
     context = min(most, count * page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
-    cache = KVCache(config, pages=count, page_size=page_size, host_pages=int(count * host_share), dtype=dtype)
+    host_pages = int(count * sizes.host_share)
+    cache = KVCache(config, pages=count, page_size=page_size, host_pages=host_pages, dtype=dtype)
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
-    return cache, context, words
+    return cache, context, f"{words}, {slots} slots"
 
 
 def _start(

@@ -2,7 +2,7 @@
 
 A worker may use what its control group leaves, or else half of what the machine has free (prefill and decode often
 share one machine). Weights and a reserve for activations come first; pages get the rest, but never more than all
-slots could fill.
+slots could fill, nor than were asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Demand:
     host_share: float  # pages in host memory for each page of the pool
     slots: int
     context_len: int  # tokens
+    max_total_tokens: int = (
+        0  # pages for more are not wanted, but for one whole context they are; 0: no bound
+    )
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,13 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
             f"too little memory: {figures}, one request of {demand.context_len} tokens needs "
             f"{_gib(needed * page_bytes)}: give more memory, or a shorter context"
         )
-    most = demand.slots * needed
+    most, reason = demand.slots * needed, f"enough for {demand.slots} requests of {demand.context_len} tokens"
+    if demand.max_total_tokens:
+        wanted = max(needed, pages_of(demand.max_total_tokens, demand.page_size))
+        if wanted < most:
+            most, reason = wanted, f"for {wanted * demand.page_size} tokens, as configured"
     if rest // page_bytes >= most:
-        return most, f"enough for {demand.slots} requests of {demand.context_len} tokens"
+        return most, reason
     return rest // page_bytes, figures
 
 

@@ -19,7 +19,7 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.engine.engine import Engine, load
+from shared.engine.engine import Engine, Sizes, load
 from shared.event_loop import EventLoop, Scheduler
 from shared.links_in_memory import MemoryLinks
 from shared.messages import FinishReason, Hello, Role
@@ -70,10 +70,7 @@ class Parts:
         self.logbook = Logbook()
         self.engine: Engine = load(
             folder,
-            pages=config.pages,
-            page_size=config.page_size,
-            slots=config.slots,
-            host_share=host_share,
+            Sizes(config.pages, config.page_size, slots=config.slots, host_share=host_share),
             on_logits=self.logbook.write,
         )
         cache = self.engine.cache

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from shared.baton import pages_of
-from shared.engine.engine import load
+from shared.engine.engine import Sizes, load
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.integration.desk import Request
@@ -225,7 +225,7 @@ def test_pages_in_any_order_change_no_bit(folder: Path, alone: Alone) -> None:
 
 def test_without_schedulers_and_transfer_the_bits_are_the_same(folder: Path, alone: Alone) -> None:
     logbook = Logbook()
-    engine = load(folder, pages=32, page_size=PAGE_SIZE, slots=1, on_logits=logbook.write)
+    engine = load(folder, Sizes(pages=32, page_size=PAGE_SIZE, slots=1), on_logits=logbook.write)
     device = RecordingDevice(engine.device, logbook)
     step = 0
 

@@ -144,7 +144,7 @@ def polls_until_landed(world: World) -> int:
 
 
 def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(world: World, busy_world: World) -> None:
-    """Where posting costs nothing all six are under way at once, two polls long; the word is there as soon as asked for."""
+    """Where posting costs nothing all six are under way at once, two polls long; the word is there at once."""
     assert polls_until_landed(world) == 2
     assert polls_until_landed(busy_world) >= 6
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.engine import Engine, load
+from shared.engine.engine import Engine, Sizes, load
 from shared.engine.native.build import INSTRUCTION_SETS, choose
 from shared.errors import ConfigError
 from shared.sampling_params import SamplingParams
@@ -23,16 +23,15 @@ GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 class Driver:
     """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order."""
 
-    def __init__(self, folder: Path, *, pages: int = 128, page_size: int = 16, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, pages: int = 128, page_size: int = 16, slots: int = 16, **settings: Any
+    ) -> None:
         self.logits: dict[int, list[Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.step = 0
         self.engine: Engine = load(
             folder,
-            pages=pages,
-            page_size=page_size,
-            slots=16,
-            host_share=0.25,
+            Sizes(pages=pages, page_size=page_size, slots=slots, host_share=0.25),
             **settings,
             on_logits=self._record,
         )

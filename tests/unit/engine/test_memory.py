@@ -35,6 +35,16 @@ def test_no_more_pages_than_all_slots_can_fill() -> None:
     assert reason == "enough for 2 requests of 4096 tokens"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "pages"), [(10_000, 625), (10_001, 626), (100, 256), (10**9, 1024)], ids=str
+)
+def test_no_more_pages_than_asked_for_but_for_one_request(tokens: int, pages: int) -> None:
+    demand = dataclasses.replace(DEMAND, max_total_tokens=tokens)
+    found, reason = choose_pages(demand, Budget(3 * GIB, "a test"), None)
+    assert found == pages
+    assert ("as configured" in reason) == (tokens < 10**9)
+
+
 def test_too_little_memory_for_one_request_is_refused_with_figures() -> None:
     with pytest.raises(ModelError, match=r"2.10 GiB \(a test\).*0.10 GiB for KV.*4096 tokens needs 0.25 GiB"):
         choose_pages(DEMAND, Budget(int(2.1 * GIB), "a test"), None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.engine.engine import load
+from shared.engine.engine import Sizes, load
 from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.weights import model_fingerprint
 from shared.errors import ConfigError, ModelError
@@ -158,7 +158,7 @@ def test_a_damaged_folder_is_one_sentence(
     tiny_model("mistral", tmp_path)
     damage(tmp_path)
     with pytest.raises(ModelError, match=message):
-        load(tmp_path, pages=4)
+        load(tmp_path, Sizes(pages=4))
 
 
 def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:
@@ -197,23 +197,23 @@ def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
     [
         ({"device": "cuda"}, "unsupported device: cuda"),
         ({"dtype": "float8"}, "unsupported dtype: float8"),
-        ({"context_len": 10_000}, "between 1 and the model's 512"),
+        ({"sizes": Sizes(pages=4, context_len=10_000)}, "between 1 and the model's 512"),
         ({"kv_dtype": "int8"}, "unsupported kv_dtype: int8"),
         ({"kernels": "sse9"}, "unknown instruction set: sse9; expected auto, avx512, avx2, plain"),
-        ({"page_size": 8}, "page_size must be one of 16, 32, 64, 128"),
-        ({"page_size": 24, "kernels": "torch"}, "page_size must divide 128"),
-        ({"pages": 10**9}, "pages need"),
+        ({"sizes": Sizes(pages=4, page_size=8)}, "page_size must be one of 16, 32, 64, 128"),
+        ({"sizes": Sizes(pages=4, page_size=24), "kernels": "torch"}, "page_size must divide 128"),
+        ({"sizes": Sizes(pages=10**9)}, "pages need"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
     with pytest.raises(ConfigError, match=message):
-        load(tmp_path, **{"pages": 4} | settings)
+        load(tmp_path, **{"sizes": Sizes(pages=4)} | settings)
 
 
 def test_a_loaded_engine_says_what_it_is(tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
-    engine = load(tmp_path, pages=10, page_size=16, slots=3)
+    engine = load(tmp_path, Sizes(pages=10, page_size=16, slots=3))
     engine.device.close()
     limits = engine.limits
     assert (limits.context_len, limits.page_size, limits.pages, limits.slots) == (160, 16, 10, 3)
