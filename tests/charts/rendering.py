@@ -7,6 +7,7 @@ with neither the tests of the chart are skipped, and say so; where the cluster i
 from __future__ import annotations
 
 import functools
+import os
 import runpy
 import shutil
 import subprocess
@@ -54,10 +55,15 @@ def helm() -> str:
     return str(archived)
 
 
-def run_helm(*arguments: str) -> str:
+def run_helm(*arguments: str, environment: dict[str, str] | None = None) -> str:
     """What Helm prints. Raises RefusedError with its complaint."""
     result = subprocess.run(
-        [helm(), *arguments], capture_output=True, text=True, timeout=HELM_SECONDS_MAX, check=False
+        [helm(), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HELM_SECONDS_MAX,
+        check=False,
+        env={**os.environ, **(environment or {})},
     )
     if result.returncode != 0:
         raise RefusedError(result.stderr + result.stdout)
