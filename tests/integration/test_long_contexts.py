@@ -1,4 +1,4 @@
-"""The default model at contexts of up to 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64, again."""
+"""The default model at contexts of up to 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64."""
 
 from __future__ import annotations
 
