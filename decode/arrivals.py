@@ -76,18 +76,21 @@ class Arrivals:
         end = cached + self.memory.page_size
         if end > baton.kv_len:
             return False
+        wanted = req.token_ids[:end]
         for other in self._fetching.values():
-            same = other.extra_key == req.extra_key and other.token_ids[:end] == req.token_ids[:end]
+            same = other.extra_key == req.extra_key and other.token_ids[:end] == wanted
             if same and end < len(other.token_ids):
                 self._waiting.append((req, baton, other))
                 self.counters.waited_for_prefix += 1
                 return True
         return False
 
-    def take_waiting(self) -> list[tuple[Req, Baton]]:
-        """Those that wait no more, in the order they came: the fetch has ended, whatever its end."""
+    def take_waiting(self) -> list[tuple[Req, Baton, bool]]:
+        """Those whose awaited fetch has ended, in the order they came, and whether it landed."""
         fetching = self.requests
-        ready = [(req, baton) for req, baton, other in self._waiting if other not in fetching]
+        ready = [
+            (req, baton, other.kv_len > 0) for req, baton, other in self._waiting if other not in fetching
+        ]
         self._waiting = [entry for entry in self._waiting if entry[2] in fetching]
         return ready
 

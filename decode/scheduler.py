@@ -223,9 +223,10 @@ class DecodeScheduler:
             self._admit(req, command.baton)
 
     def _admit_waiting(self) -> None:
-        """Nobody waits twice: after a fetch that did not land, each fetches for itself."""
-        for req, baton in self._arrivals.take_waiting():
-            self._admit(req, baton)
+        """They may wait again, for more of their prefix; after a fetch that did not land, each fetches for itself."""
+        for req, baton, landed in self._arrivals.take_waiting():
+            if not (landed and self._arrivals.wait(req, baton)):
+                self._admit(req, baton)
 
     def _admit(self, req: Req, baton: Baton) -> None:
         """Start fetching what is not cached here, or refuse."""

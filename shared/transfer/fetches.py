@@ -300,7 +300,8 @@ class Fetches:
             self._judge(fetch)
         elif not fetch.unread:
             self._read_word(fetch)
-            self._move_on(fetch)  # over CMA the word is there already: a poll less to wait for
+            if fetch.reads:
+                self._move_on(fetch)  # over CMA the word is there already: a poll less to wait for
 
     def _late(self, fetch: _Fetch) -> bool:
         """Whether its peer is silent. A fetch with nothing posted waits for this worker, and does not age."""

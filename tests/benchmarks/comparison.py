@@ -1,5 +1,6 @@
 """Several servers, the same scenarios, in turns: scenario by scenario, round by round, so that a machine that grows
-slower or warmer does so for all. All run; who spins while idle is frozen while it is not its turn."""
+slower or warmer does so for all. All run; who spins while idle is frozen while it is not its turn, and a turn begins
+when the others are done with what nobody waits for any more."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from shared.bench.report import (
     three_digits,
 )
 from shared.bench.scenarios import Scenario
-from tests.benchmarks.servers import Server
+from tests.benchmarks.servers import Server, wait_until_idle
 
 MEMORY_AFTER = "mixed"  # the scenario with 16 streams at a time
 
@@ -68,7 +69,10 @@ def compare(
     runs: dict[tuple[str, str], list[RunResult]] = {}
     for number in range(rounds):
         for scenario in scenarios:
-            for server in _taking_part(servers, scenario):
+            taking_part = _taking_part(servers, scenario)
+            first = number % len(taking_part)  # nobody always comes after the same one
+            for server in [*taking_part[first:], *taking_part[:first]]:
+                wait_until_idle(say)
                 with server.awake():
                     run = server.run(scenario, SIZES[size], f"{seed}/{number}")
                     if scenario.name == MEMORY_AFTER:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -24,6 +24,9 @@ from tests.waiting import comes_true
 START_SECONDS_MAX = 600.0
 END_SECONDS_MAX = 30.0
 IDLE_LOOK_SECONDS = 5.0
+IDLE_TURN_SECONDS = 1.0
+IDLE_SECONDS_MAX = 30.0  # between two turns
+BUSY_TURN_MAX = 0.15  # cores; servers and the machine itself take this much at rest
 IDLE_SHARE_MAX = 0.05  # of one core; who takes more while idle is frozen
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -157,3 +160,14 @@ def busy_cores(seconds: float = IDLE_LOOK_SECONDS) -> float:
     ticks, idle = read()
     share = 1.0 - (idle - start_idle) / max(1, ticks - start_ticks)
     return share * (os.cpu_count() or 1)
+
+
+def wait_until_idle(say: Callable[[str], None]) -> None:
+    """Some servers compute on for seconds when their last answer has ended: it must not fall into another's turn."""
+    deadline = monotonic() + IDLE_SECONDS_MAX
+    while (busy := busy_cores(IDLE_TURN_SECONDS)) > BUSY_TURN_MAX:
+        if monotonic() >= deadline:
+            say(
+                f"{busy:.2f} cores are still at work {IDLE_SECONDS_MAX:.0f} s after a turn: the next may suffer"
+            )
+            return

@@ -1,4 +1,4 @@
-"""The default model at contexts of up to 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64."""
+"""The default model at a context of 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.model_store import resolve
 from shared.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import Driver, tokens_of
 
-LENGTHS = (1_000, 4_000)
+LENGTH = 4_000
 PAGE_SIZE = 16
 STEPS = 4
 SLOTS = 64
@@ -32,9 +32,9 @@ def driver(folder: Path, request: pytest.FixtureRequest) -> Iterator[Driver]:
     driver.close()
 
 
-@pytest.fixture(scope="module", params=LENGTHS)
-def prompt(driver: Driver, request: pytest.FixtureRequest) -> list[int]:
-    return tokens_of(request.param, request.param, driver.engine.config.vocab_size)
+@pytest.fixture(scope="module")
+def prompt(driver: Driver) -> list[int]:
+    return tokens_of(LENGTH, LENGTH, driver.engine.config.vocab_size)
 
 
 @pytest.fixture(scope="module")

@@ -232,8 +232,7 @@ def _no_quarantine() -> list[Patch]:
 @_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
 def _waiting_forgotten() -> list[Patch]:
     def take_waiting(self: arrivals.Arrivals) -> list[Any]:
-        landed = {id(entry[0]) for entry in self._waiting if entry[2].kv_len > 0}
-        return [entry for entry in real(self) if id(entry[0]) in landed]
+        return [entry for entry in real(self) if entry[2]]
 
     real = arrivals.Arrivals.take_waiting
     return [(arrivals.Arrivals, "take_waiting", take_waiting)]

@@ -266,7 +266,18 @@ class FailingReader(InProcessReader):
         return ReadState.FAILED if handle in self.broken else super().state(handle)
 
 
-def fetch_with(reader: FailingReader, world: World) -> Fetches:
+class ReaderWithoutWords(InProcessReader):
+    """Reads pages, and refuses to read a lease word."""
+
+    def __init__(self) -> None:
+        self.source = InProcessHolder(InProcessFabric(), "source", Clock())
+        super().__init__(self.source.fabric, LIMITS.fetches_max)
+
+    def read_word(self, _holder: Holder, _lease: int, _slot: int, _note: bytes) -> int:
+        raise NotPostedError("words are not read today")
+
+
+def fetch_with(reader: FailingReader | ReaderWithoutWords, world: World) -> Fetches:
     """Six portions under way."""
     assert isinstance(world.reader, InProcessTransfer)
     own, memory = world.reader.holder, world.pages.memory
@@ -281,6 +292,16 @@ def test_a_portion_that_is_refused_ends_the_fetch_when_those_before_it_are_done(
     assert fetches.poll() == [Failed(1, "the second post was refused", ended=False), Ended(1)]
     assert arrived(world, 0) == [True] * 2 + [False] * 10
     assert (reader.asked, fetches.readers_fenced) == (2, 0)
+
+
+def test_a_word_that_is_refused_ends_the_fetch_once(world: World) -> None:
+    reader = ReaderWithoutWords()
+    fetches = fetch_with(reader, world)
+    events = [*fetches.poll(), *fetches.poll(), *fetches.poll()]
+    assert events == [Failed(1, "words are not read today", ended=True)]
+    for fetch_id in range(2, 3 + LIMITS.fetches_max):
+        fetches.start(fetch_id, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
+    assert fetches.outstanding == LIMITS.fetches_max, "its slot is back, and only once"
 
 
 def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: World) -> None:

@@ -236,11 +236,11 @@ std::vector<Tile> tiles_of(const Batch& batch, int heads, int kv_heads) {
     return tiles;
 }
 
-// A float as it is kept: halves saturate, for an infinite value times weight 0 would spoil rows that must not see it.
+// A float as it is kept: finite, for an infinite value times weight 0 would spoil rows that must not see it.
 template <class Value>
 Value kept(float value) {
-    if constexpr (std::is_same_v<Value, Half>) return (Half)std::clamp(value, -65504.0f, 65504.0f);
-    else return value;
+    constexpr float most = std::is_same_v<Value, Half> ? 65504.0f : std::numeric_limits<float>::max();
+    return (Value)std::clamp(value, -most, most);
 }
 
 template <class Value>

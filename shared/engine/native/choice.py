@@ -47,21 +47,20 @@ def choose_kernels(
         log.warning("computing with torch, several times slower: %s", error)
         return KernelChoice(None, f"kernels of torch, several times slower ({error})", _torch_determinism())
     fused = "fused" if "fma" in instruction_set.needs else "separate"
-    return KernelChoice(
-        library, f"{instruction_set.name} kernels", f"{_COMPILED},{fused},sampler={_sampler()}"
-    )
-
-
-def _sampler() -> str:
-    return f"torch-{torch.__version__}"
+    determinism = f"{_COMPILED},{fused},rope and sampler={_torch()}"
+    return KernelChoice(library, f"{instruction_set.name} kernels", determinism)
 
 
 def _torch_determinism() -> str:
-    """MKL asks for the maker of the CPU, oneDNN for the instruction set."""
+    return f"{_TORCH},{_torch()}"
+
+
+def _torch() -> str:
+    """MKL asks for the maker of the CPU, oneDNN and the vectors of torch's functions for the instruction set."""
     makers = {
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         if line.startswith(("vendor_id", "CPU implementer"))
     }
     isa = torch.backends.cpu.get_cpu_capability()
-    return f"{_TORCH},{_sampler()},{isa},{'+'.join(sorted(makers))}"
+    return f"torch-{torch.__version__},{isa},{'+'.join(sorted(makers))}"

@@ -24,7 +24,7 @@ from shared.engine.rope import RotaryEmbedding
 from shared.engine.weights import OnProgress, Weights
 from shared.errors import ConfigError, InvariantError, ModelError
 
-_KINDS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
+KIND_NUMBERS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
 _KV_TYPES = {torch.float32: 0, torch.float16: 1}
 _PAGE_SIZES = (16, 32, 64, 128)  # whole vectors of keys, whole pages in a block of attention
 
@@ -69,7 +69,7 @@ class NativeDecoder:
 
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
         """See `Model`."""
-        self._check(token_ids, layout)
+        self._check(token_ids, layout, sampled_rows)
         tables = layout.page_tables.contiguous()
         logits = torch.empty(len(sampled_rows), self._config.vocab_size)
         batch = kernels.Batch(
@@ -88,8 +88,11 @@ class NativeDecoder:
             raise MemoryError(f"no memory for a step of {len(token_ids)} tokens")
         return logits
 
-    def _check(self, token_ids: Tensor, layout: BatchLayout) -> None:
+    def _check(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> None:
         """The kernels look at no bound: what is out of bounds here would be read, or written, elsewhere."""
+        longs = (token_ids, layout.positions, layout.requests, layout.query_lens, sampled_rows)
+        assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in longs)
+        assert layout.page_tables.dtype == torch.int32
         layout.cells(self._cache.page_size)
         used = (layout.kv_lens - 1) // self._cache.page_size + 1  # [requests] pages
         width = torch.arange(layout.page_tables.shape[1])
@@ -98,6 +101,7 @@ class NativeDecoder:
             ("token", token_ids, self._config.vocab_size),
             ("page", pages, self._cache.pages),
             ("position", layout.positions, self._context_len),
+            ("sampled row", sampled_rows, len(token_ids)),
         ):
             if len(found) and not 0 <= int(found.min()) <= int(found.max()) < end:
                 raise InvariantError(
@@ -124,7 +128,7 @@ class _Memory:
     def matrix(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> kernels.Matrix:
         weight = self._packed_weight(f"{name}.weight", outputs, inputs)
         return kernels.Matrix(
-            kind=_KINDS[weight.kind],
+            kind=KIND_NUMBERS[weight.kind],
             outputs=outputs,
             inputs=inputs,
             panels=self.address(weight.data),

@@ -1,8 +1,9 @@
 // Threads that share the items of one task at a time.
 //
 // Items are taken a few at a time, so whoever has the faster core does more; which thread computes an item never changes
-// its result. Waiting threads look around for some microseconds, the length of the gaps within a forward pass, and then
-// sleep: cores are shared with other processes.
+// its result. Helpers look around for some microseconds, the length of the gaps within a forward pass, and then sleep:
+// cores are shared with other processes. Whoever shared a task waits for the last items at most, and yields meanwhile.
+// A task that finds no memory ends the process: another thread could not tell anybody.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,8 @@ public:
         take_items();
         open_ = false;
         for (int turns = 0; inside_ != 0; turns++)  // some helper still computes its last item
-            if (turns > LOOKS) std::this_thread::yield();
+            if (turns < LOOKS) pause();
+            else std::this_thread::yield();  // it needs a core to end: perhaps this one
     }
 
 private:

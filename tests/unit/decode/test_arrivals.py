@@ -96,6 +96,21 @@ def test_of_those_with_one_prefix_the_first_fetches_it_and_the_others_the_rest()
     assert bench.holds_nothing
 
 
+def test_a_prefix_that_goes_on_behind_another_one_is_fetched_once_as_well() -> None:
+    bench = DecodeBench()
+    template, question = prompt(8), prompt(8, family=2)
+    bench.send(decode("a", (*template, *prompt(4, family=3))))
+    bench.send(
+        *(
+            decode(rid, (*template, *question, *prompt(4, family=number)))
+            for number, rid in ((4, "b"), (5, "c"))
+        )
+    )
+    bench.run()
+    assert fetches(bench) == [("a", 0), ("b", 2), ("c", 4)]
+    assert bench.holds_nothing
+
+
 def test_nobody_waits_for_a_prefix_of_less_than_a_page_or_under_another_key() -> None:
     bench = DecodeBench()
     bench.send(decode("a", prompt(9)), decode("b", (*prompt(3), *prompt(6, family=2))))
