@@ -6,7 +6,7 @@ from tests.integration.deployment import Deployment
 from tests.integration.streams import crowd
 from tests.waiting import until
 
-PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # layers, K|V, KV heads, tokens, head_dim, float32
+PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 2  # layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights
 
 
 def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_each: Deployment) -> None:
