@@ -41,7 +41,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
     parser.add_argument(
-        "--out", type=Path, default=Path("docs"), help=f"folder for {NAME}.md, .png and .json"
+        "--out",
+        type=Path,
+        help=f"folder for {NAME}.md, .png and .json; by default docs for a whole run, a temporary one for less",
     )
     return parser.parse_args()
 
@@ -87,6 +89,14 @@ def run(given: argparse.Namespace, scratch: Path) -> Comparison:
         )
 
 
+def folder_for(given: argparse.Namespace) -> Path:
+    """A trial never takes the place of the record."""
+    if given.out:
+        return Path(given.out)
+    whole = given.size == "full" and given.rounds >= 3 and not given.scenarios
+    return Path("docs") if whole else Path(tempfile.mkdtemp(prefix="segue-bench-"))
+
+
 def main() -> None:
     given = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server stays behind
@@ -97,12 +107,14 @@ def main() -> None:
             sys.exit(f"bench: {error}")
         except KeyboardInterrupt:
             sys.exit(130)
-    given.out.mkdir(parents=True, exist_ok=True)
+    out = folder_for(given)
+    out.mkdir(parents=True, exist_ok=True)
     page = markdown(comparison, f"{NAME}.png")
-    (given.out / f"{NAME}.md").write_text(page, encoding="utf-8")
-    write_json(comparison, given.out / f"{NAME}.json")
-    draw(comparison, given.out / f"{NAME}.png")
+    (out / f"{NAME}.md").write_text(page, encoding="utf-8")
+    write_json(comparison, out / f"{NAME}.json")
+    draw(comparison, out / f"{NAME}.png")
     say(page)
+    say(f"written to {out}")
 
 
 if __name__ == "__main__":

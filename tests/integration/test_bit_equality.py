@@ -24,14 +24,16 @@ from tests.integration.desk import Request
 from tests.integration.one_process import DECODE, PREFILL, Answer, OneProcess
 from tests.integration.recording_device import Logbook, RecordingDevice
 from tests.unit.engine.driver import tokens_of
-from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
+from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model, tiny_model_of_blocks
 
 PAGE_SIZE = 16
+BLOCKS = "mistral, 4-bit blocks, KV in float16"  # what `segue up` serves
 FAMILIES = (
     "llama, biases, llama3 rope, inner size 1100",
     "mistral, sliding window",
     "qwen2, window in upper layers",
     "qwen3, qk-norm, head_dim 40",
+    BLOCKS,
 )
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -63,7 +65,10 @@ TIGHT = msgspec.structs.replace(DECODE, pages=16, init_new_token_ratio=0.05)  # 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("model")
-    tiny_model(request.param, path)
+    if request.param == BLOCKS:
+        tiny_model_of_blocks(path)
+    else:
+        tiny_model(request.param, path)
     return path
 
 

@@ -35,6 +35,8 @@ class Driver:
             **settings,
             on_logits=self._record,
         )
+        if settings.get("kernels") != "torch":
+            assert "torch" not in self.engine.description, "there is no compiler: these tests need one"
         self.device = self.engine.device
         self.kv_dtype = str(self.engine.cache.store.dtype).removeprefix("torch.")
 

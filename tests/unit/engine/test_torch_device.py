@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from shared.device import Device
 from shared.errors import InvariantError
@@ -97,3 +98,24 @@ def test_more_pages_than_a_table_holds_are_refused(driver: Driver) -> None:
     joins = [driver.join(0, range(33), prompt_len=20)]
     with pytest.raises(InvariantError, match="a table holds 32"):
         driver.run(ForwardMode.PREBUILT, joins=joins)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages", "message"),
+    [
+        ([VOCAB_SIZE, 1], [0, 1], "token 1 or [0-9]+ is not in 0 …"),
+        ([1, -1], [0, 1], "token -1 or 1 is not in 0 …"),
+        (PROMPT, [1, 128], "page 1 or 128 is not in 0 … 127"),
+        (PROMPT, [-1, 3], "page -1 or 3 is not in 0 … 127"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_before_it_is_read_or_written(
+    driver: Driver, tokens: list[int], pages: list[int], message: str
+) -> None:
+    """The compiled kernels look at no bound."""
+    assert "torch" not in driver.engine.description
+    before = driver.engine.cache.store.clone()
+    joins = [driver.join(0, pages, prompt_len=len(tokens))]
+    with pytest.raises(InvariantError, match=message):
+        driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, tokens, 0, True)])
+    assert torch.equal(driver.engine.cache.store, before)

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,6 +25,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from shared.engine.packing import PackedWeight, pack_blocks, write_packed
 
 VOCAB_SIZE = 257
 CONTEXT_LEN = 512
@@ -85,6 +90,12 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40))
 
 
+def _mistral_of_whole_blocks() -> PreTrainedModel:
+    return MistralForCausalLM(
+        MistralConfig(**_SIZES | {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32})
+    )
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama, tied, head_dim 24": _llama,
     "llama, biases, llama3 rope, inner size 1100": _llama_with_biases_and_scaled_rope,
@@ -100,8 +111,28 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 def tiny_model(family: str, folder: Path, *, shard_bytes: int = 10**9) -> PreTrainedModel:
     """Make a model of this family with weights from a fixed seed, and save it to `folder`."""
+    return _save(FAMILIES[family], folder, shard_bytes)
+
+
+def tiny_model_of_blocks(folder: Path) -> None:
+    """A model whose matrices are of 4-bit blocks, with the packed blocks beside their float weights, as converted."""
+    _save(_mistral_of_whole_blocks, folder, shard_bytes=10**9)
+    weights, packed = load_file(folder / "model.safetensors"), {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            blocks = quantize(weight.numpy(), GGMLQuantizationType.Q4_1)
+            weights[name] = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q4_1))
+            outputs, inputs = weight.shape
+            packed[name] = PackedWeight(
+                "q4_1", outputs, inputs, pack_blocks("q4_1", torch.from_numpy(blocks))
+            )
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write_packed(folder, packed)
+
+
+def _save(make: Callable[[], PreTrainedModel], folder: Path, shard_bytes: int) -> PreTrainedModel:
     torch.manual_seed(17)
-    model = FAMILIES[family]()
+    model = make()
     model.train(False)
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:

@@ -1,0 +1,58 @@
+"""One product by compiled kernels, and random matrices of every kind to make it with."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from shared.engine.native import kernels
+from shared.engine.native.build import build, choose
+from shared.engine.native.decoder import KIND_NUMBERS
+from shared.engine.native.kernels import Kernels
+from shared.engine.packing import BLOCK_FORMATS, BLOCK_INPUTS, Kind, pack_blocks, pack_float
+
+KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0")
+
+
+class Product:
+    """y = x · Wᵀ + b."""
+
+    def __init__(self, name: str, threads: int):
+        self._library = Kernels(build(choose(name)))
+        nothing = kernels.Shape()  # of a model: a decoder without layers has threads, which is all it takes
+        self._decoder = self._library.decoder_new(ctypes.byref(nothing), (kernels.Layer * 1)(), 0, threads)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._library.decoder_delete(self._decoder)
+
+    def __call__(
+        self, x: Tensor, kind: Kind, packed: Tensor, outputs: int, bias: Tensor | None = None
+    ) -> Tensor:
+        """x float32 [rows, inputs], packed as in `PackedWeight.data` → float32 [rows, outputs]."""
+        assert x.is_contiguous()
+        matrix = kernels.Matrix(
+            kind=KIND_NUMBERS[kind],
+            outputs=outputs,
+            inputs=x.shape[1],
+            panels=packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+        )
+        y = torch.full((len(x), outputs), torch.nan)
+        self._library.gemm(self._decoder, ctypes.byref(matrix), x.data_ptr(), len(x), y.data_ptr())
+        return y
+
+
+def packed_weight(kind: Kind, outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """A random matrix. Scales of blocks are small numbers: bytes at random could be no numbers at all."""
+    if kind == "f32":
+        return pack_float(torch.randn(outputs, inputs, generator=generator))
+    block = BLOCK_FORMATS[kind]
+    halves = torch.rand(outputs, inputs // BLOCK_INPUTS, block.halves, generator=generator) - 0.5
+    quants = torch.randint(
+        256, (*halves.shape[:2], block.quant_bytes), dtype=torch.uint8, generator=generator
+    )
+    blocks = torch.cat([halves.half().view(torch.uint8), quants], dim=2)
+    return pack_blocks(kind, blocks.view(outputs, -1))
