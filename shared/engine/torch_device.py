@@ -33,8 +33,9 @@ class Model(Protocol):
     """From token ids to logits."""
 
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
-        """token_ids [tokens], sampled_rows [rows] → logits float32 [rows, vocab]; keys and values are cached.
+        """token_ids [tokens], sampled_rows [rows], ascending → logits float32 [rows, vocab].
 
+        Keys and values of all tokens are cached.
         Raises `InvariantError` for a batch whose cache has fewer pages than tokens.
         """
 

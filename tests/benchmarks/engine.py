@@ -8,15 +8,19 @@ A machine of one's own, please: every figure is the best of some tries, but a bu
 from __future__ import annotations
 
 import argparse
+import ctypes
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from shared.engine.native.build import choose
-from shared.engine.packing import BLOCK_INPUTS
+from shared.engine.native.build import FLAGS, GCC_FLAGS, SOURCES, InstructionSet, choose
+from shared.engine.packing import BLOCK_INPUTS, PACKED_FILE
 from shared.machine import usable_cores
 from shared.model_store import resolve
 from tests.unit.engine.driver import Driver, tokens_of
@@ -44,17 +48,33 @@ def best_seconds(work: Callable[[], object], times: int = 1) -> float:
     return min(found)
 
 
-def limits() -> tuple[float, float]:
-    """What the machine can do: float32 operations and bytes read a second, by torch on its threads."""
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    operations = 2 * 2048**3 / best_seconds(lambda: torch.mm(a, b))
+def operations_limit(instruction_set: InstructionSet, threads: int) -> float:
+    """Float32 operations a second in registers, on all threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "peak.so"
+        flags = [*FLAGS, *GCC_FLAGS, *instruction_set.flags, f"-I{SOURCES}"]
+        subprocess.run(
+            ["g++", *flags, str(Path(__file__).with_name("peak.cpp")), "-o", str(target)], check=True
+        )
+        library = ctypes.CDLL(str(target))
+        rounds, work = 2**22, library.segue_operations_of_a_round()
+        library.segue_rounds.argtypes = [ctypes.c_long]
+        with ThreadPoolExecutor(threads) as pool:
+            seconds = best_seconds(lambda: list(pool.map(library.segue_rounds, [rounds] * threads)))
+    return float(rounds * work * threads / seconds)
+
+
+def reading_limit() -> float:
+    """Bytes of memory read a second, by torch on its threads."""
     large = torch.ones(2**28)
-    return operations, large.nbytes / best_seconds(large.sum)
+    return large.nbytes / best_seconds(large.sum)
 
 
 def linears(name: str, threads: int, peak: float) -> None:
     """Products of rows with matrices of every kind; weights lie in a core's cache."""
-    say(f"GFLOP/s of x [rows, {INPUTS}] · Wᵀ, {OUTPUTS} outputs; MKL with 2,048² floats: {peak / 1e9:.0f}")
+    say(
+        f"GFLOP/s of x [rows, {INPUTS}] · Wᵀ, {OUTPUTS} outputs; {threads} threads of {name} can do {peak / 1e9:.0f}"
+    )
     say("rows  " + "".join(f"{rows:>8}" for rows in ROWS))
     product, generator = Product(name, threads), torch.Generator().manual_seed(1)
     assert INPUTS % BLOCK_INPUTS == 0
@@ -62,15 +82,16 @@ def linears(name: str, threads: int, peak: float) -> None:
         packed = packed_weight(kind, OUTPUTS, INPUTS, generator)
         figures = []
         for rows in ROWS:
-            x, work = torch.randn(rows, INPUTS), 2 * rows * OUTPUTS * INPUTS
-            seconds = best_seconds(lambda: product(x, kind, packed, OUTPUTS), times=max(1, int(1e9 / work)))  # noqa: B023
+            x, y = torch.randn(rows, INPUTS), torch.zeros(rows, OUTPUTS)
+            work = 2 * rows * OUTPUTS * INPUTS
+            seconds = best_seconds(lambda: product.write(y, x, kind, packed), times=max(1, int(1e9 / work)))  # noqa: B023
             figures.append(work / seconds / 1e9)
         say(f"{kind:6}" + "".join(f"{figure:8.0f}" for figure in figures))
     product.close()
 
 
-def steps(driver: Driver, peak: float, bandwidth: float) -> None:
-    """Steps of the device, sampling included; the limit is that of arithmetic and of reading KV once, one by one."""
+def steps(driver: Driver, weight_bytes: int, peak: float, bandwidth: float) -> None:
+    """Steps of the device, sampling included; the limit is the longer of arithmetic and reading weights and KV once."""
     config = driver.engine.config
     cell_bytes = driver.engine.cache.page_bytes // driver.engine.cache.page_size
     say()
@@ -88,7 +109,8 @@ def steps(driver: Driver, peak: float, bandwidth: float) -> None:
                 chunk=512,
             )
         seconds = best_seconds(lambda: driver.decode(range(requests), 1), times=4)  # noqa: B023
-        limit = 2 * requests * config.parameters / peak + requests * context * cell_bytes / bandwidth
+        reading = (weight_bytes + requests * context * cell_bytes) / bandwidth
+        limit = max(2 * requests * config.parameters / peak, reading)
         say(f"{requests:8} {context:8} {seconds * 1e3:7.1f} {limit * 1e3:7.1f} {requests / seconds:9.0f}")
 
 
@@ -114,15 +136,16 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="auto")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    peak, bandwidth = limits()
-    linears(choose(given.kernels).name, given.threads, peak)
+    instruction_set = choose(given.kernels)
+    peak, bandwidth = operations_limit(instruction_set, given.threads), reading_limit()
+    linears(instruction_set.name, given.threads, peak)
     folder = Path(resolve("smollm2", lambda _line: None))
     driver = Driver(
         folder, pages=2304, slots=32, threads=given.threads, kernels=given.kernels, kv_dtype=given.kv_dtype
     )
     say()
     say(driver.engine.description)
-    steps(driver, peak, bandwidth)
+    steps(driver, (folder / PACKED_FILE).stat().st_size, peak, bandwidth)
     prefills(driver, peak)
     driver.close()
 

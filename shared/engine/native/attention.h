@@ -31,7 +31,7 @@ struct Batch {
     const int64_t* row_requests;  // [rows]
     const int64_t* query_lens;    // [requests]
     const int32_t* page_tables;   // [requests, table_stride]
-    const int64_t* sampled_rows;  // [sampled]
+    const int64_t* sampled_rows;  // [sampled], ascending
 };
 
 // Write the key and value of a row, [kv_heads, head_dim] each, to its cell.

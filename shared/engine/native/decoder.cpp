@@ -81,7 +81,7 @@ struct SegueDecoder {
         const int hidden = shape.hidden, heads = shape.heads, kv_heads = shape.cache.kv_heads;
         const int head_dim = shape.head_dim;
         const long qkv_size = (long)(heads + 2 * kv_heads) * head_dim, q_size = (long)heads * head_dim;
-        const int rows = batch.rows;
+        int rows = batch.rows;
         x.resize((size_t)rows * hidden);
         normal.resize((size_t)rows * std::max((long)hidden, q_size));
         wide.resize((size_t)rows * std::max(qkv_size, 2L * shape.inner));
@@ -93,6 +93,7 @@ struct SegueDecoder {
             each_row(rows, [&](int row) { place(batch, layer, number, row, &wide[row * qkv_size]); });
             attend(
                 team, shape.cache, batch, number, heads, layer.window, wide.data(), qkv_size, normal.data(), q_size);
+            if (number + 1 == (int)layers.size()) rows = keep_sampled(batch, q_size);
             gemm(team, &layer.output, 1, normal.data(), q_size, rows, x.data(), hidden, true);
             normalize_rows(rows, layer.mlp_norm);
             const long inner = shape.inner;
@@ -103,10 +104,8 @@ struct SegueDecoder {
             });
             gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, x.data(), hidden, true);
         }
-        for (int row = 0; row < batch.sampled; row++)
-            normalize(&x[batch.sampled_rows[row] * hidden], shape.norm, hidden, shape.epsilon, &normal[(size_t)row * hidden]);
-        if (batch.sampled)
-            gemm(team, &shape.head, 1, normal.data(), hidden, batch.sampled, logits, shape.vocab, false);
+        normalize_rows(rows, shape.norm);
+        gemm(team, &shape.head, 1, normal.data(), hidden, rows, logits, shape.vocab, false);
     }
 
     SegueShape shape;
@@ -129,6 +128,17 @@ private:
             const size_t start = (size_t)row * shape.hidden;
             normalize(&x[start], weight, shape.hidden, shape.epsilon, &normal[start]);
         });
+    }
+
+    // Once the last keys and values are cached, only the rows that get logits go on: brought together at the front.
+    int keep_sampled(const Batch& batch, long q_size) {
+        for (int to = 0; to < batch.sampled; to++) {
+            const long from = batch.sampled_rows[to];
+            if (from == to) continue;
+            std::copy_n(&x[from * shape.hidden], shape.hidden, &x[(long)to * shape.hidden]);
+            std::copy_n(&normal[from * q_size], q_size, &normal[to * q_size]);
+        }
+        return batch.sampled;
     }
 
     // Norms of queries and keys, rotation, and the row's cell in the cache.

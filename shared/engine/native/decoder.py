@@ -107,6 +107,8 @@ class NativeDecoder:
                 raise InvariantError(
                     f"{what} {int(found.min())} or {int(found.max())} is not in 0 … {end - 1}"
                 )
+        if not bool((sampled_rows.diff() > 0).all()):
+            raise InvariantError(f"sampled rows {sampled_rows.tolist()} do not ascend")
 
 
 @dataclass

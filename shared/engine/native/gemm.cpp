@@ -1,6 +1,8 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "panels.h"
 
@@ -8,11 +10,26 @@ namespace segue {
 namespace {
 
 constexpr int ROW_BLOCK = 10 * TILE_ROWS;  // rows of x that stay in a core's cache while panels pass
+constexpr int TILES_TO_EXPAND_FOR = 3;  // with two, expanding in registers twice costs less than writing and reading
 
 template <class Panel>
 Panel panel_of(const Matrix& matrix, long number, int ahead = 0) {
     const long size = Panel::bytes(matrix.inputs);
     return {(const uint8_t*)matrix.panels + number * size, ahead * size};
+}
+
+// visit(weights) for each input of a panel, in order.
+template <class Panel, class Visit>
+void each_input(const Panel& panel, int inputs, const Visit& visit) {
+    const int rows = Panel::rows(inputs);
+    for (int number = 0; number * rows * Panel::HALVES < inputs; number++) {
+        const auto block = panel.block(number);
+        auto half = [&]<int HALF>() {
+            for (int row = 0; row < rows; row++) visit(block.template row<HALF>(row));
+        };
+        half.template operator()<0>();
+        if constexpr (Panel::HALVES == 2) half.template operator()<1>();
+    }
 }
 
 struct Task {
@@ -55,13 +72,42 @@ void tiles(const Task& task, int first_row, int rows, int first_panel, int panel
     for (; panel < panels; panel++) tile<Panel, ROWS, 1>(task, first_row, first_panel + panel);
 }
 
+int tile_count(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+
 template <class Panel>
-void item(const Task& task, int first_row, int rows, int first_panel, int panels) {
-    const int tile_count = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int tile = 0; tile < tile_count; tile++) {
-        const int start = rows * tile / tile_count, end = rows * (tile + 1) / tile_count;
+void in_tiles(const Task& task, int first_row, int rows, int first_panel, int panels) {
+    const int count = tile_count(rows);
+    for (int tile = 0; tile < count; tile++) {
+        const int start = rows * tile / count, end = rows * (tile + 1) / count;
         tiles<Panel>(task, first_row + start, end - start, first_panel, panels);
     }
+}
+
+// Blocks that many tiles need are expanded once, to the same floats.
+template <class Panel>
+void in_tiles_of_floats(const Task& task, int first_row, int rows, int first_panel, int panels) {
+    static thread_local std::vector<float> floats;
+    Matrix matrix = task.matrix;
+    floats.resize((size_t)panels * LANES * matrix.inputs);
+    float* to = floats.data();
+    for (int panel = 0; panel < panels; panel++)
+        each_input(panel_of<Panel>(matrix, first_panel + panel, panels), matrix.inputs, [&](const Lanes& weights) {
+            weights.store(to);
+            to += LANES;
+        });
+    const int output = first_panel * LANES;
+    matrix.panels = floats.data();
+    matrix.outputs -= output;
+    if (matrix.bias) matrix.bias += output;
+    in_tiles<F32Panel>({matrix, task.x, task.x_stride, task.y + output, task.y_stride, task.add}, first_row, rows, 0, panels);
+}
+
+template <class Panel>
+void item(const Task& task, int first_row, int rows, int first_panel, int panels) {
+    if (std::is_same_v<Panel, F32Panel> || tile_count(rows) < TILES_TO_EXPAND_FOR)
+        in_tiles<Panel>(task, first_row, rows, first_panel, panels);
+    else
+        in_tiles_of_floats<Panel>(task, first_row, rows, first_panel, panels);
 }
 
 void dispatch(const Task& task, int first_row, int rows, int first_panel, int panels) {
@@ -75,22 +121,20 @@ void dispatch(const Task& task, int first_row, int rows, int first_panel, int pa
 
 int panels_of(const Matrix& matrix) { return (matrix.outputs + LANES - 1) / LANES; }
 
+// How many panels an item has: what tiles of so many rows compute together, twice, so that items are not too short.
+int panels_of_item(int rows) {
+    if (rows == 1) return panels_beside(1);
+    const int block = std::min(rows, ROW_BLOCK), tiles = tile_count(block);
+    return 2 * panels_beside((block + tiles - 1) / tiles);
+}
+
 template <class Panel>
 void unpack_row_from(const Matrix& matrix, int row, float* to) {
-    const Panel panel = panel_of<Panel>(matrix, row / LANES);
-    const int rows = Panel::rows(matrix.inputs);
-    for (int number = 0; number * rows * Panel::HALVES < matrix.inputs; number++) {
-        const auto block = panel.block(number);
-        auto half = [&]<int HALF>() {
-            for (int input = 0; input < rows; input++) {
-                float weights[LANES];
-                block.template row<HALF>(input).store(weights);
-                *to++ = weights[row % LANES];
-            }
-        };
-        half.template operator()<0>();
-        if constexpr (Panel::HALVES == 2) half.template operator()<1>();
-    }
+    each_input(panel_of<Panel>(matrix, row / LANES), matrix.inputs, [&](const Lanes& weights) {
+        float values[LANES];
+        weights.store(values);
+        *to++ = values[row % LANES];
+    });
 }
 
 }  // namespace
@@ -98,7 +142,8 @@ void unpack_row_from(const Matrix& matrix, int row, float* to) {
 void gemm(
     Team& team, const Matrix* matrices, int count, const float* x, long x_stride, int rows, float* y, long y_stride,
     bool add) {
-    const int together = rows == 1 ? panels_beside(1) : 4;  // panels of an item
+    if (!rows) return;
+    const int together = panels_of_item(rows);
     const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     int groups = 0;  // of panels, over all matrices
     for (int number = 0; number < count; number++) groups += (panels_of(matrices[number]) + together - 1) / together;

@@ -32,17 +32,22 @@ class Product:
         self, x: Tensor, kind: Kind, packed: Tensor, outputs: int, bias: Tensor | None = None
     ) -> Tensor:
         """x float32 [rows, inputs], packed as in `PackedWeight.data` → float32 [rows, outputs]."""
+        y = torch.full((len(x), outputs), torch.nan)
+        self.write(y, x, kind, packed, bias)
+        return y
+
+    def write(self, y: Tensor, x: Tensor, kind: Kind, packed: Tensor, bias: Tensor | None = None) -> None:
+        """The same into y: memory touched for the first time costs more than a product."""
         assert x.is_contiguous()
+        assert y.is_contiguous()
         matrix = kernels.Matrix(
             kind=KIND_NUMBERS[kind],
-            outputs=outputs,
+            outputs=y.shape[1],
             inputs=x.shape[1],
             panels=packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
         )
-        y = torch.full((len(x), outputs), torch.nan)
         self._library.gemm(self._decoder, ctypes.byref(matrix), x.data_ptr(), len(x), y.data_ptr())
-        return y
 
 
 def packed_weight(kind: Kind, outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
