@@ -227,6 +227,8 @@ def _checked(value: object, kind: Any, source: str, *, strict: bool) -> Any:
             .split(" - at")[0]
             .split(", got")[0]
         )
+        if "enum" in reason:
+            reason = f"expected one of {', '.join(map(str, get_args(_plain(kind))))}"
         raise ConfigError(f"{source} is not valid: {reason}, got {str(value)[:80]!r}") from error
 
 

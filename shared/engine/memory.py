@@ -77,7 +77,8 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
     if demand.max_total_tokens:
         wanted = max(needed, pages_of(demand.max_total_tokens, demand.page_size))
         if wanted < most:
-            most, reason = wanted, f"for {wanted * demand.page_size} tokens, as configured"
+            why = "as configured" if wanted > needed else "one whole context, the least there is"
+            most, reason = wanted, f"for {wanted * demand.page_size} tokens, {why}"
     if rest // page_bytes >= most:
         return most, reason
     return rest // page_bytes, figures

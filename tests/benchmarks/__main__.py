@@ -45,7 +45,10 @@ def arguments() -> argparse.Namespace:
         type=Path,
         help=f"folder for {NAME}.md, .png and .json; by default docs for a whole run, a temporary one for less",
     )
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {given.rounds}")
+    return given
 
 
 def chosen(found: list[Contender], names: str) -> list[Contender]:
@@ -54,7 +57,8 @@ def chosen(found: list[Contender], names: str) -> list[Contender]:
     missing = set(wanted) - {contender.name for contender in found}
     if missing:
         raise SegueError(
-            f"not found: {', '.join(sorted(missing))}; docs/performance.md says how to install peers"
+            f"not found: {', '.join(sorted(missing))}; there are {', '.join(each.name for each in found)}. "
+            "docs/performance.md says how to install peers"
         )
     return [contender for contender in found if not wanted or contender.name in wanted]
 
@@ -89,11 +93,11 @@ def run(given: argparse.Namespace, scratch: Path) -> Comparison:
         )
 
 
-def folder_for(given: argparse.Namespace) -> Path:
+def folder_for(given: argparse.Namespace, comparison: Comparison) -> Path:
     """A trial never takes the place of the record."""
     if given.out:
         return Path(given.out)
-    whole = given.size == "full" and given.rounds >= 3 and not given.scenarios
+    whole = given.size == "full" and given.rounds >= 3 and not given.scenarios and len(comparison.servers) > 1
     return Path("docs") if whole else Path(tempfile.mkdtemp(prefix="segue-bench-"))
 
 
@@ -107,7 +111,7 @@ def main() -> None:
             sys.exit(f"bench: {error}")
         except KeyboardInterrupt:
             sys.exit(130)
-    out = folder_for(given)
+    out = folder_for(given, comparison)
     out.mkdir(parents=True, exist_ok=True)
     page = markdown(comparison, f"{NAME}.png")
     (out / f"{NAME}.md").write_text(page, encoding="utf-8")

@@ -42,7 +42,8 @@ def test_no_more_pages_than_asked_for_but_for_one_request(tokens: int, pages: in
     demand = dataclasses.replace(DEMAND, max_total_tokens=tokens)
     found, reason = choose_pages(demand, Budget(3 * GIB, "a test"), None)
     assert found == pages
-    assert ("as configured" in reason) == (tokens < 10**9)
+    assert ("as configured" in reason) == (100 < tokens < 10**9)
+    assert ("the least there is" in reason) == (tokens == 100)
 
 
 def test_too_little_memory_for_one_request_is_refused_with_figures() -> None:
