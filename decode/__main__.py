@@ -17,6 +17,8 @@ def serve(config: DecodeConfig) -> None:
             pages=parts.engine.limits.pages,
             host_pages=parts.engine.host_pages,
             context_len=parts.engine.limits.context_len,
+            holder=parts.transfer.holder,
+            words=parts.transfer.words,
             kv_format=parts.engine.kv_format,
             eos_token_ids=parts.engine.eos_token_ids,
         )
@@ -25,7 +27,7 @@ def serve(config: DecodeConfig) -> None:
         config,
         "decode",
         build,
-        leases_max=1,  # nobody reads from a decode worker but its own check at the start
+        leases_max=config.slots,  # all that runs may have to move
         fetch_seconds_max=config.fetch_seconds_max,
         host_share=config.host_share,
     )

@@ -22,7 +22,7 @@ from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
 from shared.page_pool import PageState
 from shared.req import Req
-from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
+from shared.transfer.protocol import Ended, Failed, Landed, Stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,8 @@ class Arrivals:
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: FetchEvent) -> Arrived | NotArrived | None:
+    def on_fetch(self, event: Landed | Stale | Failed | Ended) -> Arrived | NotArrived | None:
         """What a fetch event means for its request; None if the request is gone already."""
-        if isinstance(event, Collected):
-            return None  # nobody reads from a decode worker yet
         req = self._fetching.pop(event.fetch_id, None)
         if req is None:
             self._on_given_up(event)

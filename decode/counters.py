@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.lending import LendingCounters
+
 
 @dataclass(slots=True)
-class DecodeCounters:
+class DecodeCounters(LendingCounters):
     """`observations` are (metric, value) pairs since the shell last took them."""
 
     requests: int = 0
@@ -31,4 +33,5 @@ class DecodeCounters:
     backups: int = 0
     resumes: int = 0
     sent_back: int = 0  # retracted without room in host memory: another attempt recomputes them
+    moves: int = 0  # requests lent to continue elsewhere
     observations: list[tuple[str, float]] = field(default_factory=list)

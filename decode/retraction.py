@@ -119,9 +119,13 @@ class Retraction:
         self._leaving = [req for req in self._leaving if req.launched_len != req.kv_len]
         return [req for req in settled if not self._back_up(req)]
 
-    def resume(self, growth_pages: int) -> Req | None:
-        """Bring the first retracted request back if its pages and `growth_pages` more fit."""
-        if not self._retracted or self.memory.room < growth_pages:
+    def resume(self, present: list[Req]) -> Req | None:
+        """Bring the first retracted request back if its pages fit beside the growth of those who are here."""
+        if not self._retracted:
+            return None
+        staying = [*present, *self.restoring]
+        growth_pages = self.pages_wanted(staying) + len(staying) + 1 if staying else 0
+        if self.memory.room < growth_pages:
             return None
         req, host_pages = self._retracted[0]
         self.memory.match(req, req.kv_len)

@@ -3,12 +3,13 @@
 A request's way through a decode worker:
 
     Decode ─► waiting ─► arriving ─► joining ─► running ─► finished
-              └── (arrivals) ──┘        ▲          └─► retracted ─┐
-                                        └─────────(retraction)────┘
+              └── (arrivals) ──┘        ▲          ├─► retracted ─┐
+                                        └──────────┼─(retraction)─┘
+                                                   └─► departing ─► lent ─► Release, Cancel or expiry
 
 A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its end is
 discarded, and whatever an ended request held is retired, not freed. Landed requests always join; only those without
-pages can be refused for lack of room.
+pages can be refused for lack of room. A worker that leaves refuses what is new; the router moves what is here.
 """
 
 from __future__ import annotations
@@ -17,20 +18,35 @@ from decode.admission import Admission
 from decode.arrivals import Arrivals, Arrived, NotArrived
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
+from decode.departures import Departures
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.unsent import Unsent
 from shared.audience import Audience
-from shared.baton import Baton
+from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
+from shared.lending import Lending
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Decode, Finished, Joined, Load, RefusalReason, Refused, Row
+from shared.messages import (
+    Cancel,
+    Decode,
+    Dismiss,
+    Finished,
+    Joined,
+    Load,
+    Move,
+    RefusalReason,
+    Refused,
+    Release,
+    Renew,
+    Row,
+)
 from shared.page_pool import PagePool, PageState
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
-from shared.transfer.protocol import FetchEvent
+from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 
 class DecodeScheduler:
@@ -43,6 +59,8 @@ class DecodeScheduler:
         pages: int,
         host_pages: int,
         context_len: int,
+        holder: Holder,
+        words: LeaseWords,
         kv_format: str,
         eos_token_ids: frozenset[int],
     ):
@@ -54,12 +72,10 @@ class DecodeScheduler:
         self._effects: list[Effect] = []
         self._arrivals = Arrivals(self.memory, self.counters, self._effects)
         self._retraction = Retraction(
-            self.memory,
-            self.host,
-            self.counters,
-            self._effects,
-            config.retract_steps,
-            config.retractions_max,
+            self.memory, self.host, self.counters, self._effects, config.retract_steps, config.retractions_max
+        )
+        self.lending = Lending(
+            self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
         )
         self._admission = Admission(config, self.memory, context_len, kv_format)
         self._audience = Audience(config.load_seconds)
@@ -67,6 +83,9 @@ class DecodeScheduler:
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
         self._batch = RunningBatch(self.memory, self.counters, config.slots)
         self._unsent = Unsent(config.flush_seconds)
+        self._departures = Departures(
+            self.memory, self._batch, self.lending, self._unsent, self.counters, self._effects
+        )
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
     # ---- what comes in ----
@@ -75,22 +94,32 @@ class DecodeScheduler:
         """A router came, went, or sent a command."""
         match event:
             case PeerUp(peer, _):
-                self._audience.join(peer)
+                self._effects.extend(self._audience.join(peer))
             case PeerDown(peer, _):
                 self._audience.leave(peer)
                 self._unsent.forget(peer)
+                self.lending.forget_router(peer)
                 for req in [req for req in self._reqs.values() if req.router == peer]:
                     self._drop(req)
             case Received(peer, Decode() as command):
                 self._intake(peer, command, now)
+            case Received(_, Move(rid, attempt)):
+                self._departures.ask(self._reqs.get(rid), attempt)
+            case Received(_, Renew() | Release() as command):
+                self.lending.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
+            case Received(peer, Dismiss()):
+                self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A fetch landed, went stale, failed or was proven to have ended."""
+        """A fetch landed, went stale, failed or was proven to have ended; or another worker has read pages of ours."""
         del now
+        if isinstance(event, Collected):
+            self.lending.on_collected(event)
+            return
         match self._arrivals.on_fetch(event):
             case Arrived() as arrived:
                 self._join(arrived)
@@ -108,11 +137,16 @@ class DecodeScheduler:
             self._drop(req)
 
     def tick(self, now: float) -> None:
-        """Send the tokens that have waited long enough; tell the load."""
+        """Send the tokens that have waited long enough; end the leases nobody renewed; tell the load."""
+        self.lending.expire(now)
         if self._unsent.due(now):
             self._flush(now)
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
+
+    def leave(self) -> None:
+        """Take nothing new; what is here goes on until the routers have it moved, or it ends."""
+        self._effects.extend(self._audience.take_leave())
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -130,6 +164,8 @@ class DecodeScheduler:
         self._admit_waiting()
         if self._batch.joining:
             return self._batch.prebuilt()
+        self._departures.take_out()
+        self._let_depart(now)
         self._make_room_ahead(now)
         batch = self._batch.decode()
         if batch is None:
@@ -156,6 +192,7 @@ class DecodeScheduler:
         if finished or self._unsent.due(now):
             self._flush(now)
         self._effects.extend(finished)
+        self._let_depart(now)
         self._send_back(now)
 
     # ---- what goes out ----
@@ -167,8 +204,9 @@ class DecodeScheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When unsent tokens have waited long enough, or the routers should hear of a new load."""
-        deadlines = (self._unsent.deadline(), self._audience.deadline(self._load()))
+        """When unsent tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
+        others = (self._unsent.deadline(), self.lending.next_expiry())
+        deadlines = (*others, self._audience.deadline(self._load()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
@@ -182,8 +220,13 @@ class DecodeScheduler:
 
     @property
     def leases_held(self) -> int:
-        """Nobody reads from a decode worker yet."""
-        return 0
+        """Leases that live."""
+        return len(self.lending)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing here is anybody's any more, and nothing is on the way."""
+        return self._audience.dismissed and not (self._reqs or self.lending or self._unsent)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
@@ -192,7 +235,7 @@ class DecodeScheduler:
         in_slots = [req.rid for req in self._reqs.values() if req.slot is not None]
         if len(in_slots) != self.slots_used:
             raise InvariantError(f"{in_slots} hold slots, but {self.slots_used} are used")
-        owned = sum(len(req.owned) for req in self._reqs.values())
+        owned = sum(len(req.owned) for req in [*self._reqs.values(), *self.lending.reqs])
         held = sum(
             self.memory.pool.count(state)
             for state in (PageState.OWNED, PageState.ARRIVING, PageState.COPYING)
@@ -212,11 +255,13 @@ class DecodeScheduler:
         self._number += 1
         self.counters.requests += 1
         req = Req.of(command, router, self._number, now)
-        if problem := self._admission.never_fits(req, command.baton):
+        problem = self._admission.never_fits(req, command.baton)
+        if problem is None and present is not None:
+            problem = "no_room", "the pages of an older attempt are still being copied"
+        if problem is None and self._audience.left:
+            problem = "no_room", "this worker is leaving"
+        if problem is not None:
             self._refuse(req, *problem)
-            return
-        if present is not None:
-            self._refuse(req, "no_room", "the pages of an older attempt are still being copied")
             return
         self._reqs[req.rid] = req
         if not self._arrivals.wait(req, command.baton):
@@ -231,7 +276,10 @@ class DecodeScheduler:
     def _admit(self, req: Req, baton: Baton) -> None:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
-        if not self._has_room(req, self.memory.pages_for(baton.kv_len) - len(req.pages)):
+        missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
+        open_now = bool(self._batch.free_slots) and not self._retraction.pressed
+        others = self._batch.reqs, self._arrivals.requests
+        if not (open_now and self._admission.has_room(req, missing, *others)):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, "no_room", "")
@@ -239,11 +287,6 @@ class DecodeScheduler:
         self._batch.take_slot(req)
         if arrived := self._arrivals.start(req, baton):
             self._join(arrived)
-
-    def _has_room(self, req: Req, missing: int) -> bool:
-        if not self._batch.free_slots or self._retraction.pressed:
-            return False
-        return self._admission.has_room(req, missing, self._batch.reqs, self._arrivals.requests)
 
     def _join(self, arrived: Arrived) -> None:
         req = arrived.req
@@ -259,6 +302,7 @@ class DecodeScheduler:
         self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
 
     def _cancel(self, rid: str, attempt: int) -> None:
+        self.counters.cancelled += self.lending.cancel(rid, attempt)
         req = self._reqs.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
@@ -270,7 +314,7 @@ class DecodeScheduler:
             if req not in self._dropped:
                 self._dropped.append(req)  # again when the copy has ended
             return
-        if req in self._batch.joining:
+        if req in self._batch.joining or self._departures.forget(req):
             self.memory.release(req)
         elif self._batch.runs(req):
             self.memory.commit(req)
@@ -281,16 +325,21 @@ class DecodeScheduler:
 
     def _finish(self, req: Req) -> None:
         self.counters.finished += 1
-        if self._batch.runs(req):
+        if self._batch.runs(req) or self._departures.forget(req):
             self.memory.commit(req)
             self.memory.release(req)
         elif not self._retraction.drop(req):  # it ended with the very step it was retracted at
             raise InvariantError(f"request {req.rid} finished, but neither runs nor leaves")
         self._forget(req)
 
+    def _let_depart(self, now: float) -> None:
+        for req in self._departures.lend_settled(now):
+            self._forget(req)
+
     def _forget(self, req: Req) -> None:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
+        self._departures.forget(req)
         self._batch.leave(req)
         if not self._reqs:
             self._admission.reset()
@@ -332,12 +381,7 @@ class DecodeScheduler:
             self._refuse(req, "no_room", "the pages it needs are in quarantine")
 
     def _resume(self) -> None:
-        while self._batch.free_slots:
-            present = [*self._batch.reqs, *self._retraction.restoring]
-            growth = self._retraction.pages_wanted(present) + len(present) + 1 if present else 0
-            req = self._retraction.resume(growth)
-            if req is None:
-                return
+        while self._batch.free_slots and (req := self._retraction.resume(self._batch.reqs)):
             self._batch.take_slot(req)
 
     def _flush(self, now: float) -> None:

@@ -17,6 +17,9 @@ class Unsent:
         self._rows: dict[str, list[Row]] = {}
         self._next_flush = 0.0
 
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
     def add(self, router: str, row: Row) -> None:
         """Keep a row until the next flush."""
         self._rows.setdefault(router, []).append(row)

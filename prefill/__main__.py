@@ -20,7 +20,6 @@ def serve(config: PrefillConfig) -> None:
             words=parts.transfer.words,
             kv_format=parts.engine.kv_format,
             eos_token_ids=parts.engine.eos_token_ids,
-            epoch=parts.epoch,
         )
 
     worker.serve(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import Count, PositiveInt, Seconds, Share
+from shared.config import Count, PositiveInt, Share
 from shared.worker_config import WorkerConfig
 
 
@@ -20,9 +20,6 @@ class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):
         PositiveInt,
         Meta(description="uncached tokens admitted in one pass; bounds the activations of a step"),
     ] = 16384
-    lease_seconds: Annotated[
-        Seconds, Meta(description="a lease ends so long after its last renewal; a few renewals may be lost")
-    ] = 10.0
     lease_share: Annotated[
         Share,
         Meta(

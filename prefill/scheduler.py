@@ -6,7 +6,8 @@ A request's way through a prefill worker:
                              └─ ends with its first token ─► gone
 
 It knows nothing of decode workers: whoever holds the baton may read. Under overload waiting happens before
-computing: no new request starts while leases hold more than `lease_share` of the pool.
+computing: no new request starts while leases hold more than `lease_share` of the pool. One that leaves takes nothing
+new, and is empty once its queue is computed and its leases have ended.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dataclasses import dataclass, field
 
 from prefill.config import PrefillConfig
 from shared.audience import Audience
-from shared.baton import Baton, Holder
+from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
-from shared.leases import Lease, Leases
+from shared.lending import Lending, LendingCounters
 from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Load, Prefill, Prefilled, Refused, Release, Renew
+from shared.messages import Cancel, Dismiss, Load, Prefill, Prefilled, Refused, Release, Renew
 from shared.page_pool import PageState
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
@@ -31,7 +32,7 @@ from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 
 @dataclass(slots=True)
-class PrefillCounters:
+class PrefillCounters(LendingCounters):
     """What has happened so far; `observations` are (metric, value) pairs since the shell last took them."""
 
     requests: int = 0
@@ -41,11 +42,6 @@ class PrefillCounters:
     extend_tokens: int = 0
     chunks: int = 0  # EXTEND rows that were not the last of their request
     cached_tokens: int = 0
-    leases_granted: int = 0
-    leases_released: int = 0
-    leases_expired: int = 0
-    collected: int = 0
-    late_collections: int = 0  # notifications of leases that had ended
     observations: list[tuple[str, float]] = field(default_factory=list)
 
 
@@ -62,23 +58,22 @@ class PrefillScheduler:
         words: LeaseWords,
         kv_format: str,
         eos_token_ids: frozenset[int],
-        epoch: int,
     ):
         self._config = config
         self._context_len = context_len
-        self._holder = holder
-        self._kv_format = kv_format
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
-        self.leases = Leases(words, epoch, config.lease_seconds)
+        self.counters = PrefillCounters()
+        self._effects: list[Effect] = []
+        self.lending = Lending(
+            self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
+        )
         self._in_batch_prefix = InBatchPrefix(
             self.memory.cache,
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
             shared_tokens_min=config.shared_prefix_tokens_min,
         )
-        self.counters = PrefillCounters()
         self._audience = Audience(config.load_seconds)
-        self._effects: list[Effect] = []
         self._arrivals = 0
         self._waiting: dict[str, Req] = {}
         self._running: dict[str, Req] = {}  # in a slot
@@ -92,31 +87,26 @@ class PrefillScheduler:
         """A router came, went, or sent a command."""
         match event:
             case PeerUp(peer, _):
-                self._audience.join(peer)
+                self._effects.extend(self._audience.join(peer))
             case PeerDown(peer, _):
                 self._audience.leave(peer)
                 self._forget_router(peer)
             case Received(peer, Prefill() as command):
                 self._intake(peer, command, now)
-            case Received(_, Renew(rid, attempt)):
-                self.leases.renew(rid, attempt, now)
-            case Received(_, Release(rid, attempt)):
-                if lease := self.leases.of(rid, attempt):
-                    self.counters.leases_released += 1
-                    self._end(lease)
+            case Received(_, Renew() | Release() as command):
+                self.lending.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
+            case Received(peer, Dismiss()):
+                self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A reader tells that it is done; the router's Release ends the lease."""
+        """A reader tells that it is done."""
         del now
         if isinstance(event, Collected):
-            if self.leases.collect(event):
-                self.counters.collected += 1
-            else:
-                self.counters.late_collections += 1
+            self.lending.on_collected(event)
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """A prefill worker starts no copies."""
@@ -124,13 +114,13 @@ class PrefillScheduler:
 
     def tick(self, now: float) -> None:
         """End the leases nobody renewed; tell the load."""
-        for lease in self.leases.expired(now):
-            self.counters.leases_expired += 1
-            self._end(lease)
-            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
-            self._effects.append(Send(lease.req.router, refused))
+        self.lending.expire(now)
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
+
+    def leave(self) -> None:
+        """Take nothing new; what is here goes on."""
+        self._effects.extend(self._audience.take_leave())
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -178,12 +168,13 @@ class PrefillScheduler:
 
     def drain(self) -> list[Effect]:
         """What is to be done, in order."""
-        effects, self._effects = self._effects, []
+        effects = list(self._effects)
+        self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
         """When the next lease ends by itself, or the routers should hear of a new load."""
-        deadlines = (self.leases.next_expiry(), self._audience.deadline(self._load()))
+        deadlines = (self.lending.next_expiry(), self._audience.deadline(self._load()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
@@ -198,12 +189,17 @@ class PrefillScheduler:
     @property
     def leases_held(self) -> int:
         """Leases that live."""
-        return len(self.leases)
+        return len(self.lending)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing here is anybody's any more, and nothing is on the way."""
+        return self._audience.dismissed and not (self._waiting or self._running or self.lending)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
         self.memory.check()
-        holders = [*self._running.values(), *(lease.req for lease in self.leases.all())]
+        holders = [*self._running.values(), *self.lending.reqs]
         owned = sum(len(req.owned) for req in holders)
         if owned != self.memory.pool.count(PageState.OWNED):
             raise InvariantError(
@@ -217,7 +213,11 @@ class PrefillScheduler:
 
     def _intake(self, router: str, command: Prefill, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1)
-        if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
+        if (
+            command.rid in self._waiting
+            or command.rid in self._running
+            or self.lending.leases.find(command.rid)
+        ):
             return  # the same attempt or a newer one is here already
         total_tokens = len(command.token_ids)
         if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
@@ -225,9 +225,10 @@ class PrefillScheduler:
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
             return
-        if len(self._waiting) >= self._config.queue_max:
+        if self._audience.left or len(self._waiting) >= self._config.queue_max:
             self.counters.refused += 1
-            self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", "queue_max")))
+            detail = "this worker is leaving" if self._audience.left else "queue_max"
+            self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
             return
         self._arrivals += 1
         self.counters.requests += 1
@@ -235,18 +236,14 @@ class PrefillScheduler:
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Forget the request, whatever its state, if it is of this attempt or an older one."""
-        lease = self.leases.find(rid)
-        if lease is not None and lease.req.attempt <= attempt:
-            self.counters.cancelled += 1
-            self._end(lease)
+        self.counters.cancelled += self.lending.cancel(rid, attempt)
         req = self._waiting.get(rid) or self._running.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
             self._drop(req)
 
     def _forget_router(self, router: str) -> None:
-        for lease in self.leases.of_router(router):
-            self._end(lease)
+        self.lending.forget_router(router)
         for req in [*self._waiting.values(), *self._running.values()]:
             if req.router == router:
                 self._drop(req)
@@ -255,9 +252,6 @@ class PrefillScheduler:
         if self._waiting.pop(req.rid, None) is None:
             self._leave_slot(req)
             self.memory.release(req)
-
-    def _end(self, lease: Lease) -> None:
-        self.memory.release(self.leases.end(lease))
 
     def _leave_slot(self, req: Req) -> None:
         del self._running[req.rid]
@@ -292,8 +286,8 @@ class PrefillScheduler:
         """Whether there is a slot, a lease word for every running request and one more, and few enough leases."""
         return (
             bool(self._free_slots)
-            and self.leases.free > len(self._running)
-            and self.leases.pages <= self._config.lease_share * self.memory.pool.total
+            and self.lending.leases.free > len(self._running)
+            and self.lending.leases.pages <= self._config.lease_share * self.memory.pool.total
         )
 
     def _start(self, req: Req, extend: Extend, now: float) -> None:
@@ -340,7 +334,7 @@ class PrefillScheduler:
         self.memory.share(req)
         req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
-        baton = None if finish else self._lease(req, now)
+        baton = None if finish else self.lending.lend(req, now)
         if finish:
             self.memory.release(req)
         prefilled = Prefilled(
@@ -359,21 +353,6 @@ class PrefillScheduler:
             ("prefill_compute_seconds", prefilled.compute_seconds),
         ]
         self._effects.append(Send(req.router, prefilled))
-
-    def _lease(self, req: Req, now: float) -> Baton:
-        lease = self.leases.grant(req, now)
-        self.counters.leases_granted += 1
-        return Baton(
-            rid=req.rid,
-            attempt=req.attempt,
-            holder=self._holder,
-            kv_format=self._kv_format,
-            lease=lease.index,
-            nonce=lease.nonce,
-            kv_len=req.kv_len,
-            prompt_len=req.prompt_len,
-            pages=tuple(req.pages),
-        )
 
     def _load(self) -> Load:
         waiting = sum(len(req.token_ids) for req in self._waiting.values())

@@ -108,6 +108,18 @@ class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
     renew_seconds: Annotated[
         Seconds, Meta(description="between renewals of a lease; several fit into the worker's leaseSeconds")
     ] = 1.0
+    endpoint_lag_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="after SIGTERM requests are still taken: until every proxy knows that this pod leaves"
+        ),
+    ] = 5.0
+    drain_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="after that, for open streams to end; then they are cut. A second SIGTERM cuts them"
+        ),
+    ] = 300.0
     retry_after_seconds: Annotated[Seconds, Meta(description="told to clients with 429 and 503")] = 1.0
     no_room_seconds: Annotated[
         Seconds,

@@ -22,6 +22,7 @@ class Counters:
 
     requests: Counter[str] = field(default_factory=Counter)  # by outcome: length, stop, aborted, 429, 503 …
     continuations: Counter[str] = field(default_factory=Counter)  # new attempts, by cause
+    moves: Counter[str] = field(default_factory=Counter)  # away from a leaving worker: moved, recomputed
     stale_batons: Counter[str] = field(default_factory=Counter)  # by cause: stale, unreachable, lease_ended
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     dropped_messages: Counter[str] = field(default_factory=Counter)  # by cause: unknown, old_attempt, …

@@ -34,12 +34,19 @@ from shared.messages import Message
 
 log = structlog.get_logger(__name__)
 
-AboutRequest = messages.Prefilled | messages.Joined | messages.Row | messages.Finished | messages.Refused
+AboutRequest = (
+    messages.Prefilled
+    | messages.Joined
+    | messages.Row
+    | messages.Moving
+    | messages.Finished
+    | messages.Refused
+)
 
 EXPECTED: dict[State, tuple[type, ...]] = {
     State.PREFILLING: (messages.Prefilled, messages.Refused),
     State.READY: (messages.Refused,),
-    State.DECODING: (messages.Joined, messages.Row, messages.Finished, messages.Refused),
+    State.DECODING: (messages.Joined, messages.Row, messages.Moving, messages.Finished, messages.Refused),
 }
 
 
@@ -139,7 +146,14 @@ class RouterCore:
             log.warning("worker refused", worker=event.peer, cause=worker)
             return
         if not self.fleet.paired(worker):
-            log.info("worker has no counterpart of equal model and KV format yet", worker=event.peer)
+            others = len({other.hello.role for other in self.fleet.workers.values()}) > 1
+            told = log.warning if others else log.info  # alone, it is only the first to come
+            told(
+                "worker has no counterpart of equal model and KV format: it cannot serve",
+                worker=event.peer,
+                model=event.hello.model,
+                kv_format=event.hello.kv_format,
+            )
         self._placeable = True
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
@@ -147,6 +161,8 @@ class RouterCore:
         if worker is None:
             return
         self._requests.deadlines.clear(("pause", event.peer))
+        for rid in list(worker.reserved):
+            self._requests.forget_target(self._requests.live[rid])
         cause = f"lost_{worker.hello.role}"
         for rid in [*worker.assigned, *worker.leases]:
             live = self._requests.live[rid]
@@ -155,6 +171,14 @@ class RouterCore:
             else:  # the decode worker will find out by itself whether it has all pages
                 self._requests.forget_lease(live)
         self._placeable = True
+
+    def _leaving(self, worker: Worker) -> None:
+        worker.leaving = True
+        self._requests.send(worker, messages.Dismiss())
+        self._placeable = True
+        log.info(
+            "worker leaves", worker=worker.peer, requests=len(worker.assigned), leases=len(worker.leases)
+        )
 
     def _pause(self, worker: Worker, now: float) -> None:
         worker.paused_until = now + self.settings.no_room_seconds
@@ -169,6 +193,8 @@ class RouterCore:
         elif isinstance(message, messages.Load):
             worker.report(message)
             self._placeable = True
+        elif isinstance(message, messages.Leaving):
+            self._leaving(worker)
         elif isinstance(message, messages.Generated):
             for row in message.rows:
                 self._take(worker, row, now)
@@ -181,6 +207,7 @@ class RouterCore:
         live = self._recipient(worker, message)
         if live is None:
             return
+        self._placeable |= worker.leaving  # it may be able to move now
         match message:
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
@@ -188,6 +215,8 @@ class RouterCore:
                 self._requests.join(live, message, now)
             case messages.Row():
                 self._generated(live, worker, message, now)
+            case messages.Moving():
+                self._moving(live, worker, message, now)
             case messages.Finished():
                 self._finished(live, worker, message, now)
             case messages.Refused():
@@ -227,7 +256,7 @@ class RouterCore:
         elif message.baton is None:
             self._requests.try_again(live, lifecycle.Lost(worker.peer, "no_baton"), now, let_go=True)
         else:
-            self._requests.hold(live, message, now)
+            self._requests.hold(live, message.baton, now)
         self._placeable = True
 
     def _generated(self, live: LiveRequest, worker: Worker, row: messages.Row, now: float) -> None:
@@ -239,6 +268,13 @@ class RouterCore:
             self.counters.dropped_messages["repeat"] += 1
         else:
             self._requests.generate(live, row.token_ids[known:], now)
+
+    def _moving(self, live: LiveRequest, worker: Worker, message: messages.Moving, now: float) -> None:
+        if message.output_len != len(live.output):
+            self._requests.try_again(live, lifecycle.Lost(worker.peer, "gap"), now)
+        else:
+            self._requests.move(live, message.baton, now)
+        self._placeable = True
 
     def _finished(self, live: LiveRequest, worker: Worker, message: messages.Finished, now: float) -> None:
         live.retractions = message.retractions
@@ -279,6 +315,11 @@ class RouterCore:
         if kind == "request":
             seconds = self.settings.request_seconds_max
             failed = Failed(504, f"The request took longer than {seconds:g} s.", code="request_timeout")
+        elif kind == "ready" and live.moving:
+            assert live.holder is not None, live.rid
+            self._requests.try_again(live, lifecycle.LeaseEnded(live.holder.peer, "no_room"), now)
+            self._placeable = True
+            return
         elif kind == "ready":
             seconds = self.settings.ready_seconds_max
             message = f"No decode worker had room within {seconds:g} s. Try again later."
@@ -299,6 +340,7 @@ class RouterCore:
             self._placeable = False
             self._serve(self._requests.ready, self._to_decode, now)
             self._serve(self._requests.waiting, self._to_prefill, now)
+            self._empty_the_leaving(now)
 
     def _serve(self, line: Line, place: Callable[[LiveRequest, float], bool], now: float) -> None:
         """Go down the line; behind one that waits for room, those that want the same room wait as well."""
@@ -324,3 +366,15 @@ class RouterCore:
             self.fleet.chosen(choice.worker)
             self._requests.decode(live, choice, now)
         return choice is not None or not workers
+
+    def _empty_the_leaving(self, now: float) -> None:
+        """Requests move from workers that leave as far as others have room; nobody else waits for that room."""
+        for worker in [worker for worker in self.fleet.role("decode") if worker.leaving]:
+            for live in [self._requests.live[rid] for rid in worker.assigned]:
+                if live.joined and live.target is None:
+                    need = self._requests.need_elsewhere(live)
+                    workers = placement.decode_workers(need, self.fleet)
+                    choice = placement.place_decode(need, workers, self.settings, now)
+                    if choice is None:
+                        break
+                    self._requests.ask_to_move(live, choice)

@@ -39,6 +39,8 @@ class Worker:
     load_number: int = 0
     assigned: dict[str, Assignment] = field(default_factory=dict)  # by rid
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
+    reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will move here
+    leaving: bool = False  # it takes nothing new
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room
 
@@ -83,18 +85,22 @@ class Worker:
     def has_room(self, pages: int, now: float) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once."""
         unreported = self._unreported()
+        taken = sum(assignment.pages for assignment in unreported) + sum(self.reserved.values())
         return (
-            self.load.accepting
-            and now >= self.paused_until
-            and self.load.slots_free > len(unreported)
-            and len(self.assigned) < self.hello.limits.slots
-            and self.load.free_pages - sum(assignment.pages for assignment in unreported) >= pages
+            self.takes_work(now)
+            and self.load.slots_free > len(unreported) + len(self.reserved)
+            and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
+            and self.load.free_pages - taken >= pages
         )
 
     def takes_prefill(self, per_slot: float, now: float) -> bool:
         """Whether a prefill worker may be given one more: a bounded number stands before it."""
         bound = max(1, int(self.hello.limits.slots * per_slot))
-        return self.load.accepting and now >= self.paused_until and len(self.assigned) < bound
+        return self.takes_work(now) and len(self.assigned) < bound
+
+    def takes_work(self, now: float) -> bool:
+        """Whether it takes anything new at all."""
+        return self.load.accepting and not self.leaving and now >= self.paused_until
 
     def assign(self, rid: str, tokens: int, pages: int) -> None:
         """Count a request in, until `unassign`."""

@@ -5,7 +5,7 @@ not in the table is a bug in this program and raises. Guards are events: whether
 the output is complete, is decided by who makes the event (`router.dispatch`), so the table needs no conditions.
 
 `waiting` and `ready` wait for a worker to be chosen, `prefilling` and `decoding` for a worker to answer; a `ready`
-request depends on the prefill worker that holds its pages. This file knows nothing of workers, messages or time.
+request depends on the worker that lends its pages. This file knows nothing of workers, messages or time.
 The picture in docs/request-life.md is `diagram()`.
 """
 
@@ -26,7 +26,7 @@ class State(enum.Enum):
 
     WAITING = "waiting"  # queued for a prefill worker
     PREFILLING = "prefilling"  # a prefill worker has it
-    READY = "ready"  # its pages lie on a prefill worker under a lease; queued for a decode worker
+    READY = "ready"  # its pages lie on a worker under a lease; queued for a decode worker
     DECODING = "decoding"  # a decode worker has it
     FINISHED = "finished"  # all output delivered
     CANCELLED = "cancelled"  # the client has gone
@@ -57,6 +57,10 @@ class Generated(Event):
     """Further tokens have come."""
 
 
+class Moving(Event):
+    """The decode worker lends the pages, so that another one goes on."""
+
+
 class NoRoom(Event):
     """The worker refused for lack of room; what was computed remains valid."""
 
@@ -70,7 +74,7 @@ class Lost(Event):
 
 
 class LeaseEnded(Event):
-    """The prefill worker has given the pages up."""
+    """Whoever lent the pages has given them up."""
 
 
 class Finished(Event):
@@ -127,6 +131,7 @@ TRANSITIONS: dict[State, dict[type[Event], State]] = {
     State.DECODING: {
         Joined: State.DECODING,
         Generated: State.DECODING,
+        Moving: State.READY,
         NoRoom: State.READY,
         Stale: State.WAITING,
         Lost: State.WAITING,

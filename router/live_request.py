@@ -44,7 +44,9 @@ class LiveRequest:
     losses: int = 0
     output: list[int] = field(default_factory=list)  # delivered, across attempts
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
-    holder: Worker | None = None  # prefill worker that leases the pages to this attempt
+    holder: Worker | None = None  # worker that leases the pages to this attempt
+    target: Worker | None = None  # where room is reserved for it: it was asked to move there
+    moving: bool = False  # it has left its decode worker, and joined no other yet
     baton: Baton | None = None
     model: str = ""  # fingerprint of whoever sampled the first token
     determinism: str = ""
@@ -60,6 +62,7 @@ class LiveRequest:
     cached_tokens: int | None = None  # in the first attempt's prompt
     fetched_bytes: int = 0
     retractions: int = 0
+    moves: int = 0  # by pages, from one decode worker to another
 
     @property
     def rid(self) -> str:
@@ -118,6 +121,7 @@ class LiveRequest:
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
             "retractions": self.retractions,
+            "moves": self.moves,
             "workers": [
                 {
                     "worker": visit.worker,

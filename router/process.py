@@ -99,7 +99,8 @@ async def _serve(
     try:
         discovery.start()
         log.info("listening", port=listener.getsockname()[1], ready=health.ready)
-        await _serve_until_broken(Server(app, lambda: generation.fail_all(SHUTTING_DOWN)), listener)
+        server = Server(app, config, health.leave, lambda: generation.fail_all(SHUTTING_DOWN))
+        await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()
         discovery.close()

@@ -9,6 +9,8 @@ its pages. They change here, together, and nowhere else, so that nothing stays b
     ready        ready      ready, renew           -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
+A request that moves goes from decoding to ready once more: then its decode worker is the holder.
+
 Why a move is made, `router.dispatch` knows.
 """
 
@@ -29,6 +31,7 @@ from router.live_request import LiveRequest
 from router.placement import Choice, Need
 from router.prefix_index import block_names
 from shared import messages
+from shared.baton import Baton
 from shared.errors import InvariantError
 from shared.messages import Message
 
@@ -103,19 +106,30 @@ class LiveRequests:
             ),
         )
 
-    def hold(self, live: LiveRequest, prefilled: messages.Prefilled, now: float) -> None:
-        """prefilling → ready: the pages lie on the prefill worker, under a lease that wants renewal."""
+    def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
+        """prefilling → ready: the pages lie on the prefill worker."""
         assert live.worker is not None, live.rid
-        assert prefilled.baton is not None, live.rid
-        worker = live.worker
-        live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
-        self._advance(live, lifecycle.Prefilled(worker.peer), now)
-        self._unassign(live)
-        live.holder, live.baton = worker, prefilled.baton
-        worker.leases[live.rid] = None
-        live.ready_until = now + self._settings.ready_seconds_max
-        self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
-        self._get_ready(live)
+        hello = live.worker.hello
+        live.model, live.determinism = hello.model, live.determinism or hello.determinism
+        self._lent(live, baton, lifecycle.Prefilled(live.worker.peer), now)
+
+    def need_elsewhere(self, live: LiveRequest) -> Need:
+        """What another decode worker must have to go on with it now."""
+        live.need = self._need(live)
+        return live.need
+
+    def ask_to_move(self, live: LiveRequest, choice: Choice) -> None:
+        """There is room elsewhere: reserve it, and have the pages lent."""
+        assert live.worker is not None, live.rid
+        live.target = choice.worker
+        choice.worker.reserved[live.rid] = choice.worker.pages_for(live.need.tokens)
+        self.send(live.worker, messages.Move(live.rid, live.attempt))
+
+    def move(self, live: LiveRequest, baton: Baton, now: float) -> None:
+        """decoding → ready: the decode worker lends the pages; where they go is decided anew."""
+        assert live.worker is not None, live.rid
+        live.moving = True
+        self._lent(live, baton, lifecycle.Moving(live.worker.peer), now)
 
     def decode(self, live: LiveRequest, choice: Choice, now: float) -> None:
         """ready → decoding."""
@@ -145,6 +159,10 @@ class LiveRequests:
         live.fetched_bytes += joined.fetched_bytes
         self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.observe("fetch_seconds", joined.fetch_seconds)
+        if live.moving:
+            live.moving = False
+            live.moves += 1
+            self._counters.moves["moved"] += 1
         self._end_lease(live, messages.Release(live.rid, live.attempt))
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -208,6 +226,9 @@ class LiveRequests:
             self.end(live, exhausted, Failed(500, message, code="attempts_exhausted"), now, let_go=let_go)
             return
         self._counters.continuations[event.cause] += 1
+        if live.moving:
+            live.moving = False
+            self._counters.moves["recomputed"] += 1
         self._let_go(live, told=let_go)
         self._advance(live, event, now)
         live.attempt += 1
@@ -245,6 +266,12 @@ class LiveRequests:
             live.holder = live.baton = None
             self.deadlines.clear(("renew", live.rid))
 
+    def forget_target(self, live: LiveRequest) -> None:
+        """No room is kept for it anywhere."""
+        if live.target is not None:
+            del live.target.reserved[live.rid]
+            live.target = None
+
     def send(self, worker: Worker, message: Message) -> None:
         """To a worker that is gone there is nothing to say."""
         if worker.up:
@@ -271,6 +298,18 @@ class LiveRequests:
         live.worker = worker
         live.visit(worker, choice.why, now)
 
+    def _lent(self, live: LiveRequest, baton: Baton, event: lifecycle.Event, now: float) -> None:
+        """Its worker has let go of it, and keeps its pages under a lease that wants renewal."""
+        worker = live.worker
+        assert worker is not None, live.rid
+        self._advance(live, event, now)
+        self._unassign(live)
+        live.holder, live.baton = worker, baton
+        worker.leases[live.rid] = None
+        live.ready_until = now + self._settings.ready_seconds_max
+        self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
+        self._get_ready(live)
+
     def _wait(self, live: LiveRequest) -> None:
         live.need = self._need(live)
         self.waiting.enter(live)
@@ -291,7 +330,7 @@ class LiveRequests:
             blocks=live.blocks,
             session=request.session,
             model=live.model,
-            kv_format=live.baton.kv_format if live.baton is not None else "",
+            kv_format=_kv_format(live),
             determinism=live.determinism,
             avoided=live.avoided,
         )
@@ -317,11 +356,19 @@ class LiveRequests:
         assert live.worker is not None, live.rid
         live.worker.unassign(live.rid)
         live.worker = None
+        self.forget_target(live)
 
     def _end_lease(self, live: LiveRequest, message: messages.Release | messages.Cancel) -> None:
         if live.holder is not None:
             self.send(live.holder, message)
             self.forget_lease(live)
+
+
+def _kv_format(live: LiveRequest) -> str:
+    """Of its pages, where they are now."""
+    if live.baton is not None:
+        return live.baton.kv_format
+    return live.worker.hello.kv_format if live.worker is not None else ""
 
 
 def _no_need(request: ClientRequest) -> Need:

@@ -1,15 +1,18 @@
 """The router's HTTP server: uvicorn, with the things it does not do by itself.
 
 A port in use is one sentence. A request that is not HTTP is answered in OpenAI's error shape. A connection can be
-dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. At the end of the
-process running streams end with an error event instead of being waited for. And a signal only ends the serving:
-uvicorn would raise it once more and so kill the process before its links have said goodbye.
+dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. And a signal only ends
+the serving: uvicorn would raise it once more and so kill the process before its links have said goodbye.
+
+    SIGTERM ─► unready, answers close connections ─► (endpoint lag) ─► no listener ─► (streams end, or drain) ─► end
+    SIGINT, or a second SIGTERM ─► no listener, running streams end with an error event ─► end
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import threading
@@ -21,6 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.api.replies import error_body
+from router.config import RouterConfig
 from shared.errors import StartError
 
 SHUTDOWN_SECONDS = 2  # for answers that are being written, after they were told to end
@@ -45,9 +49,15 @@ class Protocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, that ends running answers when it is told to stop."""
+    """uvicorn's server, that lets running answers end, or ends them when it is told to stop."""
 
-    def __init__(self, app: ASGIApp, before_shutdown: Callable[[], None]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: RouterConfig,
+        on_leave: Callable[[], None],
+        end_answers: Callable[[], None],
+    ):
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,27 +69,48 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=CONNECTIONS_WAITING,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
-        self._before_shutdown = before_shutdown
+        self._settings = config
+        self._on_leave = on_leave
+        self._end_answers = end_answers
+        self._leaving = False
+        self._drain_seconds = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the server."""
+        """SIGTERM lets the server leave, SIGINT stops it."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.leave)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
         yield
 
+    def leave(self) -> None:
+        """Serve on until nobody sends requests here any more, then let what runs end; asked twice, stop."""
+        if self._leaving:
+            self.stop()
+            return
+        self._leaving = True
+        self._on_leave()
+        self.server_state.default_headers.append((b"connection", b"close"))
+        self._drain_seconds = self._settings.drain_seconds
+        asyncio.get_running_loop().call_later(self._settings.endpoint_lag_seconds, self._close_the_door)
+
     def stop(self) -> None:
-        """Let `serve` return soon."""
+        """Let `serve` return soon; running answers end now."""
+        self._drain_seconds = 0.0
+        self._end_answers()
+        self._close_the_door()
+
+    def _close_the_door(self) -> None:
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, end the answers, close the connections."""
-        self._before_shutdown()
+        """Stop listening, wait for the answers as long as they may take, close the connections."""
+        self.config.timeout_graceful_shutdown = math.ceil(self._drain_seconds) + SHUTDOWN_SECONDS
+        end = asyncio.get_running_loop().call_later(self._drain_seconds, self._end_answers)
         await super().shutdown(sockets)
+        end.cancel()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -26,7 +26,7 @@ from shared.supervision import GiveUp, Supervision
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.1
 PROBE_SECONDS_MAX = 1.0
-GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL; all ends within 5
+GRACE_SECONDS = 3.0  # from the signal to SIGKILL; all ends within 5
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class Child:
     http_port: int
     arguments: list[str]
     process: subprocess.Popen[str] | None = None
+    answers: bool = False  # its probes, and so it listens to signals
     last_words: str = ""  # the last line on stderr: why it could not start
     reader: threading.Thread | None = field(default=None, repr=False)
 
@@ -116,7 +117,7 @@ class Deployment:
                 continue
             if child.reader is not None:
                 child.reader.join(PROBE_SECONDS_MAX)
-            child.process = None
+            child.process, child.answers = None, False
             verdict = self._supervision.ended(child.name, status, time.monotonic())
             how = f"killed by signal {-status}" if status < 0 else f"status {status}"
             if isinstance(verdict, GiveUp):
@@ -130,6 +131,7 @@ class Deployment:
             report = _ask(child.http_port)
             if report is None:
                 continue
+            child.answers = True
             if report.ready and report.facts.get("workers_up", self._workers) == self._workers:
                 self._supervision.became_ready(child.name)
                 self._narration.chosen(child.name, report.facts)
@@ -137,9 +139,12 @@ class Deployment:
                 self._narration.doing(child.name, "waiting for workers" if report.ready else report.doing)
 
     def _end_all(self) -> None:
-        running = [(child.name, child.process) for child in self._children if child.process is not None]
-        for _, process in running:
-            process.send_signal(signal.SIGTERM)
+        """SIGINT ends a process at once; SIGTERM only while it starts: later it would let the process drain."""
+        running = []
+        for child in self._children:
+            if child.process is not None:
+                child.process.send_signal(signal.SIGINT if child.answers else signal.SIGTERM)
+                running.append((child.name, child.process))
         deadline = time.monotonic() + GRACE_SECONDS
         for name, process in running:
             try:

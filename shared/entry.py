@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -28,6 +29,9 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
 
     `serve` should import what is heavy (torch, nixl, transformers) itself: `--help` and a wrong flag answer at once.
     """
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # until the process can say goodbye: no traceback from anywhere
     try:
         config = load(struct, sys.argv[1:], os.environ)
         if config.lifeline_fd >= 0:
@@ -38,8 +42,6 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
         serve(config)
     except StartError as error:
         leave_with_sentence(f"{role}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
     _leave_at_once()
 
 

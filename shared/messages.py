@@ -113,6 +113,17 @@ class Decode(Message, frozen=True):
     extra_key: str = ""
 
 
+class Move(Message, frozen=True):
+    """Another worker has room for this request: lend its pages, answer `Moving`."""
+
+    rid: str
+    attempt: int
+
+
+class Dismiss(Message, frozen=True):
+    """Answers `Leaving`: nothing new comes from this router. What it sent before has arrived before."""
+
+
 # ---- worker to router ------------------------------------------------------------------------------------------
 
 
@@ -165,6 +176,19 @@ class Finished(Message, frozen=True):
     retractions: int = 0
 
 
+class Moving(Message, frozen=True):
+    """The request has left its slot with `output_len` tokens in all; whoever fetches the baton's pages goes on."""
+
+    rid: str
+    attempt: int
+    output_len: int
+    baton: Baton
+
+
+class Leaving(Message, frozen=True):
+    """The worker takes nothing new: it ends when nothing is left, or when its time to drain is over."""
+
+
 class Refused(Message, frozen=True):
     """The worker does not take or keep this attempt, and holds nothing of it any more."""
 
@@ -186,8 +210,10 @@ class Load(Message, frozen=True):
     accepting: bool = True
 
 
-RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Cancel
-WorkerToRouter = Hello | Heartbeat | Closed | Prefilled | Joined | Generated | Finished | Refused | Load
+RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Move | Cancel | Dismiss
+WorkerToRouter = (
+    Hello | Heartbeat | Closed | Prefilled | Joined | Generated | Moving | Finished | Refused | Load | Leaving
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_router = msgspec.msgpack.Decoder(RouterToWorker).decode

@@ -30,6 +30,7 @@ class Health:
         self._clock = clock
         self._loop_seconds_max = loop_seconds_max
         self._turned_at: float | None = None
+        self._leaving = False
         self.ready = False
         self.doing = "starting"
         self.facts: dict[str, str | int] = {}
@@ -39,14 +40,21 @@ class Health:
         self._turned_at = self._clock()
 
     def become_ready(self) -> None:
-        """Loaded, warmed up, self-fetch passed: work is welcome."""
+        """Loaded, warmed up, self-fetch passed: work is welcome. Not for one that leaves."""
+        if self._leaving:
+            return
         self.doing = "serving"
         self.ready = True
 
     def become_unready(self, why: str) -> None:
         """No new work, for this reason."""
-        self.ready = False
-        self.doing = why
+        if not self._leaving:
+            self.ready, self.doing = False, why
+
+    def leave(self) -> None:
+        """No new work ever again."""
+        self._leaving = True
+        self.ready, self.doing = False, "leaving"
 
     def alive(self) -> bool:
         """Whether the loop has turned lately, or is not running yet."""

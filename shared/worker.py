@@ -1,7 +1,10 @@
 """A worker's process: loads the model, opens its memory and its links, then turns the loop until told to end.
 
 What a worker *does* is its scheduler's business; the roles differ only in which one they build here. Readiness means:
-weights loaded, a fetch from itself passed, links open.
+weights loaded, a fetch from itself passed, links open, not leaving.
+
+SIGTERM lets it leave: it takes nothing new, and ends when nothing here is anybody's any more, or after
+`drain_seconds`. A second SIGTERM ends it at once, and so does SIGINT.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ import os
 import secrets
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -55,6 +58,9 @@ class WorkerScheduler(Scheduler, Protocol):
     def slots_used(self) -> int: ...
     @property
     def leases_held(self) -> int: ...
+    @property
+    def empty(self) -> bool: ...
+    def leave(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,6 @@ class Parts:
 
     engine: Engine
     transfer: NixlTransfer
-    epoch: int
 
 
 def serve(
@@ -75,7 +80,7 @@ def serve(
     fetch_seconds_max: float,
     host_share: float,
 ) -> None:
-    """Run one worker until SIGTERM or SIGINT. Raises `StartError` when it cannot start."""
+    """Run one worker until it is told to end, and has. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
     os.nice(config.nice)
@@ -98,15 +103,16 @@ def serve(
         limits=engine.limits,
     )
     seed = read_seed(Path(config.link_seed_file))
-    stop = _stop_on_signals()
+    ending = Ending(config.drain_seconds)
     links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
-    scheduler = build(Parts(engine, transfer, epoch))
+    scheduler = build(Parts(engine, transfer))
     loop = EventLoop(scheduler, engine.device, transfer, links, monotonic, overlap=config.overlap)
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
     try:
         metrics.set("segue_ready", 1)
-        _turn_until(stop, loop, health, lambda: _publish(metrics, role, scheduler, links, transfer))
+        publish = partial(_publish, metrics, role, scheduler, links, transfer)
+        _turn_until_empty(ending, scheduler, loop, health, publish)
     finally:
         health.become_unready("ending")
         links.close()
@@ -116,12 +122,23 @@ def serve(
         probes.close()
 
 
-def _stop_on_signals() -> threading.Event:
-    """Set by SIGTERM or SIGINT from now on. Until there are links nobody waits for a goodbye: a signal just ends."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
+class Ending:
+    """What signals have asked for, from now on. Before there are links nobody waits for a goodbye: they just end."""
+
+    def __init__(self, drain_seconds: float):
+        self.at_once = False
+        self.deadline: float | None = None  # monotonic seconds; None: nobody has asked
+        self._drain_seconds = drain_seconds
+        signal.signal(signal.SIGTERM, self._leave)
+        signal.signal(signal.SIGINT, self._end)
+
+    def _leave(self, *_: object) -> None:
+        if self.deadline is not None:
+            self.at_once = True
+        self.deadline = monotonic() + self._drain_seconds
+
+    def _end(self, *_: object) -> None:
+        self.at_once = True
 
 
 def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Engine:
@@ -181,15 +198,31 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
     return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
 
 
-def _turn_until(stop: threading.Event, loop: EventLoop, health: Health, publish: Callable[[], None]) -> None:
-    next_publish = 0.0
-    while not stop.is_set():
+def _turn_until_empty(
+    ending: Ending, scheduler: WorkerScheduler, loop: EventLoop, health: Health, publish: Callable[[], None]
+) -> None:
+    """Turn the loop until told to end at once, or to leave and nothing is left, or the time to drain is over."""
+    next_publish, leaving = 0.0, False
+    while not ending.at_once:
+        if ending.deadline is not None:
+            if not leaving:
+                leaving = True
+                health.leave()
+                scheduler.leave()
+                log.info("leaving", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
+            if scheduler.empty:
+                log.info("left: nothing was held any more")
+                return
+            if monotonic() >= ending.deadline:
+                break
         loop.begin()
         health.turned()
         if monotonic() >= next_publish:
             publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS
         loop.finish()
+    if not scheduler.empty:
+        log.warning("ended with work left", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
 
 
 def _let_reads_end(transfer: NixlTransfer) -> None:

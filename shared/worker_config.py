@@ -94,6 +94,15 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     overlap: Annotated[
         bool, Meta(description="launch step N+1 before N is settled; false: the normal loop, for debugging")
     ] = True
+    lease_seconds: Annotated[
+        Seconds, Meta(description="a lease ends so long after its last renewal; a few renewals may be lost")
+    ] = 10.0
+    drain_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="from SIGTERM until the end, for requests to be moved or to end; a second one ends it"
+        ),
+    ] = 30.0
     load_seconds: Annotated[
         Seconds,
         Meta(description="between two reports of a changed load: placement needs it fresh, not exact"),

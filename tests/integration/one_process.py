@@ -175,7 +175,6 @@ def _prefill_scheduler(config: PrefillConfig, parts: Parts) -> PrefillScheduler:
         words=parts.transfer.words,
         kv_format=parts.engine.kv_format,
         eos_token_ids=parts.engine.eos_token_ids,
-        epoch=1,
     )
 
 
@@ -185,6 +184,8 @@ def _decode_scheduler(config: DecodeConfig, parts: Parts) -> DecodeScheduler:
         pages=parts.engine.limits.pages,
         host_pages=parts.engine.host_pages,
         context_len=parts.engine.limits.context_len,
+        holder=parts.transfer.holder,
+        words=parts.transfer.words,
         kv_format=parts.engine.kv_format,
         eos_token_ids=parts.engine.eos_token_ids,
     )

@@ -56,9 +56,9 @@ def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
     assert router.poll() is None, router.communicate()[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM] * 2], ids=["SIGINT", "SIGTERM twice"])
 def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
-    folder: Path, port: int, number: signal.Signals
+    folder: Path, port: int, numbers: list[signal.Signals]
 ) -> None:
     router = start(folder, port, "--keepalive-seconds", "0.1")
     wait_until_alive(router, port)
@@ -67,13 +67,54 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
         lines = response.iter_lines()
         assert next(lines).startswith(":")
         began = time.monotonic()
-        router.send_signal(number)
+        for number in numbers[:-1]:
+            router.send_signal(number)
+            until(lambda: httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503, 1, "unreadiness")
+        router.send_signal(numbers[-1])
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
     _, said = router.communicate(timeout=10)
     assert router.returncode == 0
     assert time.monotonic() - began < 3.0
     assert "Traceback" not in said
+
+
+def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_streams(
+    folder: Path, port: int
+) -> None:
+    flags = ("--keepalive-seconds", "0.1", "--endpoint-lag-seconds", "1", "--drain-seconds", "2")
+    router = start(folder, port, *flags)
+    wait_until_alive(router, port)
+    url = f"http://127.0.0.1:{port}"
+    with (
+        httpx.Client() as pooled,
+        httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=20) as response,
+    ):
+        lines = response.iter_lines()
+        assert next(lines).startswith(":")
+        assert "connection" not in pooled.get(f"{url}/v1/models").headers
+        began = time.monotonic()
+        router.send_signal(signal.SIGTERM)
+        until(lambda: pooled.get(f"{url}/readyz").status_code == 503, 1, "unreadiness")
+        late = pooled.get(f"{url}/v1/models")
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        assert time.monotonic() - began < 1
+        until(lambda: refuses(port), 5, "the end of listening")
+        assert router.poll() is None
+        assert any(next(lines).startswith(":") for _ in range(3)), "the stream lives on"
+        rest = list(lines)
+    assert any("shutting down" in line for line in rest)
+    assert 3 <= time.monotonic() - began < 6
+    router.communicate(timeout=10)
+    assert router.returncode == 0
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_a_router_never_loads_torch_even_where_it_is_installed(folder: Path, port: int) -> None:

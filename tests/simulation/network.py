@@ -113,6 +113,16 @@ class Link:
             else:
                 self._down_later(side, "peer died")
 
+    def left(self, process: Process) -> None:
+        """One of the two has said goodbye and gone: what it sent before arrives first."""
+        side = self.router if self.router.process is process else self.worker
+        other, session = self._other(side), self.session
+        if side.up and not side.torn:
+            self._transport(side, lambda: self._down(other, "closed", session))
+        else:
+            self._down_later(other, "peer died")
+        side.up = False
+
     def silent(self, process: Process) -> None:
         """One of the two was frozen beyond the silence limit: the other side gives the session up."""
         for side in (self.router, self.worker):
@@ -186,10 +196,13 @@ class Network:
                 if side.endpoint is sender and peer_name(other.endpoint.hello) == peer:
                     link.send(side, message)
 
-    def died(self, process: Process) -> None:
-        """Links of a dead process end; they are not dialled again."""
+    def died(self, process: Process, *, goodbye: bool = False) -> None:
+        """Links of a dead process end; they are not dialled again. `goodbye`: it ended by itself, and said so."""
         for link in self.links_of(process):
-            link.died(process)
+            if goodbye:
+                link.left(process)
+            else:
+                link.died(process)
             self.links.remove(link)
 
     def silent(self, process: Process) -> None:

@@ -39,7 +39,7 @@ FABRIC = [
     "bytes landed after the end of interest",
 ]
 NETWORK = ["message delayed", "message lost"]
-WHEREABOUTS = [  # a `leaving` request meets no command: it leaves and settles within one turn
+WHEREABOUTS = [  # a leaving or departing request meets no command: it leaves and settles within one turn
     "queued for prefill",
     "chunked",
     "in flight in prefill",
@@ -52,6 +52,7 @@ WHEREABOUTS = [  # a `leaving` request meets no command: it leaves and settles w
     "between steps",
     "copied",
     "retracted",
+    "lent by decode",
     "gone from decode",
 ]
 PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "late_collections", "refused", "cancelled"]
@@ -96,6 +97,11 @@ EXPECTED = [
     "path settled before the next launch",
     "path put off for a prefix in the same batch",
     "path finished while leaving",
+    "path finished while departing",
+    "path left empty",
+    "path left with work",
+    "move moved",
+    "move recomputed",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
     *(f"continued after {cause}" for cause in CONTINUATIONS),
@@ -131,6 +137,8 @@ def _add_router(counts: Counter[str], counters: Counters) -> None:
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():
         counts[f"continued after {cause}"] += count
+    for outcome, count in counters.moves.items():
+        counts[f"move {outcome}"] += count
     for cause, count in counters.dropped_messages.items():
         counts[f"dropped {cause}"] += count
 

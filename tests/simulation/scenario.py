@@ -7,6 +7,7 @@ fail, so the machinery for faults cannot hide a fault of the ordinary way.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,7 +35,8 @@ DECODE_POLICIES: tuple[Policy, ...] = (
     "follow_bootstrap_room",
 )
 LINK_FAULTS = ("loss", "reconnect", "isolation")
-FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LINK_FAULTS)
+LEAVES = ("leave prefill", "leave decode")
+FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LEAVES, *LINK_FAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class Sizes:
     ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
+    drain_seconds: float = 30.0
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
     cache_policy: CachePolicy = "lru"
@@ -143,7 +146,9 @@ def draw(seed: int) -> Scenario:
         requests=requests,
         faults=(),
     )
-    return scenario if calm else _troubled(rng, scenario)
+    if not calm:
+        return _troubled(rng, scenario)
+    return replace(scenario, faults=_faults(rng, LEAVES)) if rng.random() < 0.5 else scenario
 
 
 def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
@@ -243,12 +248,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
 
 
 def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
-    kinds = [kind for kind in FAULTS if rng.random() < 0.35]
-    faults = [
-        Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
-        for kind in kinds
-        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 4))
-    ]
+    faults = _faults(rng, [kind for kind in FAULTS if rng.random() < 0.35])
     return replace(
         scenario,
         sizes=replace(
@@ -259,6 +259,7 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
             ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
             request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),
             losses_max=rng.choice((1, 2, 3, 6)),
+            drain_seconds=rng.choice((0.2, 1.0, 5.0)),
             reticent=rng.random() < 0.3,
         ),
         network=replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05))),
@@ -269,8 +270,17 @@ def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
             error=rng.choice((0.0, 0.0, 0.1, 0.3)),
             endless=rng.choice((0.0, 0.0, 0.1)),
         ),
-        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        faults=faults,
     )
+
+
+def _faults(rng: random.Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
+    faults = [
+        Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
+        for kind in kinds
+        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 4))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
 def _seconds(rng: random.Random, kind: str) -> float:

@@ -10,11 +10,23 @@ from multiprocessing import get_context
 import pytest
 
 from decode.scheduler import DecodeScheduler
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutation import Mutation
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import Run, run_seed, seeds_until_caught
 
 SEEDS_MAX = 300
-AREAS = {"page_pool", "radix_cache", "leases", "baton", "arrivals", "retraction", "lifecycle", "placement"}
+AREAS = {
+    "departures",
+    "leaving",
+    "page_pool",
+    "radix_cache",
+    "leases",
+    "baton",
+    "arrivals",
+    "retraction",
+    "lifecycle",
+    "placement",
+}
 
 
 def _catch(name: str) -> Run | None:

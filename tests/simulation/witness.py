@@ -65,10 +65,11 @@ class Witness:
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         self.steps.append(f"settle {batch.step}")
-        leaving = self._leaving()
+        leaving, departing = self._leaving(), self._departing()
         self.scheduler.settle(batch, token_ids, now)
-        if any(req not in self.requests() for req in leaving):
-            self.count("path finished while leaving")
+        for where, reqs in (("leaving", leaving), ("departing", departing)):
+            if any(req not in self.requests() for req in reqs):
+                self.count(f"path finished while {where}")
 
     def drain(self) -> list[Effect]:
         return self.scheduler.drain()
@@ -85,13 +86,18 @@ class Witness:
     def requests(self) -> list[Req]:
         """Every request that the scheduler knows, whatever its state."""
         if isinstance(self.scheduler, DecodeScheduler):
-            return list(self.scheduler._reqs.values())
-        leased = [lease.req for lease in self.scheduler.leases.all()]
-        return [*self.scheduler._waiting.values(), *self.scheduler._running.values(), *leased]
+            return [*self.scheduler._reqs.values(), *self.scheduler.lending.reqs]
+        own = [*self.scheduler._waiting.values(), *self.scheduler._running.values()]
+        return [*own, *self.scheduler.lending.reqs]
 
     def _leaving(self) -> list[Req]:
         if isinstance(self.scheduler, DecodeScheduler):
             return list(self.scheduler._retraction._leaving)
+        return []
+
+    def _departing(self) -> list[Req]:
+        if isinstance(self.scheduler, DecodeScheduler):
+            return list(self.scheduler._departures._departing)
         return []
 
     def _where(self, rid: str) -> str:
@@ -107,13 +113,13 @@ def _in_prefill(scheduler: PrefillScheduler, rid: str) -> str:
         return "chunked"
     if rid in scheduler._running:
         return "in flight in prefill"
-    return "leased" if scheduler.leases.find(rid) else "gone from prefill"
+    return "leased" if scheduler.lending.leases.find(rid) else "gone from prefill"
 
 
 def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
     req = scheduler._reqs.get(rid)
     if req is None:
-        return "gone from decode"
+        return "lent by decode" if scheduler.lending.leases.find(rid) else "gone from decode"
     if req in scheduler._arrivals.requests:
         return "arriving"
     if any(entry[0] is req for entry in scheduler._arrivals._waiting):

@@ -88,12 +88,13 @@ class Worker:
         self.scheduler = (
             _prefill(sizes, pages, self.agent, kv_format)
             if role == "prefill"
-            else _decode(sizes, pages, kv_format)
+            else _decode(sizes, pages, self.agent, kv_format)
         )
         self.witness = Witness(self.scheduler, world.count)
         self.loop = EventLoop(
             self.witness, self.device, self.agent, self, lambda: process.now, overlap=sizes.overlap
         )
+        self.leaving = False
         self._inbox: list[LinkEvent] = []
         self._turns = 0  # scheduled so far
         self._turn_at: float | None = None  # when the next begins; None while one is under way
@@ -110,6 +111,12 @@ class Worker:
 
     def deliver(self, event: LinkEvent) -> None:
         self._inbox.append(event)
+        self.wake()
+
+    def leave(self) -> None:
+        """Told to end, it takes nothing new."""
+        self.leaving = True
+        self.scheduler.leave()
         self.wake()
 
     def wake(self) -> None:
@@ -179,11 +186,10 @@ def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillS
         words=agent.words,
         kv_format=kv_format,
         eos_token_ids=EOS_TOKEN_IDS,
-        epoch=agent.holder.epoch,
     )
 
 
-def _decode(sizes: Sizes, pages: int, kv_format: str) -> DecodeScheduler:
+def _decode(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> DecodeScheduler:
     return DecodeScheduler(
         DecodeConfig(
             page_size=sizes.page_size,
@@ -192,10 +198,13 @@ def _decode(sizes: Sizes, pages: int, kv_format: str) -> DecodeScheduler:
             retract_steps=sizes.retract_steps,
             init_new_token_ratio=sizes.init_new_token_ratio,
             fetch_seconds_max=sizes.fetch_seconds_max,
+            lease_seconds=sizes.lease_seconds,
         ),
         pages=pages,
         host_pages=sizes.host_pages,
         context_len=CONTEXT_LEN,
+        holder=agent.holder,
+        words=agent.words,
         kv_format=kv_format,
         eos_token_ids=EOS_TOKEN_IDS,
     )

@@ -24,6 +24,8 @@ from tests.simulation.worker import Surroundings, Worker
 END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
+LOOK_SECONDS = 0.005  # between two looks at whether a leaving worker is empty
+
 PROOFS = (SegueError, AssertionError)  # raised on purpose, for a state that must not be
 CRASHES = (
     LookupError,
@@ -125,6 +127,11 @@ class World:
             case "crash prefill" | "crash decode" | "crash router":
                 role = fault.kind.split()[1]
                 self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
+            case "leave prefill" | "leave decode":
+                role = fault.kind.split()[1]
+                self._leave(
+                    self._victim(fault, [w for w in self.workers.values() if w.hello.role == role]), fault
+                )
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
             case "isolation":
@@ -158,9 +165,32 @@ class World:
         else:
             self.timeline.after(fault.seconds, lambda: self._start_router(uid))
 
-    def _bury(self, machine: Machine) -> None:
+    def _leave(self, worker: Worker | None, fault: Fault) -> None:
+        """A worker is told to end: as shared/worker.py does it, it goes when it is empty or its time is over."""
+        if worker is None or worker.leaving:
+            return
+        self.count(f"fault {fault.kind}")
+        worker.leave()
+        deadline = self.timeline.now + self.scenario.sizes.drain_seconds
+
+        def look() -> None:
+            if not worker.process.alive:
+                return
+            empty = worker.process.runs and worker.scheduler.empty
+            if not empty and self.timeline.now < deadline:
+                self.timeline.after(LOOK_SECONDS, look)
+                return
+            self.count("path left empty" if empty else "path left with work")
+            self._bury(worker, goodbye=empty)
+            self.timeline.after(
+                fault.seconds, lambda: self._start_worker(worker.hello.role, worker.hello.uid)
+            )
+
+        look()
+
+    def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
         machine.process.kill()
-        self.network.died(machine.process)
+        self.network.died(machine.process, goodbye=goodbye)
         if isinstance(machine, Worker):
             del self.workers[machine.hello.uid]
             self.fabric.died(machine.agent.holder.agent)
@@ -203,6 +233,7 @@ class World:
             for known in router.core.fleet.workers.values():
                 assert not known.assigned, f"{router.hello.uid} counts {known.assigned} at {known.peer}"
                 assert not known.leases, f"{router.hello.uid} counts leases {known.leases} at {known.peer}"
+                assert not known.reserved, f"{router.hello.uid} keeps room {known.reserved} at {known.peer}"
         for worker in self.workers.values():
             self._prove_empty(worker)
         if self.scenario.calm:
@@ -210,6 +241,9 @@ class World:
                 client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"
             ]
             assert not failed, f"{failed} failed in a calm world"
+            causes = {cause for router in self.all_routers for cause in router.core.counters.continuations}
+            if not self.counts["path left with work"]:
+                assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
 
     def _prove_empty(self, worker: Worker) -> None:
         worker.scheduler.check()

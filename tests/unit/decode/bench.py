@@ -7,7 +7,7 @@ from typing import Any
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from shared.messages import Generated
-from tests.unit.worker_bench import EOS, KV_FORMAT, PAGE_SIZE, Bench
+from tests.unit.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
 
 CONTEXT_LEN = 256
 
@@ -20,16 +20,20 @@ class DecodeBench(Bench):
         *,
         pages: int = 64,
         host_pages: int = 32,
+        words: int = 8,
         overlap: bool = True,
         routers: int = 1,
         **settings: Any,
     ):
         defaults = {"slots": 8, "init_new_token_ratio": 0.0, "retract_steps": 4, "readmit_share": 0.0}
+        self.words = Words([0] * words)
         self.core = DecodeScheduler(
             DecodeConfig(page_size=PAGE_SIZE, **defaults | settings),
             pages=pages,
             host_pages=host_pages,
             context_len=CONTEXT_LEN,
+            holder=HOLDER,
+            words=self.words,
             kv_format=KV_FORMAT,
             eos_token_ids=frozenset({EOS}),
         )
@@ -37,9 +41,10 @@ class DecodeBench(Bench):
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether no page is held but by the cache, no slot is used and host memory is free."""
+        """Whether no page is held but by the cache, no slot is used, no lease lives and host memory is free."""
         memory, host = self.core.memory, self.core.host
-        return memory.room == memory.pool.total and host.free == host.total and self.core.slots_used == 0
+        free = memory.room == memory.pool.total and host.free == host.total
+        return free and self.core.slots_used == 0 and not any(self.words.values)
 
     def tokens(self, rid: str, attempt: int = 1) -> list[int]:
         """The tokens the routers heard of a request, in order; an index out of order is an error."""

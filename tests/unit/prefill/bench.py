@@ -27,7 +27,6 @@ class PrefillBench(Bench):
             words=self.words,
             kv_format=KV_FORMAT,
             eos_token_ids=frozenset({EOS}),
-            epoch=7,
         )
         super().__init__("prefill", self.core, overlap=overlap, routers=routers)
 

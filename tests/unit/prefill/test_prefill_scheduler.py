@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Cancel, Load, Message, Prefilled, Refused, Release, Renew
+from shared.messages import Cancel, Dismiss, Leaving, Load, Message, Prefilled, Refused, Release, Renew
 from shared.transfer.protocol import Collected
 from tests.unit.prefill.bench import CONTEXT_LEN, PrefillBench
 from tests.unit.worker_bench import EOS, ORDINARY, prefill, prompt
@@ -299,7 +299,7 @@ def test_a_lost_router_takes_its_requests_along_and_nobody_elses(state: str) -> 
     bench.links.drop(bench.routers[0])
     bench.send(Release("b", 1), Release("c", 1), router=1)
     bench.run()
-    assert [lease.req.rid for lease in bench.core.leases.all()] == ["other"]
+    assert [lease.req.rid for lease in bench.core.lending.leases.all()] == ["other"]
     bench.send(Release("other", 1), router=1)
     bench.run()
     assert bench.holds_nothing
@@ -313,7 +313,7 @@ def test_a_newer_attempt_replaces_an_older_one(state: str) -> None:
     bench.send(Release("b", 1), Release("c", 1), router=1)
     bench.run()
     assert [(said.rid, said.attempt) for said in bench.said(Prefilled)][-1] == ("a", 2)
-    assert [lease.req.attempt for lease in bench.core.leases.all()] == [2]
+    assert [lease.req.attempt for lease in bench.core.lending.leases.all()] == [2]
     bench.send(Release("a", 2))
     bench.run()
     assert bench.holds_nothing
@@ -350,3 +350,29 @@ def test_the_load_of_a_worker_that_fell_quiet_is_told_in_time() -> None:
     bench.run()
     assert bench.said(Load)[-1].free_pages == 61
     assert bench.loop.patience_seconds() > 0.1
+
+
+def test_a_leaving_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
+    bench = PrefillBench()
+    bench.send(prefill("a", prompt(6)))
+    bench.turn()
+    bench.core.leave()
+    bench.send(prefill("b", prompt(6, 2)), Dismiss())
+    bench.run()
+    assert len(bench.said(Leaving)) == 1
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("b", "no_room")]
+    assert [said.rid for said in bench.said(Prefilled)] == ["a"]
+    assert not bench.core.empty
+    bench.send(Release("a", 1))
+    bench.turn()
+    assert bench.core.empty
+
+
+def test_a_router_that_comes_to_a_leaving_worker_hears_so() -> None:
+    bench = PrefillBench(routers=2)
+    bench.turn()
+    bench.core.leave()
+    bench.routers[1].drop(bench.links)
+    bench.routers[1].link(bench.links)
+    bench.turn(2)
+    assert len(bench.said(Leaving)) >= 2

@@ -19,6 +19,7 @@ from shared.messages import (
     Limits,
     Load,
     Message,
+    Moving,
     Prefill,
     Prefilled,
     RefusalReason,
@@ -123,6 +124,9 @@ class Deployment:
     def finished(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
         self.say(uid, Finished(rid, attempt, output_len, "length"))
 
+    def moving(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
+        self.say(uid, Moving(rid, attempt, output_len, baton(rid, attempt, 2 + output_len)))
+
     def refused(self, uid: str, rid: str, reason: RefusalReason, attempt: int = 1) -> None:
         self.say(uid, Refused(rid, attempt, reason))
 
@@ -176,6 +180,7 @@ class Deployment:
         for worker in self.core.fleet.workers.values():
             assert not worker.assigned
             assert not worker.leases
+            assert not worker.reserved
 
     def _drain(self) -> None:
         self.effects += self.core.drain()

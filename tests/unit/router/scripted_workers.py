@@ -247,7 +247,7 @@ class RunningRouter:
 
         failure = Failed(503, "shutting down")
         app = make_app(generation, self.shell, self.health, render)
-        self._server = Server(app, lambda: generation.fail_all(failure))
+        self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
         self.shell.close()

@@ -1,0 +1,334 @@
+"""Mistakes in the ordinary way of a request, from its pages to its tokens: see `tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from decode import arrivals, retraction
+from decode.scheduler import DecodeScheduler
+from decode.unsent import Unsent
+from router import placement
+from router.fleet import Fleet, Worker
+from router.lifecycle import TRANSITIONS, Lost, State
+from router.requests import LiveRequests
+from shared.event_loop import EventLoop
+from shared.leases import Lease, Leases
+from shared.messages import Prefill, Row
+from shared.page_pool import PagePool, PageState
+from shared.radix_cache import RadixCache
+from shared.req import Req
+from shared.transfer.protocol import Landed
+from tests.simulation import worker
+from tests.simulation.fabric import Agent, Words
+from tests.simulation.mutation import Mutation, Patch, into
+from tests.simulation.oracle_device import OracleDevice, Pages, Slot
+
+MISTAKES: dict[str, Mutation] = {}
+_mistake = into(MISTAKES)
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------
+
+
+@_mistake("page_pool", "pages are free before their last step has completed")
+def _free_before_retire() -> list[Patch]:
+    real = PagePool.retire
+
+    def retire(self: PagePool, pages: Any, before: PageState, after_step: int) -> None:
+        del after_step
+        real(self, pages, before, 0)
+
+    return [(PagePool, "retire", retire)]
+
+
+@_mistake("page_pool", "an aborted request's pages are forgotten")
+def _leak() -> list[Patch]:
+    def drop(self: DecodeScheduler, req: Req) -> None:
+        if self._batch.runs(req):
+            self._forget(req)
+        else:
+            real(self, req)
+
+    real = DecodeScheduler._drop
+    return [(DecodeScheduler, "_drop", drop)]
+
+
+@_mistake("radix_cache", "locks do not keep pages from eviction")
+def _locks_ignored() -> list[Patch]:
+    def lock(self: RadixCache, node: Any) -> None:
+        del self, node
+
+    def unlock(self: RadixCache, node: Any, last_step: int) -> None:
+        del self, node, last_step
+
+    return [(RadixCache, "lock", lock), (RadixCache, "unlock", unlock)]
+
+
+@_mistake("radix_cache", "an edge matches by its first page alone")
+def _match_too_long() -> list[Patch]:
+    def shared(self: RadixCache, edge: tuple[int, ...], tokens: tuple[int, ...], start: int) -> int:
+        return min(len(edge), (len(tokens) - start) // self.page_size * self.page_size)
+
+    return [(RadixCache, "_shared", shared)]
+
+
+# ---- leases and fetches ----------------------------------------------------------------------------------------
+
+
+@_mistake("leases", "the end of a lease leaves its word")
+def _word_left() -> list[Patch]:
+    def clear(self: Words, lease: int) -> None:
+        del self, lease
+
+    return [(Words, "clear", clear)]
+
+
+@_mistake("leases", "the word is cleared a while after the pages are free")
+def _word_cleared_late() -> list[Patch]:
+    def clear(self: Words, lease: int) -> None:
+        nonce = self.values[lease]
+        self.process.after(1.0, lambda: real(self, lease) if self.values[lease] == nonce else None)
+
+    real = Words.clear
+    return [(Words, "clear", clear)]
+
+
+@_mistake("leases", "a nonce is used again")
+def _nonce_again() -> list[Patch]:
+    def grant(self: Leases, req: Any, now: float) -> Lease:
+        self._next_nonce = 7
+        return real(self, req, now)
+
+    real = Leases.grant
+    return [(Leases, "grant", grant)]
+
+
+@_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
+def _epoch_ignored() -> list[Patch]:
+    def without_epoch(self: Leases, words: Words, epoch: int, lease_seconds: float) -> None:
+        del epoch
+        real(self, words, 0, lease_seconds)
+
+    def agent_name(uid: str, epoch: int) -> str:
+        del epoch
+        return uid
+
+    real = Leases.__init__
+    return [(Leases, "__init__", without_epoch), (worker, "agent_name", agent_name)]
+
+
+@_mistake("baton", "a baton is made before its step has settled")
+def _baton_too_early() -> list[Patch]:
+    written: dict[
+        tuple[int, int, int], float
+    ] = {}  # when a cell is really there: 50 ms after the baton says so
+    clock = [0.0]
+
+    def append(self: OracleDevice, slot: Slot, cells: list[int], token_id: int) -> None:
+        page, offset = divmod(len(cells), self.page_size)
+        clock[0] = self.process.timeline.now
+        written[id(self.pages), slot.pages[page] if page < len(slot.pages) else -1, offset] = clock[0] + 0.05
+        real_append(self, slot, cells, token_id)
+
+    def copy(self: Pages, page: int, source: Pages, source_page: int) -> None:
+        real_copy(self, page, source, source_page)
+        for offset in range(len(self.cells[page])):
+            if written.get((id(source), source_page, offset), 0.0) > clock[0]:
+                self.cells[page][offset] = -1
+
+    real_append, real_copy = OracleDevice._append, Pages.copy
+    return [(OracleDevice, "_append", append), (Pages, "copy", copy)]
+
+
+@_mistake("transfer", "the word is read before the pages")
+def _word_first() -> list[Patch]:
+    held: dict[tuple[int, int], bool] = {}
+
+    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
+        holder = self.fabric.agents.get(baton.holder.agent)
+        held[id(self), fetch_id] = holder is not None and holder.words.values[baton.lease] == baton.nonce
+        real(self, fetch_id, baton, start_page, into)
+
+    def tell(self: Agent, event: Any) -> None:
+        if type(event).__name__ == "Stale" and held.get((id(self), event.fetch_id)):
+            event = Landed(event.fetch_id, 0, 0.0)
+        real_tell(self, event)
+
+    real, real_tell = Agent.start, Agent._tell
+    return [(Agent, "start", start), (Agent, "_tell", tell)]
+
+
+@_mistake("transfer", "stale bytes are taken for landed")
+def _stale_landed() -> list[Patch]:
+    def tell(self: Agent, event: Any) -> None:
+        real(self, Landed(event.fetch_id, 0, 0.0) if type(event).__name__ == "Stale" else event)
+
+    real = Agent._tell
+    return [(Agent, "_tell", tell)]
+
+
+@_mistake("arrivals", "the target of a failed read is used again at once")
+def _no_quarantine() -> list[Patch]:
+    def give_up(self: arrivals.Arrivals, fetch_id: int, req: Any, ended: bool) -> None:
+        del ended
+        self._quarantined.setdefault(fetch_id, [])
+        self.memory.release(req, PageState.ARRIVING)
+
+    return [(arrivals.Arrivals, "_give_up", give_up)]
+
+
+@_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
+def _waiting_forgotten() -> list[Patch]:
+    def take_waiting(self: arrivals.Arrivals) -> list[Any]:
+        return [entry for entry in real(self) if entry[2]]
+
+    real = arrivals.Arrivals.take_waiting
+    return [(arrivals.Arrivals, "take_waiting", take_waiting)]
+
+
+@_mistake("arrivals", "a landed request may not join when room is short")
+def _landed_turned_away() -> list[Patch]:
+    def join(self: DecodeScheduler, arrived: Any) -> None:
+        if self.memory.room >= len(self._batch.running):
+            real(self, arrived)
+
+    real = DecodeScheduler._join
+    return [(DecodeScheduler, "_join", join)]
+
+
+@_mistake("arrivals", "the fetch starts one page late behind a cached prefix")
+def _wrong_start_page() -> list[Patch]:
+    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
+        real(self, fetch_id, baton, 0 if start_page else start_page, into)
+
+    real = Agent.start
+    return [(Agent, "start", start)]
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------
+
+
+@_mistake("event_loop", "launched steps count as completed")
+def _reclaim_launched() -> list[Patch]:
+    def land(self: EventLoop, now: float) -> None:
+        if self._in_flight:
+            self._scheduler.reclaim(self._in_flight[-1].step)
+        real(self, now)
+
+    real = EventLoop._land
+    return [(EventLoop, "_land", land)]
+
+
+@_mistake("decode", "rows are settled in another order")
+def _rows_swapped() -> list[Patch]:
+    def settle(self: DecodeScheduler, batch: Any, token_ids: list[int], now: float) -> None:
+        real(self, batch, token_ids[::-1], now)
+
+    real = DecodeScheduler.settle
+    return [(DecodeScheduler, "settle", settle)]
+
+
+@_mistake("decode", "the output index starts anew with each attempt")
+def _index_of_attempt() -> list[Patch]:
+    def add(self: Unsent, router: str, row: Row) -> None:
+        index = row.index if row.attempt == 1 else row.index - 1
+        real(self, router, msgspec.structs.replace(row, index=index))
+
+    real = Unsent.add
+    return [(Unsent, "add", add)]
+
+
+@_mistake("decode", "an end overtakes the last tokens")
+def _finished_first() -> list[Patch]:
+    def flush(self: DecodeScheduler, now: float) -> None:
+        if self._unsent.due(now):
+            real(self, now)
+
+    real = DecodeScheduler._flush
+    return [(DecodeScheduler, "_flush", flush)]
+
+
+@_mistake("decode", "penalties forget the tokens before a join")
+def _history_lost() -> list[Patch]:
+    def join(self: Req, last_token: int | None = None) -> Any:
+        return dataclasses.replace(real(self, last_token), token_ids=())
+
+    real = Req.join
+    return [(Req, "join", join)]
+
+
+@_mistake("retraction", "pages are backed up before the step in flight has settled")
+def _early_backup() -> list[Patch]:
+    def advance(self: retraction.Retraction) -> list[Any]:
+        leaving, self._leaving = self._leaving, []
+        return [req for req in leaving if not self._back_up(req)]
+
+    return [(retraction.Retraction, "advance", advance)]
+
+
+@_mistake("retraction", "a retracted request is lost")
+def _lost_retracted() -> list[Patch]:
+    def on_copy(self: retraction.Retraction, copy_id: int) -> Any:
+        restored = real(self, copy_id)
+        if len(self._retracted) > 1:
+            self._retracted.pop()
+        return restored
+
+    real = retraction.Retraction.on_copy
+    return [(retraction.Retraction, "on_copy", on_copy)]
+
+
+@_mistake("retraction", "pages come back in another order")
+def _wrong_page_on_resume() -> list[Patch]:
+    def copy(self: retraction.Retraction, copy: Any, kind: Any, source: list[int], target: list[int]) -> None:
+        real(self, copy, kind, source[::-1] if copy.restoring else source, target)
+
+    real = retraction.Retraction._copy
+    return [(retraction.Retraction, "_copy", copy)]
+
+
+# ---- router ----------------------------------------------------------------------------------------------------
+
+
+@_mistake("lifecycle", "a request that lost its decode worker is ready again")
+def _lost_is_ready() -> list[Patch]:
+    return [(TRANSITIONS[State.DECODING], Lost, State.READY)]
+
+
+@_mistake("lifecycle", "a later attempt counts its output as prompt")
+def _prompt_len_lost() -> list[Patch]:
+    def send(self: LiveRequests, worker: Worker, message: Any) -> None:
+        if isinstance(message, Prefill):
+            message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
+        real(self, worker, message)
+
+    real = LiveRequests.send
+    return [(LiveRequests, "send", send)]
+
+
+@_mistake("lifecycle", "requests of a lost worker are not tried again")
+def _loss_ignored() -> list[Patch]:
+    def down(self: Fleet, peer: str) -> None:
+        self.workers.pop(peer, None)
+
+    return [(Fleet, "down", down)]
+
+
+@_mistake("placement", "requests go where they do not fit")
+def _fits_ignored() -> list[Patch]:
+    def fits(self: Worker, tokens: int) -> bool:
+        del self, tokens
+        return True
+
+    return [(Worker, "fits", fits)]
+
+
+@_mistake("placement", "pages go to workers of another KV format")
+def _format_ignored() -> list[Patch]:
+    def decode_workers(need: Any, fleet: Any) -> list[Worker]:
+        return [worker for worker in fleet.role("decode") if worker.fits(need.tokens_max)]
+
+    return [(placement, "decode_workers", decode_workers)]

@@ -1,0 +1,139 @@
+"""Requests that move away: lent only when settled, told after their tokens, and held until somebody has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.messages import (
+    Cancel,
+    Dismiss,
+    Finished,
+    Generated,
+    Joined,
+    Leaving,
+    Move,
+    Moving,
+    Refused,
+    Release,
+)
+from tests.unit.decode.bench import DecodeBench
+from tests.unit.worker_bench import EOS, decode, prompt
+
+
+def running(rids: str = "a", **settings: object) -> DecodeBench:
+    """A bench on which these requests decode."""
+    bench = DecodeBench(**settings)  # type: ignore[arg-type]
+    bench.send(*[decode(rid, prompt(6, number), 60) for number, rid in enumerate(rids, 1)])
+    bench.run_until(lambda: bench.core.counters.generated_tokens >= 3 * len(rids))
+    return bench
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_is_lent_with_all_its_settled_tokens_and_no_step_touches_it_any_more(overlap: bool) -> None:
+    bench = running(overlap=overlap)
+    bench.send(Move("a", 1))
+    bench.turn(3)
+    moving = bench.said(Moving)[-1]
+    assert moving.output_len == 1 + len(bench.tokens("a"))
+    assert moving.baton.kv_len == 6 + moving.output_len - 1
+    assert len(moving.baton.pages) == bench.core.memory.pages_for(moving.baton.kv_len)
+    assert bench.heard.index(moving) > max(
+        i for i, said in enumerate(bench.heard) if isinstance(said, Generated)
+    )
+    steps = len(bench.device.batches)
+    bench.turn(5)
+    assert len(bench.device.batches) == steps
+    assert bench.words.values[moving.baton.lease] == moving.baton.nonce
+    bench.send(Release("a", 1))
+    bench.turn()
+    assert bench.holds_nothing
+
+
+def test_the_others_go_on() -> None:
+    bench = running("ab")
+    bench.send(Move("a", 1))
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)] == ["b"]
+    assert [said.rid for said in bench.said(Moving)] == ["a"]
+
+
+def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
+    bench = DecodeBench()
+    bench.device.answers[1] = [0, *[9] * 4, EOS]
+    bench.send(decode("a", prompt(6), 60))
+    bench.run_until(lambda: bench.core.counters.generated_tokens == 4)
+    bench.send(Move("a", 1))
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)] == ["a"]
+    assert not bench.said(Moving)
+    assert bench.holds_nothing
+
+
+def test_a_lease_nobody_renews_ends_and_the_router_is_told() -> None:
+    bench = running(lease_seconds=4.0)
+    bench.send(Move("a", 1))
+    bench.turn(3)
+    bench.now += 5
+    bench.turn()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("a", "stale")]
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_cancelled_move_leaves_nothing(turns: int) -> None:
+    bench = running()
+    bench.send(Move("a", 1))
+    bench.turn(turns)
+    bench.send(Cancel("a", 1))
+    bench.turn(3)
+    assert bench.holds_nothing
+
+
+def test_no_more_move_at_a_time_than_there_are_lease_words() -> None:
+    bench = running("abc", words=2)
+    bench.send(*[Move(rid, 1) for rid in "abc"])
+    bench.turn(4)
+    assert len(bench.said(Moving)) == 2
+    first = bench.said(Moving)[0].rid
+    bench.send(Release(first, 1))
+    bench.turn(4)
+    assert sorted(said.rid for said in bench.said(Moving)) == ["a", "b", "c"]
+
+
+def test_one_asked_while_its_pages_arrive_moves_when_it_runs() -> None:
+    bench = DecodeBench()
+    bench.send(decode("a", prompt(6), 60))
+    bench.turn()
+    bench.send(Move("a", 1))
+    bench.turn(2)
+    assert not bench.said(Moving)
+    bench.fetcher.land_all()
+    bench.turn(4)
+    assert bench.said(Joined)
+    assert bench.said(Moving)
+
+
+def test_a_move_of_another_attempt_means_nothing() -> None:
+    bench = running()
+    bench.send(Move("a", 2), Move("b", 1))
+    bench.turn(5)
+    assert not bench.said(Moving)
+
+
+def test_a_leaving_worker_takes_nothing_new_and_is_empty_when_all_is_gone_and_every_router_knows() -> None:
+    bench = running(routers=2)
+    bench.core.leave()
+    bench.turn()
+    assert len(bench.said(Leaving)) == 2
+    bench.send(decode("b", prompt(6, 2)))
+    bench.turn()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("b", "no_room")]
+    bench.send(Dismiss())
+    bench.send(Move("a", 1))
+    bench.turn(4)
+    bench.send(Release("a", 1))
+    bench.turn()
+    assert not bench.core.empty  # the other router may have sent something before it heard
+    bench.send(Dismiss(), router=1)
+    bench.turn()
+    assert bench.core.empty

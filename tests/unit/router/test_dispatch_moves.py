@@ -1,0 +1,136 @@
+"""What the router core does when workers leave: nothing new goes there, and what runs there moves by its pages."""
+
+from __future__ import annotations
+
+from shared.messages import Cancel, Decode, Dismiss, Leaving, Move, Prefill, Release, Renew
+from tests.unit.router.deployment import Deployment, decoding, request
+
+
+def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens() -> None:
+    world = decoding()
+    world.say("d0", Leaving())
+    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
+    assert world.sent(Dismiss) == [("d0", Dismiss())]
+    world.generated("d0", "r", 2, 12)
+    world.moving("d0", "r", 3)
+    peer, decode = world.sent(Decode, "r")[-1]
+    assert (peer, decode.attempt, decode.token_ids) == ("d1", 1, (1, 2, 3, 10, 11, 12))
+    assert decode.baton.kv_len == len(decode.token_ids) - 1
+    world.wait(1.5)
+    assert world.sent(Renew, "r")[-1][0] == "d0"
+    world.joined("d1", "r")
+    assert world.sent(Release, "r")[-1][0] == "d0"
+    world.generated("d1", "r", 3, 13)
+    assert world.output("r") == [10, 11, 12, 13]
+    assert world.core.counters.moves == {"moved": 1}
+    assert not world.core.counters.continuations
+    assert len(world.sent(Prefill)) == 1
+    world.finished("d1", "r", 4)
+    world.assert_nothing_left()
+
+
+def test_nothing_new_goes_to_a_worker_that_leaves() -> None:
+    world = Deployment(2, 2)
+    world.say("p0", Leaving())
+    world.say("d0", Leaving())
+    for number in range(4):
+        world.submit(request(f"r{number}"))
+        assert world.placed(Prefill, f"r{number}") == "p1"
+        world.prefilled("p1", f"r{number}", 10)
+        assert world.placed(Decode, f"r{number}") == "d1"
+
+
+def test_without_room_elsewhere_a_stream_goes_on_where_it_is_until_there_is_some() -> None:
+    world = decoding()
+    world.loaded("d1", slots_free=0)
+    world.say("d0", Leaving())
+    assert not world.sent(Move)
+    world.generated("d0", "r", 2, 12)
+    world.loaded("d1")
+    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
+
+
+def test_room_is_kept_for_each_that_was_asked_to_move() -> None:
+    world = Deployment(1, 2)
+    for number in range(4):
+        rid = f"r{number}"
+        world.submit(request(rid))
+        world.prefilled("p0", rid, 10)
+    at = {
+        uid: [rid for rid in world.core._requests.live if world.placed(Decode, rid) == uid]
+        for uid in ("d0", "d1")
+    }
+    for uid, rids in at.items():
+        for rid in rids:
+            world.joined(uid, rid)
+    world.loaded("d1", slots_free=1)
+    world.say("d0", Leaving())
+    assert len(world.sent(Move)) == 1
+    world.loaded("d1", slots_free=1)  # the one that moves is not there yet
+    assert len(world.sent(Move)) == 1
+    world.cancel(world.sent(Move)[0][1].rid)
+    assert len(world.sent(Move)) == 2
+
+
+def test_a_request_that_has_not_joined_moves_when_it_has() -> None:
+    world = Deployment(1, 2)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.say("d0", Leaving())
+    assert not world.sent(Move)
+    world.joined("d0", "r")
+    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
+
+
+def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -> None:
+    world = decoding()
+    world.up("decode", "d2")
+    world.say("d0", Leaving())
+    target = next(uid for uid, worker in world.core.fleet.workers.items() if worker.reserved)
+    world.down(target)
+    world.moving("d0", "r", 2)
+    assert world.placed(Decode, "r") in {"d1", "d2"} - {target}
+
+
+def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
+    world = decoding()
+    world.say("d0", Leaving())
+    world.moving("d0", "r", 2)
+    world.refused("d1", "r", "unreachable")
+    peer, again = world.sent(Prefill, "r")[-1]
+    assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
+    assert world.sent(Cancel, "r")[-1][0] == "d0"
+    assert world.core.counters.moves == {"recomputed": 1}
+    world.prefilled(peer, "r", 12, attempt=2, index=2)
+    assert world.placed(Decode, "r") == "d1"
+
+
+def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -> None:
+    world = decoding(ready_seconds_max=5.0)
+    world.say("d0", Leaving())
+    world.loaded("d1", slots_free=0)
+    world.moving("d0", "r", 2)
+    world.wait(6)
+    assert world.outcome("r") is None
+    assert world.sent(Prefill, "r")[-1][1].attempt == 2
+
+
+def test_a_move_that_left_tokens_out_is_recomputed() -> None:
+    world = decoding()
+    world.say("d0", Leaving())
+    world.moving("d0", "r", 3)  # one more than the router has heard
+    assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
+    assert world.sent(Cancel, "r")[-1][0] == "d0"
+    assert world.core.counters.continuations == {"gap": 1}
+
+
+def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation() -> None:
+    world = decoding()
+    world.say("d0", Leaving())
+    world.moving("d0", "r", 2)
+    world.refused("d1", "r", "no_room")
+    world.down("d0")
+    assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
+    world.down("d1")
+    world.cancel("r")
+    world.assert_nothing_left()
