@@ -61,6 +61,7 @@ class LiveRequest:
     visits: list[Visit] = field(default_factory=list)
     cached_tokens: int | None = None  # in the first attempt's prompt
     fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
     retractions: int = 0
     moves: int = 0  # by pages, from one decode worker to another
 
@@ -120,6 +121,7 @@ class LiveRequest:
             "completion_tokens": len(self.output),
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
+            "fetch_milliseconds": _milliseconds(self.fetch_seconds),
             "retractions": self.retractions,
             "moves": self.moves,
             "workers": [

@@ -157,6 +157,7 @@ class LiveRequests:
         self._advance(live, lifecycle.Joined(), now)
         live.joined = True
         live.fetched_bytes += joined.fetched_bytes
+        live.fetch_seconds += joined.fetch_seconds
         self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.observe("fetch_seconds", joined.fetch_seconds)
         if live.moving:

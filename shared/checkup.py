@@ -43,7 +43,8 @@ def check_up(url: str) -> list[str]:
     return [
         f"{model} streamed {chunks} pieces of text and ended properly",
         f"request {rid} went to {', then '.join(workers)}",
-        f"{record['fetched_bytes']} bytes of KV moved for it",
+        f"{record['fetched_bytes']} bytes of KV moved for it in {record['fetch_milliseconds']:.1f} ms: "
+        f"the link gave {record['fetched_bytes'] / max(record['fetch_milliseconds'], 0.001) / 1e3:.0f} MB/s",
     ]
 
 

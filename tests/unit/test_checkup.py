@@ -28,7 +28,7 @@ def router(events: list[str], fetched_bytes: int) -> Iterator[str]:
     visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
-        "/debug/requests/r1": {"fetched_bytes": fetched_bytes, "workers": visits},
+        "/debug/requests/r1": {"fetched_bytes": fetched_bytes, "fetch_milliseconds": 2.0, "workers": visits},
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -62,11 +62,11 @@ def router(events: list[str], fetched_bytes: int) -> Iterator[str]:
 
 
 def test_a_whole_stream_whose_kv_moved_passes() -> None:
-    with router(WHOLE, 4096) as url:
+    with router(WHOLE, 4_000_000) as url:
         assert check_up(url) == [
             "tiny streamed 2 pieces of text and ended properly",
             "request r1 went to prefill p, then decode d",
-            "4096 bytes of KV moved for it",
+            "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
         ]
 
 
