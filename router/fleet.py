@@ -156,10 +156,11 @@ class Fleet:
         return [worker for worker in self.workers.values() if worker.hello.role == role]
 
     def paired(self, worker: Worker) -> bool:
-        """Whether there is a worker of the other role that it can exchange pages with."""
+        """Whether there is a worker of the other role, not leaving, that it can exchange pages with."""
         mine = worker.hello
         return any(
             other.hello.role != mine.role
+            and not other.leaving
             and (other.hello.model, other.hello.kv_format) == (mine.model, mine.kv_format)
             for other in self.workers.values()
         )

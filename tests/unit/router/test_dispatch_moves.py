@@ -134,3 +134,14 @@ def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation(
     world.down("d1")
     world.cancel("r")
     world.assert_nothing_left()
+
+
+def test_no_prompt_is_computed_for_a_decode_worker_that_leaves() -> None:
+    """Its pages would wait for a taker of their format until the request fails."""
+    world = Deployment(1, 1)
+    world.say("d0", Leaving())
+    world.submit(request("r"))
+    assert world.state("r") == "waiting"
+    world.up("prefill", "p1", kv_format="new")
+    world.up("decode", "d1", kv_format="new")
+    assert world.placed(Prefill, "r") == "p1"
