@@ -3,7 +3,7 @@
     python -m tests.integration.small_deployment CHILD…        the parent, one child for each word
     python -m tests.integration.small_deployment --child …     what the parent starts
 
-A child is `steady` (serves until told to end), `stubborn` (ignores SIGTERM) or `broken` (cannot start).
+A child is `steady` (serves until told to end), `stubborn` (ignores being told) or `broken` (cannot start).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ MODULE = "tests.integration.small_deployment"
 
 
 def be_child(kind: str, port: int, lifeline: int) -> None:
-    """Serve probes until SIGTERM."""
+    """Serve probes until SIGINT or SIGTERM."""
     hold_lifeline(lifeline)
     if kind == "broken":
         leave_with_sentence(f"{MODULE}: the flux capacitor is missing")
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
     health = Health(loop_seconds_max=60.0)
     health.facts = {"pid": os.getpid()}
     health.become_ready()

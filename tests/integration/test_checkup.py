@@ -10,6 +10,8 @@ from tests.integration.deployment import Deployment
 
 def test_every_checkup_sees_kv_move(one_each: Deployment) -> None:
     for _ in range(2):  # the second time the decode worker has cached the first one's pages
-        moved = re.fullmatch(r"(\d+) bytes of KV moved for it", check_up(one_each.url)[-1])
-        assert moved is not None
+        found = check_up(one_each.url)[-1]
+        moved = re.fullmatch(r"(\d+) bytes of KV moved for it in [\d.]+ ms: the link gave (\d+) MB/s", found)
+        assert moved is not None, found
         assert int(moved[1]) > 0
+        assert int(moved[2]) > 0

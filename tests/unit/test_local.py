@@ -33,7 +33,7 @@ def test_settings_of_a_role_become_its_flags() -> None:
     [
         ("decode.pagez=3", "unknown setting decode.pagez; did you mean pages or page_size?"),
         ("decode.nonsense=3", "unknown setting decode.nonsense; python -m decode --help lists all"),
-        ("decode.lease_seconds=3", "unknown setting decode.lease_seconds; did you mean load_seconds"),
+        ("router.lease_seconds=3", "unknown setting router.lease_seconds; did you mean"),
         ("decode.pages=many", "decode.pages is not valid: expected `int`, got 'many'"),
         ("prefil.pages=3", "--set takes ROLE.SETTING=VALUE with router, prefill, decode as ROLE"),
     ],
