@@ -6,7 +6,7 @@ Discovery dials and hangs up; whether a dialed worker is well is known to its li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from router.worker_address import WorkerAddress
@@ -23,9 +23,14 @@ class Dialer(Protocol):
 
 
 class Discovery(Protocol):
-    """Has the workers dialed and says when the router is ready. Belongs to the event loop's thread."""
+    """Has the workers dialed and says when the router is ready. Belongs to the event loop's thread.
+
+    `routers`: the URL of each router of the release, by its uid, as far as is known.
+    """
 
     def start(self) -> None: ...
+
+    def routers(self) -> Mapping[str, str]: ...
 
     def publish(self, metrics: Metrics) -> None: ...
 
@@ -45,6 +50,10 @@ class StaticDiscovery:
         for worker in self._workers:
             self._links.connect(worker.url)
         self._health.become_ready()
+
+    def routers(self) -> Mapping[str, str]:
+        """None that is known."""
+        return {}
 
     def publish(self, metrics: Metrics) -> None:
         """Nothing to show: the list is a setting."""

@@ -1,4 +1,4 @@
-"""The workers' pods as the router knows them, and what follows for its links.
+"""The pods of a release as a router knows them, and what follows for its links to workers.
 
     unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> leaving --gone--> unknown
                          `------------------- deletionTimestamp, gone -------------------^
@@ -37,7 +37,7 @@ class Pod:
     name: str
     role: str  # the component label; pods of other components are not looked at
     url: str = (
-        ""  # tcp://podIP:port of its links; "" while it has no IP address, or if it declares no such port
+        ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "" if it has none yet
     )
     ready: bool = False
     leaving: bool = False  # it has a deletionTimestamp
@@ -126,7 +126,8 @@ class KnownPods:
         self.ready = False  # a list and a watch have worked; stays true, whatever becomes of the API server
         self.reachable = False
         self.waiting_for = "the first list of pods"  # what is missing until `ready`
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, Pod] = {}  # the workers' pods
+        self._routers: dict[str, Pod] = {}
         self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and leaving ones
         self._left: set[str] = set()  # uids whose leaving was told
         self._unusable: set[str] = set()  # uids that were complained of
@@ -144,14 +145,15 @@ class KnownPods:
             case Watching():
                 self._recover(now)
             case Listed(pods):
-                self._pods = {pod.uid: pod for pod in pods if pod.role in ROLES}
+                self._pods.clear()
+                self._routers.clear()
+                for pod in pods:
+                    self._keep(pod)
             case Changed(pod):
-                if pod.role in ROLES:
-                    self._pods[pod.uid] = pod
-                else:
-                    self._pods.pop(pod.uid, None)
+                self._forget(pod.uid)
+                self._keep(pod)
             case Removed(uid):
-                self._pods.pop(uid, None)
+                self._forget(uid)
         return self._settle()
 
     def age_seconds(self, now: float) -> float:
@@ -162,6 +164,21 @@ class KnownPods:
     def pods_by_state(self) -> Counter[PodState]:
         """How many pods are in each state."""
         return Counter(self._state(pod) for pod in self._pods.values() if not pod.ended)
+
+    @property
+    def routers(self) -> dict[str, str]:
+        """The URL of each router, Ready or not, by the name of its pod."""
+        return {pod.name: pod.url for pod in self._routers.values() if pod.url and not pod.ended}
+
+    def _keep(self, pod: Pod) -> None:
+        if pod.role in ROLES:
+            self._pods[pod.uid] = pod
+        elif pod.role == "router":
+            self._routers[pod.uid] = pod
+
+    def _forget(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        self._routers.pop(uid, None)
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -184,7 +201,7 @@ class KnownPods:
             log.warning("discovery.unusable", pod=pod.name, reason="Ready, but no container port named links")
         if pod.ended or not pod.url:
             return None
-        worker = WorkerAddress(pod.role, pod.url, pod.uid)
+        worker = WorkerAddress(pod.role, pod.url, pod.name)
         kept = self._workers.get(pod.uid) == worker
         return worker if kept or (pod.ready and not pod.leaving) else None
 

@@ -13,6 +13,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -58,6 +59,10 @@ class KubernetesDiscovery:
         self._health.become_unready(f"waiting for {self._pods.waiting_for}")
         self._thread.start()
 
+    def routers(self) -> Mapping[str, str]:
+        """URLs by pod name: the uid that a process in a pod has."""
+        return self._pods.routers
+
     def publish(self, metrics: Metrics) -> None:
         """Set the gauges."""
         metrics.set("segue_discovery_reachable", self._pods.reachable, source="kubernetes")
@@ -90,7 +95,7 @@ class KubernetesDiscovery:
 
     def _carry_out(self, change: Change) -> None:
         worker = change.worker
-        about = {"pod": worker.uid, "worker_role": worker.role, "address": worker.url}
+        about = {"pod": worker.pod, "worker_role": worker.role, "address": worker.url}
         match change:
             case Dial():
                 self._links.connect(worker.url)

@@ -26,7 +26,11 @@ from shared.errors import SegueError, StartError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 COMPONENT = "app.kubernetes.io/component"
-LINKS_PORT = "links"
+PORTS = {
+    "router": ("http", "http"),
+    "prefill": ("tcp", "links"),
+    "decode": ("tcp", "links"),
+}  # scheme, port's name
 CONNECT_SECONDS_MAX = 3.0
 LIST_SECONDS_MAX = 10.0  # hundreds of pods are some megabytes
 GRACE_SECONDS = 2.0  # for the last bytes of a watch that the server ends in time
@@ -205,24 +209,25 @@ def own_namespace() -> str:
 
 def _pod(told: _PodObject) -> Pod:
     conditions = {each.type: each.status for each in told.status.conditions or ()}
+    role = (told.metadata.labels or {}).get(COMPONENT, "")
     return Pod(
         uid=told.metadata.uid,
         name=told.metadata.name,
-        role=(told.metadata.labels or {}).get(COMPONENT, ""),
-        url=_url(told),
+        role=role,
+        url=_url(told, *PORTS[role]) if role in PORTS else "",
         ready=conditions.get("Ready") == "True",
         leaving=told.metadata.deletion_timestamp is not None,
         ended=told.status.phase in ("Succeeded", "Failed"),
     )
 
 
-def _url(told: _PodObject) -> str:
+def _url(told: _PodObject, scheme: str, name: str) -> str:
     containers = told.spec.containers or ()
-    ports = [port for container in containers for port in container.ports or () if port.name == LINKS_PORT]
+    ports = [port for container in containers for port in container.ports or () if port.name == name]
     if not ports or not told.status.ip:
         return ""
     host = f"[{told.status.ip}]" if ":" in told.status.ip else told.status.ip
-    return f"tcp://{host}:{ports[0].container_port}"
+    return f"{scheme}://{host}:{ports[0].container_port}"
 
 
 def _chunks(response: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:

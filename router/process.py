@@ -26,6 +26,7 @@ from router.dispatch import RouterCore
 from router.effects import Failed
 from router.server import Server, listen
 from router.shell import RouterShell
+from router.siblings import Siblings
 from router.text import Tokenizer, forgo_torch
 from router.worker_address import ROLES, static_workers
 from shared.errors import ConfigError, InvariantError
@@ -87,14 +88,16 @@ async def _serve(
     tokenizer: Tokenizer,
 ) -> None:
     core = RouterCore(config, asyncio.get_running_loop().time())
-    links = RouterLinks(seed, _hello(config), _link_settings(config), on_ready=lambda: shell.links_ready())
+    hello = _hello(config)
+    links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
     shell = RouterShell(core, links)
     prompts = Prompts(tokenizer, config)
     generation = Generation(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
     figures = Figures(core, links, discovery, health)
-    app = make_app(generation, shell, health, figures.render)
+    siblings = Siblings(hello.uid, discovery.routers)
+    app = make_app(generation, shell, siblings, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()

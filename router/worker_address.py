@@ -20,7 +20,7 @@ class WorkerAddress:
 
     role: str
     url: str  # tcp://host:port
-    uid: str = ""  # of its pod; empty where there are no pods
+    pod: str = ""  # its name; empty where there are no pods
 
 
 def static_workers(entries: Sequence[str]) -> list[WorkerAddress]:

@@ -41,7 +41,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
 
     uid: Annotated[
         str,
-        Meta(description="name of this process among the others (the pod's uid); empty: host and process id"),
+        Meta(
+            description="name of this process among the others (the pod's name); empty: host and process id"
+        ),
     ] = ""
     host: Annotated[
         str, Meta(description="address to listen on; loopback, so that nothing is open by accident")

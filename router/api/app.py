@@ -7,11 +7,11 @@ a request, and turns what nobody caught into a 500 that tells nothing.
 
 from __future__ import annotations
 
-import secrets
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -24,6 +24,7 @@ from router.api.generation import Completions, Generation
 from router.api.replies import error_body, send_json
 from router.api.tokens import Tokens
 from router.shell import RouterShell
+from router.siblings import Siblings, ask
 from shared.metrics import CONTENT_TYPE
 from shared.probes import Health
 
@@ -33,7 +34,11 @@ MODEL_OWNER = "segue"
 
 
 def make_app(
-    generation: Generation, shell: RouterShell, health: Health, render_metrics: Callable[[], bytes]
+    generation: Generation,
+    shell: RouterShell,
+    siblings: Siblings,
+    health: Health,
+    render_metrics: Callable[[], bytes],
 ) -> ASGIApp:
     """The application around a running shell."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -47,8 +52,8 @@ def make_app(
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     _add_models(app, generation)
     _add_probes(app, health, render_metrics)
-    _add_debug(app, shell, generation)
-    return Envelope(app)
+    _add_debug(app, shell, siblings, generation.settings.prompts_max)
+    return Envelope(app, siblings.draw_rid)
 
 
 def _add_models(app: FastAPI, generation: Generation) -> None:
@@ -93,17 +98,28 @@ def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes
         return Response(render_metrics(), media_type=CONTENT_TYPE)
 
 
-def _add_debug(app: FastAPI, shell: RouterShell, generation: Generation) -> None:
-    @app.get("/debug/requests/{request_id}")
-    async def debug(request_id: str) -> JSONResponse:
-        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+def _add_debug(app: FastAPI, shell: RouterShell, siblings: Siblings, prompts_max: int) -> None:
+    def own(rid: str) -> dict[str, Any] | None:
         found = shell.debug(rid)
         if found is not None:
+            return found
+        choices = [shell.debug(f"{rid}-{index}") for index in range(prompts_max)]
+        return {"id": rid, "choices": [choice for choice in choices if choice]} if choices[0] else None
+
+    @app.get("/debug/requests/{request_id}")
+    async def debug(request_id: str) -> Response:
+        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        found = own(rid)
+        if found is not None:
             return JSONResponse(found)
-        choices = [shell.debug(f"{rid}-{index}") for index in range(generation.settings.prompts_max)]
-        if choices[0] is None:
+        url = siblings.of(rid)
+        if url is None:
             return JSONResponse(error_body(404, "no request of this id is known any more"), 404)
-        return JSONResponse({"id": rid, "choices": [choice for choice in choices if choice]})
+        answer = await ask(url, f"/debug/requests/{quote(rid, safe='')}")
+        if answer is None:
+            return JSONResponse(error_body(502, "the router that served it gives no answer"), 502)
+        status, body = answer
+        return Response(body, status, media_type="application/json")
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -119,15 +135,16 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
 class Envelope:
     """Around the application: ids, one log line a request, and a last resort."""
 
-    def __init__(self, app: ASGIApp):
+    def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):
         self._app = app
+        self._draw_rid = draw_rid
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; other kinds of ASGI scope pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        rid = scope["segue.rid"] = secrets.token_hex(12)
+        rid = scope["segue.rid"] = self._draw_rid()
         began, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:

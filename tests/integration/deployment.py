@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -89,7 +89,7 @@ class Deployment:
 def read_metrics(url: str) -> dict[str, float]:
     """All samples of a Prometheus page."""
     samples = {}
-    for family in text_string_to_metric_families(httpx.get(url, timeout=10.0).text):
+    for family in text_string_to_metric_families(httpx2.get(url, timeout=10.0).text):
         for sample in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")
             samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value

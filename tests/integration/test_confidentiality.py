@@ -11,7 +11,7 @@ import os
 import re
 import signal
 
-import httpx
+import httpx2
 
 from tests.integration.conftest import SMALL
 from tests.integration.deployment import Deployment, deployment
@@ -27,7 +27,7 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
     records: list[str] = []
     with (
         deployment("--log-level", "debug", "--log-format", "json", *SMALL) as running,
-        httpx.Client(base_url=running.url, headers=HEADERS, timeout=60.0) as client,
+        httpx2.Client(base_url=running.url, headers=HEADERS, timeout=60.0) as client,
     ):
         ids = client.post("/tokenize", json={"model": "smollm2", "prompt": MARKER}).json()["tokens"]
         answered = client.post("/v1/completions", json=FIELDS | SECRETS | {"max_tokens": 24})
@@ -36,7 +36,7 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
         records += [response.text for response in refusals(client)]
         records += [client.get(f"/debug/requests/{rid}").text for rid in (rid_of(answered), survived)]
         records += [
-            httpx.get(f"http://127.0.0.1:{p.http_port}/metrics").text for p in running.processes()[:2]
+            httpx2.get(f"http://127.0.0.1:{p.http_port}/metrics").text for p in running.processes()[:2]
         ]
         records.append(client.get("/metrics").text)
     log = "\n".join(running.command.lines)
@@ -49,11 +49,11 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
         assert not [form for form in forms if form in record]
 
 
-def rid_of(response: httpx.Response) -> str:
+def rid_of(response: httpx2.Response) -> str:
     return response.headers["x-request-id"]
 
 
-def stream_through_the_death_of_a_decode_worker(running: Deployment, client: httpx.Client) -> str:
+def stream_through_the_death_of_a_decode_worker(running: Deployment, client: httpx2.Client) -> str:
     """A stream that loses its decode worker and goes on; returns its id."""
     (victim,) = running.processes("decode")
     with client.stream(
@@ -67,7 +67,7 @@ def stream_through_the_death_of_a_decode_worker(running: Deployment, client: htt
     return rid_of(answer)
 
 
-def hang_up(running: Deployment, client: httpx.Client) -> None:
+def hang_up(running: Deployment, client: httpx2.Client) -> None:
     """Leave in the middle of a stream."""
     with client.stream(
         "POST", "/v1/completions", json=FIELDS | {"max_tokens": 1000, "stream": True}
@@ -76,7 +76,7 @@ def hang_up(running: Deployment, client: httpx.Client) -> None:
     until(lambda: not running.held(), 30.0, "the end of what was hung up on")
 
 
-def refusals(client: httpx.Client) -> list[httpx.Response]:
+def refusals(client: httpx2.Client) -> list[httpx2.Response]:
     """Errors of many kinds, each provoked with the marker."""
     chat = "/v1/chat/completions"
     message = {"role": "user", "content": MARKER}

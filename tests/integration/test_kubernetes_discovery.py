@@ -66,14 +66,14 @@ class RunningDiscovery:
 
     def __enter__(self) -> RunningDiscovery:
         self._thread.start()
-        self._discovery = self.call(self._make)
-        self.call(self._discovery.start)
+        self.discovery = self.call(self._make)
+        self.call(self.discovery.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.call(self._discovery.close)
+        self.call(self.discovery.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -89,7 +89,7 @@ class RunningDiscovery:
         return asyncio.run_coroutine_threadsafe(working(), self._loop).result(10)
 
     def metric(self, name: str, label: str = "kubernetes") -> float:
-        self.call(lambda: self._discovery.publish(self._metrics))
+        self.call(lambda: self.discovery.publish(self._metrics))
         return self._metrics.value(name, label)
 
     def until_dialed(self, *addresses: str, seconds_max: float = 5.0) -> None:
@@ -162,6 +162,14 @@ def test_two_releases_in_one_namespace_do_not_see_each_other(server: PodServer) 
         discovery.until_dialed(url(1), url(2))
         server.put(pod_manifest("u2", "decode", "10.0.0.2", release="other"))  # relabelled
         discovery.until_dialed(url(1))
+
+
+def test_the_routers_of_the_release_are_known_by_name(server: PodServer) -> None:
+    server.put(pod_manifest("a", "router", "10.0.0.1"), pod_manifest("b", "router", "fd00::2"), decode(3))
+    with RunningDiscovery() as running:
+        running.until_dialed(url(3))
+        routers = running.call(running.discovery.routers)
+    assert routers == {"demo-router-a": "http://10.0.0.1:8001", "demo-router-b": "http://[fd00::2]:8001"}
 
 
 def test_hundreds_of_pods_are_followed(server: PodServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import httpx
+import httpx2
 import pytest
 
 from tests.integration.conftest import SMALL
@@ -35,8 +35,8 @@ def test_two_thousand_requests_against_a_queue_of_a_hundred_all_get_an_answer() 
 
 async def flood(url: str, requests: int) -> Counter[int]:
     """All at once; the statuses of the answers."""
-    limits = httpx.Limits(max_connections=requests)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=240.0) as client:
+    limits = httpx2.Limits(max_connections=requests)
+    async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=240.0) as client:
 
         async def one(number: int) -> int:
             body = {"model": "smollm2", "prompt": f"Request {number}", "max_tokens": 2}

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.integration.linked_worker import LinkedWorker
@@ -35,21 +35,21 @@ class RouterAmongPods:
     server: PodServer
     seed_file: Path
 
-    def until_ready(self, status: int = 200) -> httpx.Response:
+    def until_ready(self, status: int = 200) -> httpx2.Response:
         until(lambda: self.readiness() == status, 30, f"/readyz {status}")
-        return httpx.get(f"{self.url}/readyz")
+        return httpx2.get(f"{self.url}/readyz")
 
     def readiness(self) -> int:
         assert self.process.poll() is None, self.process.communicate()[1]
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz").status_code
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"{self.url}/readyz").status_code
         return 0
 
-    def complete(self) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json=BODY, timeout=60)
+    def complete(self) -> httpx2.Response:
+        return httpx2.post(f"{self.url}/v1/completions", json=BODY, timeout=60)
 
     def metric(self, line: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx2.get(f"{self.url}/metrics").text
         return float(next(each for each in text.splitlines() if each.startswith(line)).rpartition(" ")[2])
 
 

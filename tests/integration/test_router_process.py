@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.seed import write_new_seed
@@ -48,8 +48,8 @@ def start(folder: Path, port: int, *flags: str) -> subprocess.Popen[str]:
 def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
     def answered() -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/livez").status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+        except httpx2.TransportError:
             return False
 
     until(lambda: router.poll() is not None or answered(), 30, "the router's first answer")
@@ -63,13 +63,13 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
     router = start(folder, port, "--keepalive-seconds", "0.1")
     wait_until_alive(router, port)
     body = BODY | {"stream": True}
-    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20) as response:
+    with httpx2.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20) as response:
         lines = response.iter_lines()
         assert next(lines).startswith(":")
         began = time.monotonic()
         for number in numbers[:-1]:
             router.send_signal(number)
-            until(lambda: httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503, 1, "unreadiness")
+            until(lambda: httpx2.get(f"http://127.0.0.1:{port}/readyz").status_code == 503, 1, "unreadiness")
         router.send_signal(numbers[-1])
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
@@ -87,8 +87,8 @@ def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_strea
     wait_until_alive(router, port)
     url = f"http://127.0.0.1:{port}"
     with (
-        httpx.Client() as pooled,
-        httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=20) as response,
+        httpx2.Client() as pooled,
+        httpx2.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=20) as response,
     ):
         lines = response.iter_lines()
         assert next(lines).startswith(":")
@@ -120,7 +120,7 @@ def refuses(port: int) -> bool:
 def test_a_router_never_loads_torch_even_where_it_is_installed(folder: Path, port: int) -> None:
     router = start(folder, port)
     wait_until_alive(router, port)
-    counted = httpx.post(f"http://127.0.0.1:{port}/tokenize", json={"prompt": "fox"}).json()["count"]
+    counted = httpx2.post(f"http://127.0.0.1:{port}/tokenize", json={"prompt": "fox"}).json()["count"]
     loaded = Path(f"/proc/{router.pid}/maps").read_text()
     router.terminate()
     _, said = router.communicate(timeout=10)

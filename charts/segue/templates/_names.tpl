@@ -47,9 +47,9 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The label selector, in the API's own words, of this release's workers. */}}
-{{- define "segue.workerSelector" -}}
-{{- printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component in (prefill,decode)" (include "segue.name" .) .Release.Name -}}
+{{/* The label selector, in the API's own words, of this release's pods. */}}
+{{- define "segue.podSelector" -}}
+{{- printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component in (router,prefill,decode)" (include "segue.name" .) .Release.Name -}}
 {{- end -}}
 
 {{/* A LabelSelector of the same pods. */}}

@@ -103,7 +103,7 @@ volumeMounts:
 - name: SEGUE_UID
   valueFrom:
     fieldRef:
-      fieldPath: metadata.uid
+      fieldPath: metadata.name
 - name: SEGUE_HOST
   value: 0.0.0.0
 - name: SEGUE_LINK_SEED_FILE

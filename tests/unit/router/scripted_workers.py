@@ -25,6 +25,7 @@ from router.dispatch import RouterCore
 from router.effects import Failed
 from router.server import Server, listen
 from router.shell import RouterShell
+from router.siblings import Siblings
 from router.text import Tokenizer
 from shared.baton import Baton, Holder
 from shared.link_events import PeerDown, Received
@@ -186,8 +187,11 @@ class RunningRouter:
         limits: Limits = LIMITS,
         linked: bool = True,
         send_bytes: int = 0,
+        uid: str = "router",
         **settings: object,
     ):
+        self.uid = uid
+        self.siblings: dict[str, str] = {}  # URLs of the other routers it knows, by uid
         self.workers = ScriptedWorkers(limits=limits)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder)
@@ -246,7 +250,8 @@ class RunningRouter:
             return metrics.render()
 
         failure = Failed(503, "shutting down")
-        app = make_app(generation, self.shell, self.health, render)
+        siblings = Siblings(self.uid, lambda: self.siblings)
+        app = make_app(generation, self.shell, siblings, self.health, render)
         self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])

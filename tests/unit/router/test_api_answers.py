@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -44,7 +44,7 @@ def last_prefill(router: RunningRouter) -> Prefill:
     return router.workers.prefills[-1]
 
 
-def events_of(response: httpx.Response) -> list[str]:
+def events_of(response: httpx2.Response) -> list[str]:
     return [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
 
 
@@ -105,7 +105,7 @@ def test_a_streamed_completion_ends_with_done_and_tells_no_usage_unasked(
     client: openai.OpenAI,
 ) -> None:
     body = {"model": MODEL, "prompt": "fox", "stream": True, "max_tokens": 100}
-    response = httpx.post(str(client.base_url) + "completions", json=body)
+    response = httpx2.post(str(client.base_url) + "completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, done = events_of(response)
     assert done == "[DONE]"
@@ -229,19 +229,19 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
 
 
 def test_text_survives_tokenize_and_detokenize(router: RunningRouter, tokenizer: Tokenizer) -> None:
-    answer = httpx.post(f"{router.url}/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
+    answer = httpx2.post(f"{router.url}/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
     assert answer["tokens"] == list(tokenizer.encode(TEXT))
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == CONTEXT_LEN
-    back = httpx.post(f"{router.url}/detokenize", json={"tokens": answer["tokens"]}).json()
+    back = httpx2.post(f"{router.url}/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back == {"prompt": TEXT}
 
 
 @pytest.mark.usefixtures("client")
 def test_tokenize_counts_a_chat_as_the_chat_endpoint_does(router: RunningRouter) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    counted = httpx.post(f"{router.url}/tokenize", json={"messages": messages}).json()["count"]
-    answer = httpx.post(
+    counted = httpx2.post(f"{router.url}/tokenize", json={"messages": messages}).json()["count"]
+    answer = httpx2.post(
         f"{router.url}/v1/chat/completions", json={"model": MODEL, "messages": messages}
     ).json()
     assert answer["usage"]["prompt_tokens"] == counted
@@ -249,18 +249,18 @@ def test_tokenize_counts_a_chat_as_the_chat_endpoint_does(router: RunningRouter)
 
 def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter) -> None:
     client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
-    assert httpx.get(f"{router.url}/livez").text == "ok\n"
-    assert httpx.get(f"{router.url}/readyz").json()["ready"] is True
-    metrics = httpx.get(f"{router.url}/metrics").text
+    assert httpx2.get(f"{router.url}/livez").text == "ok\n"
+    assert httpx2.get(f"{router.url}/readyz").json()["ready"] is True
+    metrics = httpx2.get(f"{router.url}/metrics").text
     assert 'segue_requests_total{outcome="stop",role="router"}' in metrics
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/health"])
 def test_who_asks_for_health_is_told_of_readiness(router: RunningRouter, path: str) -> None:
-    assert httpx.get(f"{router.url}{path}").status_code == 200
+    assert httpx2.get(f"{router.url}{path}").status_code == 200
     router.health.become_unready("ending")
     try:
-        refused = httpx.get(f"{router.url}{path}")
+        refused = httpx2.get(f"{router.url}{path}")
         assert refused.status_code == 503
         assert "ending" in refused.json()["error"]["message"]
     finally:
@@ -272,22 +272,22 @@ def test_every_path_that_the_readme_names_is_there(router: RunningRouter) -> Non
     paths = re.findall(r"`(/[^`]*)`", line)
     assert len(paths) > 8
     for path in paths:
-        answer = httpx.get(router.url + path.replace("{id}", "unknown"))
+        answer = httpx2.get(router.url + path.replace("{id}", "unknown"))
         assert "nothing at this path" not in answer.text, path
 
 
 @pytest.mark.usefixtures("client")
 def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: RunningRouter) -> None:
     for prompt, choices in (("fox", 1), (["fox", "dog"], 2)):
-        response = httpx.post(f"{router.url}/v1/completions", json={"model": MODEL, "prompt": prompt})
+        response = httpx2.post(f"{router.url}/v1/completions", json={"model": MODEL, "prompt": prompt})
         rid = response.headers["x-request-id"]
         assert response.json()["id"] == f"cmpl-{rid}"
         for known_as in (rid, f"cmpl-{rid}"):
-            debug = httpx.get(f"{router.url}/debug/requests/{known_as}").json()
+            debug = httpx2.get(f"{router.url}/debug/requests/{known_as}").json()
             told = debug.get("choices", [debug])
             assert len(told) == choices
             assert {worker["role"] for one in told for worker in one["workers"]} == {"prefill", "decode"}
-    assert httpx.get(f"{router.url}/debug/requests/unknown").status_code == 404
+    assert httpx2.get(f"{router.url}/debug/requests/unknown").status_code == 404
 
 
 @pytest.mark.usefixtures("client")
@@ -295,18 +295,18 @@ def test_what_clients_wrote_is_in_no_error_metric_or_debug_page(router: RunningR
     marker = "marker-51c9"
     fields = {"model": MODEL, "prompt": marker, "stop": [marker], "user": marker, marker: marker}
     headers = {"authorization": f"Bearer {marker}", "x-request-id": marker}
-    good = httpx.post(f"{router.url}/v1/completions?{marker}", json=fields, headers=headers)
+    good = httpx2.post(f"{router.url}/v1/completions?{marker}", json=fields, headers=headers)
     assert good.status_code == 200
     bad = [
-        httpx.post(f"{router.url}/v1/completions", json=fields | {"n": 2}, headers=headers),
-        httpx.post(f"{router.url}/v1/completions", json=fields | {"model": marker}),
-        httpx.post(f"{router.url}/v1/completions", content=marker),
-        httpx.get(f"{router.url}/{marker}"),
-        httpx.get(f"{router.url}/v1/models/{marker}"),
-        httpx.get(f"{router.url}/debug/requests/{marker}"),
+        httpx2.post(f"{router.url}/v1/completions", json=fields | {"n": 2}, headers=headers),
+        httpx2.post(f"{router.url}/v1/completions", json=fields | {"model": marker}),
+        httpx2.post(f"{router.url}/v1/completions", content=marker),
+        httpx2.get(f"{router.url}/{marker}"),
+        httpx2.get(f"{router.url}/v1/models/{marker}"),
+        httpx2.get(f"{router.url}/debug/requests/{marker}"),
     ]
     assert all(response.status_code >= 400 for response in bad)
-    pages = [httpx.get(f"{router.url}/debug/requests/{good.headers['x-request-id']}")]
-    pages.append(httpx.get(f"{router.url}/metrics"))
+    pages = [httpx2.get(f"{router.url}/debug/requests/{good.headers['x-request-id']}")]
+    pages.append(httpx2.get(f"{router.url}/metrics"))
     said = [f"{response.text}{response.headers}" for response in (*bad, *pages)]
     assert not any(marker in text for text in said)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
@@ -142,12 +142,12 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
 
 
 @pytest.fixture(scope="module")
-def client(router: RunningRouter) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=router.url, timeout=20) as client:
+def client(router: RunningRouter) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=router.url, timeout=20) as client:
         yield client
 
 
-def error_of(response: httpx.Response) -> dict[str, Any]:
+def error_of(response: httpx2.Response) -> dict[str, Any]:
     """OpenAI's error object, which must be all there is."""
     body = response.json()
     assert set(body) == {"error"}
@@ -159,7 +159,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("request_", "status", "param"), BAD.values(), ids=BAD)
 def test_bad_input_gets_a_clear_error_that_names_the_field(
-    client: httpx.Client, router: RunningRouter, request_: tuple[str, bytes], status: int, param: str | None
+    client: httpx2.Client, router: RunningRouter, request_: tuple[str, bytes], status: int, param: str | None
 ) -> None:
     heard = len(router.workers.prefills)
     path, body = request_
@@ -186,7 +186,7 @@ MISSING = [
 
 @pytest.mark.parametrize(("request_", "param"), MISSING, ids=[param for _, param in MISSING])
 def test_what_is_missing_is_said_in_one_form(
-    client: httpx.Client, request_: tuple[str, bytes], param: str
+    client: httpx2.Client, request_: tuple[str, bytes], param: str
 ) -> None:
     path, body = request_
     response = client.post(path, content=body)
@@ -212,17 +212,17 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("field", NEUTRAL)
-def test_neutral_values_and_unknown_fields_are_accepted(client: httpx.Client, field: str) -> None:
+def test_neutral_values_and_unknown_fields_are_accepted(client: httpx2.Client, field: str) -> None:
     path, body = chat(**{field: NEUTRAL[field]})
     assert client.post(path, content=body).status_code == 200
 
 
-def test_a_field_that_is_null_has_its_default(client: httpx.Client) -> None:
+def test_a_field_that_is_null_has_its_default(client: httpx2.Client) -> None:
     path, body = chat(temperature=None, max_tokens=None, stop=None, stream=None, logit_bias=None, seed=None)
     assert client.post(path, content=body).status_code == 200
 
 
-def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: httpx.Client) -> None:
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: httpx2.Client) -> None:
     path, body = completion(prompt="x" * 1_000_000)
     assert error_of(client.post(path, content=body))["code"] == "context_length_exceeded"
 
@@ -231,7 +231,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: ht
     ("method", "path"), [("GET", CHAT), ("DELETE", COMPLETIONS), ("POST", "/v1/models"), ("PUT", "/livez")]
 )
 def test_a_wrong_method_is_a_405_that_names_the_right_one(
-    client: httpx.Client, method: str, path: str
+    client: httpx2.Client, method: str, path: str
 ) -> None:
     response = client.request(method, path)
     assert response.status_code == 405
@@ -239,14 +239,14 @@ def test_a_wrong_method_is_a_405_that_names_the_right_one(
     assert response.headers["allow"]
 
 
-def test_a_declared_body_of_50_mb_is_refused_and_the_answer_arrives(client: httpx.Client) -> None:
+def test_a_declared_body_of_50_mb_is_refused_and_the_answer_arrives(client: httpx2.Client) -> None:
     response = client.post(CHAT, content=b"x" * 50_000_000)
     assert response.status_code == 413
     assert error_of(response)["code"] == "request_too_large"
     assert response.headers["connection"] == "close"
 
 
-def test_a_chunked_body_is_cut_off_while_it_is_read(client: httpx.Client) -> None:
+def test_a_chunked_body_is_cut_off_while_it_is_read(client: httpx2.Client) -> None:
     sent = 0
 
     def chunks() -> Iterator[bytes]:

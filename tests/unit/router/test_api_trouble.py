@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -62,7 +62,7 @@ def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> 
 def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
     with RunningRouter(model_folder, keepalive_seconds=0.05) as router:
         router.workers.script = Script(silent=True)
-        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             assert response.status_code == 200
             lines = response.iter_lines()
             assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
@@ -74,7 +74,7 @@ def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> N
 def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Path) -> None:
     with RunningRouter(model_folder, worker_return_seconds=0.2) as router:
         router.workers.script = Script(stalled=True)
-        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
             first = json.loads(next(lines).removeprefix("data: "))
             assert first["choices"][0]["text"]
@@ -103,7 +103,7 @@ def test_without_workers_the_answer_is_503_with_retry_after(
     model_folder: Path, body: dict[str, object]
 ) -> None:
     with RunningRouter(model_folder, linked=False, waiting_seconds_max=0.2) as router:
-        response = httpx.post(f"{router.url}/v1/completions", json=body)
+        response = httpx2.post(f"{router.url}/v1/completions", json=body)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["type"] == "service_unavailable_error"
@@ -113,7 +113,7 @@ def test_a_chat_without_a_length_gets_what_the_workers_pools_hold(model_folder: 
     limits = Limits(CONTEXT_LEN, page_size=16, pages=CONTEXT_LEN // 32, slots=4, vocab_size=400)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
     with RunningRouter(model_folder, limits=limits) as router:
-        assert httpx.post(f"{router.url}/v1/chat/completions", json=chat).status_code == 200
+        assert httpx2.post(f"{router.url}/v1/chat/completions", json=chat).status_code == 200
         (prefill,) = router.workers.prefills
         assert prefill.prompt_len + prefill.params.max_new_tokens == CONTEXT_LEN // 2
 
@@ -121,7 +121,7 @@ def test_a_chat_without_a_length_gets_what_the_workers_pools_hold(model_folder: 
 def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
     with RunningRouter(model_folder, request_seconds_max=0.2) as router:
         router.workers.script = Script(silent=True)
-        response = httpx.post(f"{router.url}/v1/completions", json=BODY)
+        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
         assert response.status_code == 504
         assert response.json()["error"]["type"] == "timeout_error"
 
@@ -131,8 +131,8 @@ def test_more_than_the_queue_holds_gets_429_and_nobody_hangs(model_folder: Path)
         model_folder, queue_max=10, ready_max=1, waiting_seconds_max=0.5, request_seconds_max=1.0
     ) as router:
         router.workers.script = Script(silent=True)
-        limits = httpx.Limits(max_connections=60)
-        with httpx.Client(limits=limits, timeout=20) as client, ThreadPoolExecutor(60) as threads:
+        limits = httpx2.Limits(max_connections=60)
+        with httpx2.Client(limits=limits, timeout=20) as client, ThreadPoolExecutor(60) as threads:
             url = f"{router.url}/v1/completions"
             answers = list(threads.map(lambda _: client.post(url, json=BODY), range(60)))
         statuses = [answer.status_code for answer in answers]
@@ -143,7 +143,7 @@ def test_more_than_the_queue_holds_gets_429_and_nobody_hangs(model_folder: Path)
 
 def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:
     with RunningRouter(model_folder, tokenizing_max=0) as router:
-        response = httpx.post(f"{router.url}/v1/completions", json=BODY)
+        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
         assert response.status_code == 429
         assert response.json()["error"]["type"] == "rate_limit_error"
 
@@ -166,7 +166,7 @@ def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_fo
     with RunningRouter(model_folder, stream_backlog_bytes=backlog_bytes) as router:
         router.workers.script = Script(endless=True)
         body = STREAM | {"prompt": ["fox"] * 30, "max_tokens": 250}
-        response = httpx.post(f"{router.url}/v1/completions", json=body)
+        response = httpx2.post(f"{router.url}/v1/completions", json=body)
         assert len(response.content) > 5 * backlog_bytes
         assert response.text.endswith("data: [DONE]\n\n")
 
@@ -174,7 +174,7 @@ def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_fo
 def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path) -> None:
     with RunningRouter(model_folder) as router:
         router.workers.script = Script(stalled=True)
-        with httpx.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
             next(lines)
             began = time.monotonic()

@@ -34,7 +34,7 @@ def pod(uid: str, *, ready: bool = True, leaving: bool = False, ended: bool = Fa
 
 
 def worker(uid: str) -> WorkerAddress:
-    return WorkerAddress("decode", f"tcp://10.0.0.{uid}:8002", uid)
+    return WorkerAddress("decode", f"tcp://10.0.0.{uid}:8002", f"decode-{uid}")
 
 
 def known(*observations: Observation) -> KnownPods:
@@ -59,6 +59,18 @@ def test_pods_of_other_components_are_not_looked_at() -> None:
     assert pods.observe(Listed((router,)), 0.0) == []
     assert pods.observe(Changed(router), 0.0) == []
     assert sum(pods.pods_by_state.values()) == 0
+
+
+def test_routers_are_known_by_name_ready_or_not_and_never_dialed() -> None:
+    one, other = (
+        Pod(uid, f"router-{uid}", "router", f"http://10.0.0.{uid}:8000", ready=uid == "1") for uid in "12"
+    )
+    pods = known()
+    assert pods.observe(Listed((one, other, pod("3"))), 0.0) == [Dial(worker("3"))]
+    assert pods.routers == {"router-1": "http://10.0.0.1:8000", "router-2": "http://10.0.0.2:8000"}
+    assert pods.observe(Changed(replace(one, ended=True)), 0.0) == []
+    assert pods.observe(Removed("2"), 0.0) == []
+    assert pods.routers == {}
 
 
 def test_a_pod_that_is_relabelled_away_from_its_role_is_gone() -> None:
@@ -107,7 +119,7 @@ def test_a_list_mends_whatever_the_watch_missed() -> None:
 def test_a_pod_with_a_new_address_is_dialed_there() -> None:
     pods = known(Listed((pod("1"),)))
     moved = pod("1", url="tcp://10.0.0.9:8002")
-    there = WorkerAddress("decode", "tcp://10.0.0.9:8002", "1")
+    there = WorkerAddress("decode", "tcp://10.0.0.9:8002", "decode-1")
     assert pods.observe(Changed(moved), 0.0) == [HangUp(worker("1")), Dial(there)]
 
 
@@ -116,7 +128,9 @@ def test_an_address_given_to_another_pod_stays_dialed() -> None:
     heir = pod("2", url="tcp://10.0.0.1:8002")
     assert pods.observe(Changed(heir), 0.0) == []
     assert pods.observe(Removed("1"), 0.0) == []
-    assert pods.observe(Removed("2"), 0.0) == [HangUp(WorkerAddress("decode", "tcp://10.0.0.1:8002", "2"))]
+    assert pods.observe(Removed("2"), 0.0) == [
+        HangUp(WorkerAddress("decode", "tcp://10.0.0.1:8002", "decode-2"))
+    ]
 
 
 def test_a_ready_pod_without_the_port_is_complained_of_once() -> None:

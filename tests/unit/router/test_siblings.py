@@ -1,0 +1,66 @@
+"""Any router tells of a request that another one served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.unit.router.scripted_workers import MODEL, RunningRouter
+
+
+@pytest.fixture
+def routers(model_folder: Path) -> Iterator[tuple[RunningRouter, RunningRouter]]:
+    """Two that know each other, and themselves."""
+    with RunningRouter(model_folder, uid="one") as one, RunningRouter(model_folder, uid="other") as other:
+        one.siblings.update({"one": one.url, "other": other.url})
+        other.siblings.update(one.siblings)
+        yield one, other
+
+
+def ask(router: RunningRouter, rid: str) -> httpx2.Response:
+    return httpx2.get(f"{router.url}/debug/requests/{rid}")
+
+
+def serve(router: RunningRouter, prompt: str | list[str] = "fox") -> str:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    rid: str = httpx2.post(f"{router.url}/v1/completions", json=body).raise_for_status().json()["id"]
+    return rid
+
+
+@pytest.mark.parametrize("prompt", ["fox", ["fox", "dog"]], ids=["one prompt", "two prompts"])
+def test_a_router_answers_for_its_sibling(
+    routers: tuple[RunningRouter, RunningRouter], prompt: str | list[str]
+) -> None:
+    one, other = routers
+    rid = serve(one, prompt)
+    own, asked = ask(one, rid), ask(other, rid)
+    assert asked.status_code == 200
+    assert asked.json() == own.json()
+    assert "worker" in asked.text
+
+
+def test_the_owner_of_an_unknown_request_says_so(routers: tuple[RunningRouter, RunningRouter]) -> None:
+    one, other = routers
+    unknown = serve(one)[:-4] + "beef"
+    for router in routers:
+        assert ask(router, unknown).status_code == 404
+    for strange in ("", "..%2f..%2fmetrics", "ÿ", "0" * 4000):
+        assert ask(other, f"cmpl-{strange}").status_code == 404
+    mark = serve(one).removeprefix("cmpl-")[:8]
+    assert ask(other, f"{mark}%2F..%2F..%2Fmetrics").status_code == 404
+
+
+def test_a_sibling_that_is_not_known_or_gives_no_answer(
+    routers: tuple[RunningRouter, RunningRouter],
+) -> None:
+    one, other = routers
+    rid = serve(one)
+    other.siblings["one"] = "http://127.0.0.1:9"  # nobody listens there
+    answer = ask(other, rid)
+    assert answer.status_code == 502
+    assert answer.json()["error"]["message"] == "the router that served it gives no answer"
+    del other.siblings["one"]
+    assert ask(other, rid).status_code == 404
