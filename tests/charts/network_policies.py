@@ -74,5 +74,4 @@ def _is_port(rule: Object, target: Endpoint, port: int) -> bool:
         return False
     if isinstance(rule["port"], str):
         return target.ports.get(rule["port"]) == port
-    first = int(rule["port"])
-    return first <= port <= int(rule.get("endPort", first))
+    return int(rule["port"]) == port

@@ -7,7 +7,7 @@ import pytest
 from tests.charts.network_policies import Endpoint, may_reach
 from tests.charts.rendering import NAMESPACE, objects, of_kind, pods
 
-HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20999, 21000
+HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
 CLIENTS = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=ingress"
 METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
@@ -92,7 +92,15 @@ def test_without_policies_everybody_may(source: str, target: str, port: int) -> 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("ingress", True), ("test", True), ("stranger", False), ("elsewhere", False), ("their test", False)],
+    [
+        ("ingress", True),
+        ("test", True),
+        ("router", True),
+        ("decode", False),
+        ("stranger", False),
+        ("elsewhere", False),
+        ("their test", False),
+    ],
 )
 def test_named_clients_alone_may_reach_the_router(source: str, expected: bool) -> None:
     assert allowed(source, "router", ROUTER, CLIENTS) is expected
@@ -111,6 +119,8 @@ def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: b
     [
         ("router", "decode", LINKS, True),
         ("router", "decode", KV, False),
+        ("router", "router", ROUTER, True),
+        ("router", "their router", ROUTER, False),
         ("router", "outside", 443, True),  # the API server
         ("router", "outside", 6443, True),
         ("router", "outside", 80, False),

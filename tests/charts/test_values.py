@@ -60,7 +60,8 @@ CONTRADICTIONS = {
     "modelSource.kind=image,model=owner/name": "modelSource.image.repository is empty",
     "image.digest=sha256:" + "0" * 64: "set router.image.digest and worker.image.digest",
     "kv.ports=20999-20000": "kv.ports must be a range",
-    "kv.ports=8000-9000": "kv.ports 8000-9000 contains 8001 or 8002",
+    "kv.ports=20000-20999": "kv.ports 20000-20999 are more than the 64",
+    "kv.ports=8000-8007": "kv.ports 8000-8007 contains 8001 or 8002",
     "decode.extraEnv[0].name=SEGUE_SLOTS": "decode.extraEnv sets SEGUE_SLOTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
@@ -287,12 +288,12 @@ def test_the_router_may_look_at_pods_and_nothing_else() -> None:
     assert pods(rendered)["decode"]["spec"]["serviceAccountName"] != subjects[0]["name"]
 
 
-def test_the_router_selects_the_workers_of_its_own_release() -> None:
+def test_the_router_selects_the_pods_of_its_own_release() -> None:
     selector = environment(pods(objects(None, release="other"))["router"])["SEGUE_POD_SELECTOR"]
     labels = pods(objects(None, release="other"))["decode"]["metadata"]["labels"]
     pairs = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
     assert pairs == {key: labels[key] for key in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
-    assert "app.kubernetes.io/component in (prefill,decode)" in selector
+    assert "app.kubernetes.io/component in (router,prefill,decode)" in selector
 
 
 def test_the_schema_is_closed_but_for_objects_of_kubernetes() -> None:

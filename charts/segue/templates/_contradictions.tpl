@@ -9,6 +9,9 @@
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
 {{- end -}}
+{{- if gt (sub (last $kv | int) (first $kv | int)) 63 -}}
+{{- fail (printf "kv.ports %s are more than the 64 that a network policy lists one by one" .Values.kv.ports) -}}
+{{- end -}}
 {{- if and (le (first $kv | int) 8002) (ge (last $kv | int) 8001) -}}
 {{- fail (printf "kv.ports %s contains 8001 or 8002, where workers listen for probes and links" .Values.kv.ports) -}}
 {{- end -}}
