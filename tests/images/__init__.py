@@ -1,0 +1,1 @@
+"""What holds for images before they are built: the files they are made from, read as text."""

@@ -1,0 +1,157 @@
+"""What every image promises: a plain user, nothing to build with, and only locked packages."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.images.containerfiles import (
+    CONTEXT,
+    FILES,
+    IMAGES,
+    ROOT,
+    TARGETS,
+    Containerfile,
+    containerfile,
+)
+
+INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "LABEL", "RUN", "USER", "WORKDIR"}
+LABELS = {f"org.opencontainers.image.{name}" for name in ("title", "description", "version", "licenses")}
+LOCKS = {"router": "router.lock", "cpu": "worker-cpu.lock", "cuda": "worker-cuda.lock"}
+PUBLIC_HOSTS = {"deb.debian.org", "security.debian.org", "download.pytorch.org"}
+every_file = pytest.mark.parametrize("file", FILES)
+every_target = pytest.mark.parametrize("target", TARGETS)
+
+
+def file_of(target: str) -> Containerfile:
+    """The file that makes a target."""
+    return containerfile(TARGETS[target])
+
+
+@every_file
+def test_there_are_only_stages_of_known_instructions(file: str) -> None:
+    stages = containerfile(file).stages
+    assert stages
+    assert {name for stage in stages.values() for name, _ in stage.instructions} <= INSTRUCTIONS
+
+
+@every_file
+def test_the_last_stage_is_an_image(file: str) -> None:
+    last = list(containerfile(file).stages)[-1]
+    assert TARGETS.get(last) == file  # what is built without --target
+
+
+@every_target
+def test_the_user_is_a_number_other_than_root(target: str) -> None:
+    assert file_of(target).stages[target].values("USER") == ["10001:10001"]
+
+
+@every_target
+def test_the_labels_say_what_it_is(target: str) -> None:
+    stage = file_of(target).stages[target]
+    labels = stage.labels()
+    assert labels.keys() >= LABELS
+    assert all(labels.values())
+    assert labels["org.opencontainers.image.version"] == "${VERSION}"
+    order = [name if name != "ARG" else value.partition("=")[0] for name, value in stage.instructions]
+    assert "VERSION" in order[: order.index("LABEL")]
+
+
+@every_file
+def test_every_base_is_an_argument_with_a_pinned_public_default(file: str) -> None:
+    read = containerfile(file)
+    known = {"scratch"}
+    for stage in read.stages.values():
+        if stage.base not in known:
+            argument = re.fullmatch(r"\$\{(\w+)\}", stage.base)
+            assert argument, f"{stage.name} is FROM {stage.base}"
+            default = read.arguments[argument[1]]
+            assert re.fullmatch(r"docker\.io/[\w/-]+:(?!latest)[\w.-]+", default), default
+        known.add(stage.name)
+
+
+@every_file
+def test_what_is_copied_comes_from_an_earlier_stage(file: str) -> None:
+    earlier = {CONTEXT}
+    for stage in containerfile(file).stages.values():
+        assert {copy.source for copy in stage.copies()} <= earlier, stage.name
+        earlier.add(stage.name)
+
+
+@pytest.mark.parametrize("file", ["router", "worker"])
+def test_what_is_copied_from_the_checkout_is_there_and_not_ignored(file: str) -> None:
+    lines = (IMAGES / f"{file}.Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    seen = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    paths = [
+        path
+        for stage in containerfile(file).stages.values()
+        for copy in stage.copies()
+        if copy.source == CONTEXT
+        for path in copy.paths
+    ]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    unseen = [
+        path for path in paths if not any(fnmatch(path, rule) or path.startswith(f"{rule}/") for rule in seen)
+    ]
+    assert unseen == []
+
+
+@every_target
+def test_apt_brings_python_into_an_image_and_nothing_else(target: str) -> None:
+    file = file_of(target)
+    installed = {name for stage in file.lineage(target) for name in stage.apt_packages()}
+    assert installed == (set() if target == "model" else {"python3"})
+
+
+@every_target
+def test_apt_leaves_no_lists_in_an_image(target: str) -> None:
+    file = file_of(target)
+    for stage in file.lineage(target):
+        for line in stage.values("RUN"):
+            assert ("apt-get" in line) == ("rm -rf /var/lib/apt/lists/* /var/cache/apt/*" in line), line
+
+
+@pytest.mark.parametrize("target", LOCKS)
+def test_pip_is_taken_out_of_what_an_image_copies(target: str) -> None:
+    file = file_of(target)
+    copied = 0
+    for copy in (copy for part in file.lineage(target) for copy in part.copies()):
+        source = file.stages[copy.source]
+        for environment in source.environments():
+            if any(PurePosixPath(environment).is_relative_to(path) for path in copy.paths):
+                copied += 1
+                removals = [c for c in source.pip("uninstall") if c[0] == f"{environment}/bin/pip"]
+                assert any("pip" in command[2:] for command in removals), source.name
+    assert copied == 1
+    assert [command for part in file.lineage(target) for command in part.pip("install")] == []
+
+
+@pytest.mark.parametrize("target", LOCKS)
+def test_an_image_installs_its_own_lock(target: str) -> None:
+    file = file_of(target)
+    commands = [command for stage in file.involved(target).values() for command in stage.pip("install")]
+    locks = {command[command.index("-r") + 1] for command in commands if "-r" in command}
+    assert locks == {"/build/build.lock", f"/build/{LOCKS[target]}"}
+
+
+@every_file
+def test_pip_installs_what_is_locked_by_hash_or_our_own_code(file: str) -> None:
+    commands = [command for stage in containerfile(file).stages.values() for command in stage.pip("install")]
+    assert bool(commands) == (file != "model")
+    for command in commands:
+        options = set(command)
+        if "-r" in command:
+            assert options >= {"--require-hashes", "--no-cache-dir", "--no-deps", "--only-binary"}, command
+        else:
+            assert options >= {"--no-index", "--no-deps", "--no-build-isolation"}, command
+            assert command[-1] == "/build/segue"
+
+
+@pytest.mark.parametrize("path", sorted(IMAGES.iterdir()), ids=lambda path: path.name)
+def test_only_public_addresses_are_named(path: PurePosixPath) -> None:
+    text = (IMAGES / path.name).read_text(encoding="utf-8")
+    assert set(re.findall(r"\w+://([^/\s\"']+)", text)) <= PUBLIC_HOSTS

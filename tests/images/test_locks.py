@@ -1,0 +1,100 @@
+"""The lock files: hashes for everything, versions that pyproject.toml allows, and each image its own kind of torch."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.images.containerfiles import IMAGES, ROOT
+
+EXTRAS = {"router": "router", "worker-cpu": "worker", "worker-cuda": "worker"}
+ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
+INSTEAD = {
+    "nixl-cu12": "nixl-cu13"
+}  # NIXL's libraries come in two builds, of which one is enough: see images/lock
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+FOR_GPUS = re.compile(r"nvidia-.*|cuda-.*|triton")
+FOR_WORKERS = re.compile(r"torch|nixl.*|gguf|accelerate|nvidia-.*|triton")
+every_lock = pytest.mark.parametrize("name", ["build", *EXTRAS])
+
+
+def entries(name: str) -> list[list[str]]:
+    """Each requirement of `images/NAME.lock` as words: what, then its hashes."""
+    text = (IMAGES / f"{name}.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def locked(name: str) -> dict[str, Version]:
+    """Package → its one version."""
+    requirements = [Requirement(words[0]) for words in entries(name)]
+    return {
+        canonicalize_name(requirement.name): Version(next(iter(requirement.specifier)).version)
+        for requirement in requirements
+    }
+
+
+@cache
+def project() -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def wanted(name: str) -> list[Requirement]:
+    """What the lock has to satisfy."""
+    if name == "build":
+        lines = project()["build-system"]["requires"]
+    else:
+        table = project()["project"]
+        lines = table["dependencies"] + table["optional-dependencies"][EXTRAS[name]]
+    requirements = [Requirement(line) for line in lines]
+    return [each for each in requirements if not each.marker or each.marker.evaluate(ENVIRONMENT)]
+
+
+@every_lock
+def test_everything_is_one_version_with_hashes(name: str) -> None:
+    assert entries(name)
+    for what, *hashes in entries(name):
+        assert re.fullmatch(r"[a-z0-9-]+==[0-9a-z.+]+", what), what  # no URL, path, option, range or marker
+        assert hashes, what
+        assert [word for word in hashes if not HASH.fullmatch(word)] == [], what
+    assert len(locked(name)) == len(entries(name))
+
+
+@every_lock
+def test_versions_are_in_the_ranges_of_the_project(name: str) -> None:
+    versions = locked(name)
+    for requirement in wanted(name):
+        package: str = canonicalize_name(requirement.name)
+        if name.startswith("worker"):
+            package = INSTEAD.get(package, package)
+        assert package in versions, f"images/lock {name}: {package} is not in it"
+        assert requirement.specifier.contains(versions[package], prereleases=True), (
+            f"images/lock {name}: {requirement} is asked for, {versions[package]} is in it"
+        )
+
+
+def test_a_router_gets_nothing_that_only_workers_need() -> None:
+    assert [package for package in locked("router") if FOR_WORKERS.fullmatch(package)] == []
+
+
+def test_torch_is_built_for_the_device_of_its_image() -> None:
+    cpu, cuda = locked("worker-cpu"), locked("worker-cuda")
+    assert cpu["torch"].local == "cpu"
+    assert cuda["torch"].local is None
+    assert cpu["torch"].public == cuda["torch"].public
+    assert [package for package in cpu if FOR_GPUS.fullmatch(package)] == []
+    assert [package for package in cuda if FOR_GPUS.fullmatch(package)] != []
+
+
+def test_what_both_workers_have_is_the_same() -> None:
+    cpu, cuda = locked("worker-cpu"), locked("worker-cuda")
+    different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
+    assert different == {"torch"}
+    assert cpu.keys() <= cuda.keys()
