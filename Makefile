@@ -12,11 +12,11 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test lint docs goldens simulate bench clean
+.PHONY: setup serve test images cluster-test lint docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | test | lint | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | test | images | cluster-test | lint | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -38,6 +38,12 @@ serve: setup
 
 test: setup
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+images: setup
+	images/build
+
+cluster-test: setup images
+	$(VENV)/bin/python -m pytest tests/cluster $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff format --check .

@@ -1,0 +1,128 @@
+"""Streams of OpenAI's own client while something happens to the cluster, and what their readers saw.
+
+The client never tries again by itself. What a stream must say is what an undisturbed run said: all pods compute with
+the same kernels on the same kind of CPU, so any difference is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+import openai
+
+STREAMS_AT_FAULT_MIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request."""
+
+    prompt: str
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the reader of one request saw."""
+
+    plan: Plan
+    began_at: float = 0.0
+    pieces: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # when text came, in monotonic seconds
+    ends: list[str] = field(default_factory=list)  # finish reasons
+    tokens: int = 0
+    ended_at: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has a token and has not ended."""
+        return bool(self.times) and not self.ended_at
+
+    def longest_pause(self, since: float) -> float:
+        """Seconds its reader waited for the first text or the next, at most; waits over by `since` do not count."""
+        moments = itertools.pairwise([self.began_at, *self.times])
+        return max((after - before for before, after in moments if after > since), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened to the streams that ran when something was done, and to those that came with it."""
+
+    name: str
+    streams: list[Stream]
+    running_at_fault: int
+    fault_at: float
+
+    @property
+    def pauses(self) -> list[float]:
+        """Of each stream the longest from the fault on, in seconds, ascending."""
+        return sorted(stream.longest_pause(self.fault_at) for stream in self.streams)
+
+    @property
+    def last_end(self) -> float:
+        """Seconds from the fault to the end of the last stream."""
+        return max(stream.ended_at for stream in self.streams) - self.fault_at
+
+
+def run_streams(
+    url: str,
+    plans: list[Plan],
+    name: str = "",
+    fault: Callable[[], object] | None = None,
+    later: list[Plan] | None = None,
+) -> Report:
+    """All plans at once; the fault when enough of them run, and with it the later ones. Raises what a stream raised."""
+    return asyncio.run(_run(url, plans, name, fault, later or []))
+
+
+async def _run(
+    url: str, plans: list[Plan], name: str, fault: Callable[[], object] | None, later: list[Plan]
+) -> Report:
+    streams = [Stream(plan) for plan in plans]
+    others = [Stream(plan) for plan in later]
+    running, fault_at = 0, monotonic()
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300.0
+    ) as client:
+        tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
+        if fault is not None:
+            while sum(stream.runs for stream in streams) < STREAMS_AT_FAULT_MIN:
+                assert not all(task.done() for task in tasks), "the streams ended before enough of them ran"
+                await asyncio.sleep(0.02)
+            running, fault_at = sum(stream.runs for stream in streams), monotonic()
+            happening = asyncio.create_task(asyncio.to_thread(fault))
+            tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]
+            await happening
+        await asyncio.gather(*tasks)
+    return Report(name, streams + others, running, fault_at)
+
+
+async def _follow(client: openai.AsyncOpenAI, stream: Stream) -> None:
+    stream.began_at = monotonic()
+    chunks = await client.completions.create(
+        model="smollm2",
+        prompt=stream.plan.prompt,
+        max_tokens=stream.plan.max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in chunks:
+        if chunk.usage:
+            stream.tokens = chunk.usage.completion_tokens
+        for choice in chunk.choices:
+            if choice.text:
+                stream.pieces.append(choice.text)
+                stream.times.append(monotonic())
+            if choice.finish_reason:
+                stream.ends.append(choice.finish_reason)
+    stream.ended_at = monotonic()

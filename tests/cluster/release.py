@@ -1,0 +1,99 @@
+"""The release under test: where it listens, what its pods show, and what must be so when nothing runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster.kubernetes import Cluster, Pod
+from tests.waiting import until
+
+NAME = "segue"
+CHART = "charts/segue"
+DEMO_VALUES = "charts/segue/ci/cpu-demo.yaml"
+PORTS = {"router": 8000, "prefill": 8001, "decode": 8001}
+READY_SECONDS_MAX = 240
+
+
+@dataclass(slots=True)
+class Release:
+    """An installed chart."""
+
+    cluster: Cluster
+    url: str = ""
+
+    def install(self, *flags: str) -> None:
+        """Install, and wait until all pods are ready."""
+        self.cluster.helm("install", NAME, CHART, "-f", DEMO_VALUES, "--wait", "--timeout", "5m", *flags)
+        service = self.cluster.get("service", f"{NAME}-router")
+        self.url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+
+    def upgrade(self, *flags: str) -> None:
+        """Upgrade, and wait for the rollout."""
+        self.cluster.helm("upgrade", NAME, CHART, "-f", DEMO_VALUES, "--wait", "--timeout", "5m", *flags)
+
+    def scale(self, component: str, replicas: int) -> None:
+        """`kubectl scale`; returns at once."""
+        self.cluster.kubectl("scale", f"deployment/{NAME}-{component}", f"--replicas={replicas}")
+
+    def restart(self, component: str) -> None:
+        """`kubectl rollout restart`, waited for."""
+        self.cluster.kubectl("rollout", "restart", f"deployment/{NAME}-{component}")
+        self.cluster.kubectl("rollout", "status", f"deployment/{NAME}-{component}", "--timeout=5m")
+
+    def wait_for(self, component: str, replicas: int) -> None:
+        """Until exactly so many pods of a component are there, all ready."""
+
+        def there() -> bool:
+            pods = self.cluster.pods(component)
+            return len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
+
+        until(there, READY_SECONDS_MAX, f"{replicas} ready {component} pods")
+
+    def metrics(self, pod: Pod) -> dict[str, float]:
+        """Everything at a pod's /metrics, as `name{label=value,…}` without the role; nothing if it has ended."""
+        samples = {}
+        try:
+            page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
+        except AssertionError:
+            if self.cluster.now(pod) is not None:
+                raise
+            return {}  # it ended since it was listed
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")
+                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return samples
+
+    def total(self, component: str, name: str) -> float:
+        """A metric summed over the pods of a component that are ready."""
+        pods = [pod for pod in self.cluster.pods(component) if pod.ready]
+        return sum(self.metrics(pod).get(name, 0.0) for pod in pods)
+
+    def busiest(self, component: str) -> Pod:
+        """The pod with the most requests in slots."""
+        pods = [pod for pod in self.cluster.pods(component) if pod.ready and not pod.leaving]
+        return max(pods, key=lambda pod: self.metrics(pod).get("segue_slots_used", 0.0))
+
+    def has_changed(self, pod: Pod) -> bool:
+        """Whether it is leaving or gone, or its container was started again."""
+        now = self.cluster.now(pod)
+        return now is None or now.leaving or now.restarts > pod.restarts
+
+    def held(self) -> dict[str, float]:
+        """What requests still hold anywhere; empty when all is as before the first request."""
+        held = {}
+        for pod in self.cluster.pods():
+            if pod.component not in PORTS or not pod.ready:
+                continue
+            for name, value in self.metrics(pod).items():
+                in_use = re.match(r"segue_pages\{state=(owned|arriving|copying|quarantined)\}", name)
+                counts = name.startswith("segue_requests_running{") or name in (
+                    "segue_leases",
+                    "segue_slots_used",
+                )
+                if value and (in_use or counts):
+                    held[f"{pod.name} {name}"] = value
+        return held

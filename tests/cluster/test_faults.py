@@ -1,0 +1,212 @@
+"""No stream is lost: pods are scaled, deleted, killed, frozen and rolled while at least eight streams run.
+
+Each time every stream ends exactly once with exactly the tokens of the undisturbed run, and nothing is held afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from time import monotonic
+
+import httpx2
+import pytest
+
+from tests.cluster import node
+from tests.cluster.conftest import Faulted
+from tests.cluster.release import Release
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def two_decode_pods(release: Release) -> None:
+    release.scale("decode", 2)
+    release.wait_for("decode", 2)
+
+
+@pytest.mark.usefixtures("two_decode_pods")
+def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
+    release: Release, faulted: Faulted
+) -> None:
+    """Streams of a thousand tokens: moved by pages, none recomputed, and the process gone before they end."""
+    moved, again = moves(release), continuations(release)
+    ended: dict[str, float] = {}
+
+    def scale_down() -> None:
+        running = {pod.uid: node.process_of(pod) for pod in release.cluster.pods("decode")}
+        held = {pod.uid: release.metrics(pod)["segue_slots_used"] for pod in release.cluster.pods("decode")}
+        began = monotonic()
+        release.scale("decode", 1)
+        until(lambda: any(pod.leaving for pod in release.cluster.pods("decode")), 30, "a pod that leaves")
+        victim = next(pod for pod in release.cluster.pods("decode") if pod.leaving)
+        until(lambda: not node.is_running(running[victim.uid]), 30, "the end of its process")
+        ended.update(held=held[victim.uid], after_seconds=monotonic() - began, at=monotonic())
+
+    report = faulted("`kubectl scale` decode 2 → 1", scale_down, max_tokens=1000)
+    assert ended["held"] >= 6
+    assert moves(release) - moved >= ended["held"]
+    assert continuations(release) == again
+    assert ended["after_seconds"] < 10
+    assert ended["at"] < min(stream.ended_at for stream in report.streams if stream.plan.max_tokens == 1000)
+    release.wait_for("decode", 1)
+
+
+def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: Faulted) -> None:
+    def scale() -> None:
+        release.scale("decode", 3)
+        release.wait_for("decode", 3)
+        release.scale("decode", 1)
+
+    faulted("`kubectl scale` decode 1 → 3 → 1", scale, max_tokens=600)
+    release.wait_for("decode", 1)
+
+
+@pytest.mark.parametrize("component", ["decode", "prefill"])
+def test_a_pod_is_deleted(release: Release, faulted: Faulted, component: str) -> None:
+    pod = release.cluster.pods(component)[0]
+    delete = lambda: release.cluster.kubectl("delete", "pod", pod.name, "--wait=false")  # noqa: E731
+    faulted(f"`kubectl delete pod`, the only {component} pod", delete, [pod])
+    release.wait_for(component, 1)
+
+
+def test_a_decode_pod_is_deleted_by_force(release: Release, faulted: Faulted) -> None:
+    pod = release.cluster.pods("decode")[0]
+    flags = ("--wait=false", "--force", "--grace-period=0")
+    delete = lambda: release.cluster.kubectl("delete", "pod", pod.name, *flags)  # noqa: E731
+    faulted("… `--force --grace-period=0`, the only decode pod", delete, [pod])
+    release.wait_for("decode", 1)
+
+
+@pytest.mark.parametrize("component", ["decode", "prefill"])
+def test_the_process_of_the_only_pod_is_killed(release: Release, faulted: Faulted, component: str) -> None:
+    pod = release.cluster.pods(component)[0]
+    faulted(f"SIGKILL, the only {component} pod", lambda: node.kill(pod), [pod])
+    release.wait_for(component, 1)
+    assert release.cluster.pods(component)[0].restarts == pod.restarts + 1
+
+
+@pytest.mark.usefixtures("two_decode_pods")
+def test_one_of_two_decode_processes_is_killed(release: Release, faulted: Faulted) -> None:
+    pod = release.cluster.pods("decode")[0]
+    again = continuations(release)
+    faulted("SIGKILL, one of two decode pods", lambda: node.kill(pod), [pod])
+    assert continuations(release) > again
+    release.wait_for("decode", 2)
+
+
+@pytest.mark.usefixtures("two_decode_pods")
+def test_a_decode_pod_is_out_of_memory(release: Release, faulted: Faulted) -> None:
+    pod = release.cluster.pods("decode")[0]
+    again = continuations(release)
+    faulted("OOM kill, one of two decode pods", lambda: node.let_memory_end(release.cluster, pod), [pod])
+    assert "OOMKilled" in release.cluster.kubectl("get", "pod", pod.name, "-o", "yaml")
+    assert continuations(release) > again
+    release.wait_for("decode", 2)
+
+
+@pytest.mark.usefixtures("two_decode_pods")
+def test_a_decode_pod_freezes_and_thaws(release: Release, faulted: Faulted) -> None:
+    pod = release.busiest("decode")
+    pid = node.process_of(pod)
+    again = continuations(release)
+
+    def thaw() -> None:
+        with contextlib.suppress(ProcessLookupError):  # its liveness probe may have ended it
+            os.kill(pid, signal.SIGCONT)
+
+    def freeze() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: release.total("router", "segue_workers{worker_role=decode}") == 1, 60, "its loss")
+        thaw()
+
+    try:
+        faulted("SIGSTOP until its loss is noticed, one of two decode pods", freeze)
+    finally:
+        thaw()
+    assert continuations(release) > again
+    release.wait_for("decode", 2)
+    release.scale("decode", 1)
+    release.wait_for("decode", 1)
+
+
+@pytest.mark.parametrize("component", ["decode", "prefill", "router"])
+def test_a_deployment_is_rolled(release: Release, faulted: Faulted, component: str) -> None:
+    before = release.cluster.pods(component)
+    faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before)
+    release.wait_for(component, 1)
+
+
+def test_no_short_request_fails_while_the_router_is_rolled(release: Release) -> None:
+    statuses: list[int] = []
+
+    async def ask_until(done: asyncio.Event) -> None:
+        body = {"model": "smollm2", "prompt": "One", "max_tokens": 1}
+        async with httpx2.AsyncClient(base_url=release.url, timeout=60) as pooled:
+            asked = []
+            while not done.is_set():
+                asked.append(asyncio.create_task(pooled.post("/v1/completions", json=body)))
+                await asyncio.sleep(0.05)
+            statuses.extend([answer.status_code for answer in await asyncio.gather(*asked)])
+
+    async def run() -> None:
+        done = asyncio.Event()
+        asking = asyncio.create_task(ask_until(done))
+        await asyncio.to_thread(release.restart, "router")
+        await asyncio.to_thread(release.wait_for, "router", 1)
+        done.set()
+        await asking
+
+    asyncio.run(run())
+    assert len(statuses) > 100
+    assert set(statuses) == {200}
+
+
+ONE_ROUTER = ("--set", "router.replicas=1")
+QUEUE_BOUND = ("--set", "router.config.queueMax=500")
+PAGE_SIZE = ("--set", "prefill.config.pageSize=32", "--set", "decode.config.pageSize=32")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "components"),
+    [
+        ("`helm upgrade`, a queue's bound", QUEUE_BOUND, ["router"]),
+        ("`helm upgrade`, the page size", PAGE_SIZE, ["prefill", "decode", "router"]),
+        ("`helm upgrade`, back again", (), ["prefill", "decode"]),
+    ],
+)
+def test_an_upgrade(
+    release: Release, faulted: Faulted, name: str, flags: tuple[str, ...], components: list[str]
+) -> None:
+    victims = [pod for component in components for pod in release.cluster.pods(component)]
+    upgrade: Callable[[], None] = lambda: release.upgrade(*ONE_ROUTER, *flags)  # noqa: E731
+    faulted(name, upgrade, victims)
+
+
+def test_an_upgrade_keeps_what_was_scaled(release: Release) -> None:
+    release.scale("decode", 2)
+    release.wait_for("decode", 2)
+    release.upgrade(*ONE_ROUTER, "--set", "router.config.queueMax=600")
+    release.wait_for("decode", 2)
+    release.scale("decode", 1)
+    release.wait_for("decode", 1)
+
+
+def moves(release: Release) -> float:
+    """Requests that were moved by their pages."""
+    return release.total("router", "segue_moves_total{outcome=moved}")
+
+
+def continuations(release: Release) -> float:
+    """Attempts after the first, for whatever cause."""
+    found = [release.metrics(pod) for pod in release.cluster.pods("router") if pod.ready]
+    return sum(
+        value
+        for metrics in found
+        for name, value in metrics.items()
+        if name.startswith("segue_continuations_total")
+    )
