@@ -14,7 +14,10 @@ from time import monotonic
 
 import openai
 
+from tests.waiting import until
+
 STREAMS_AT_FAULT_MIN = 8
+FIRST_TOKENS_SECONDS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,8 @@ async def _run(
     ) as client:
         tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
         if fault is not None:
-            while sum(stream.runs for stream in streams) < STREAMS_AT_FAULT_MIN:
-                assert not all(task.done() for task in tasks), "the streams ended before enough of them ran"
-                await asyncio.sleep(0.02)
+            enough = lambda: sum(stream.runs for stream in streams) >= STREAMS_AT_FAULT_MIN  # noqa: E731
+            await asyncio.to_thread(until, enough, FIRST_TOKENS_SECONDS_MAX, "a token of enough streams")
             running, fault_at = sum(stream.runs for stream in streams), monotonic()
             happening = asyncio.create_task(asyncio.to_thread(fault))
             tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]

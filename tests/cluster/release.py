@@ -58,9 +58,10 @@ class Release:
         try:
             page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
         except AssertionError:
-            if self.cluster.now(pod) is not None:
-                raise
-            return {}  # it ended since it was listed
+            now = self.cluster.now(pod)
+            if now is None or now.leaving:
+                return {}  # its process ended since it was listed
+            raise
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")

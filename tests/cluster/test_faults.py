@@ -150,7 +150,8 @@ def test_no_short_request_fails_while_the_router_is_rolled(release: Release) -> 
             asked = []
             while not done.is_set():
                 asked.append(asyncio.create_task(pooled.post("/v1/completions", json=body)))
-                await asyncio.sleep(0.05)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(done.wait(), SHORT_REQUEST_SECONDS)
             statuses.extend([answer.status_code for answer in await asyncio.gather(*asked)])
 
     async def run() -> None:
@@ -166,6 +167,7 @@ def test_no_short_request_fails_while_the_router_is_rolled(release: Release) -> 
     assert set(statuses) == {200}
 
 
+SHORT_REQUEST_SECONDS = 0.05  # from one short request to the next
 ONE_ROUTER = ("--set", "router.replicas=1")
 QUEUE_BOUND = ("--set", "router.config.queueMax=500")
 PAGE_SIZE = ("--set", "prefill.config.pageSize=32", "--set", "decode.config.pageSize=32")
