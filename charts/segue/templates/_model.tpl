@@ -69,7 +69,7 @@
     {{- if eq $of "router" }}
     - |
       for file in /model/*; do
-        case $file in *.safetensors) ;; *) cp -R "$file" /models/ ;; esac
+        case $file in *.safetensors | *.packed) ;; *) cp -R "$file" /models/ ;; esac
       done
     {{- else }}
     - cp -R /model/. /models/
