@@ -200,7 +200,7 @@ def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None
     init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
     assert {each["image"] for each in init.values()} == {"localhost/segue-model-smollm2:0.1.0"}
     assert init["decode"] == init["prefill"]
-    assert "*.safetensors) ;;" in init["router"]["args"][0]
+    assert "*.safetensors | *.packed) ;;" in init["router"]["args"][0]
 
 
 def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
