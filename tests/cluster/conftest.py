@@ -18,7 +18,8 @@ from tests.waiting import until
 IMAGES = ("segue-router", "segue-worker", "segue-model-smollm2")
 FAILED = Path(__file__).parent / "failed"
 REPORTS = pytest.StashKey[list[Report]]()
-PLANS = [Plan(f"Chapter {number}. The expedition left the harbour at dawn, and", 240) for number in range(12)]
+PLANS = [Plan(f"Chapter {number}. The expedition left the harbour at dawn, and", 240) for number in range(16)]
+LONGEST = 1100  # tokens
 LATER = [Plan(f"Letter {number}. Dear friend, since you left us", 60) for number in range(4)]
 
 
@@ -60,7 +61,7 @@ def release(cluster: Cluster) -> Release:
 @pytest.fixture(scope="session")
 def undisturbed(release: Release) -> dict[str, str]:
     """What each prompt is answered when nothing happens; a longer answer begins with the shorter one."""
-    plans = [Plan(plan.prompt, 1000) for plan in PLANS] + LATER
+    plans = [Plan(plan.prompt, LONGEST) for plan in PLANS] + LATER
     report = run_streams(release.url, plans, "undisturbed")
     assert [stream.tokens for stream in report.streams] == [plan.max_tokens for plan in plans]
     return {stream.plan.prompt: stream.text for stream in report.streams}
