@@ -92,7 +92,8 @@ class Server(uvicorn.Server):
             return
         self._leaving = True
         self._on_leave()
-        self.server_state.default_headers.append((b"connection", b"close"))
+        for headers in (self.server_state.default_headers, self.config.encoded_headers):
+            headers.append((b"connection", b"close"))  # of answers until the next tick, and from it on
         self._drain_seconds = self._settings.drain_seconds
         asyncio.get_running_loop().call_later(self._settings.endpoint_lag_seconds, self._close_the_door)
 

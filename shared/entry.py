@@ -29,9 +29,8 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
 
     `serve` should import what is heavy (torch, nixl, transformers) itself: `--help` and a wrong flag answer at once.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # until the process can say goodbye: no traceback from anywhere
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the process serves, and can say goodbye
+        signal.signal(number, _end_by_signal)
     try:
         config = load(struct, sys.argv[1:], os.environ)
         if config.lifeline_fd >= 0:
@@ -43,6 +42,11 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
     except StartError as error:
         leave_with_sentence(f"{role}: {error}")
     _leave_at_once()
+
+
+def _end_by_signal(number: int, _: object) -> NoReturn:
+    """As the kernel would end it: a handler of our own, since process 1 of a container has no default one."""
+    os._exit(128 + number)
 
 
 def _leave_at_once() -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -38,9 +39,9 @@ def port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def start(folder: Path, port: int, *flags: str) -> subprocess.Popen[str]:
+def start(folder: Path, port: int, *flags: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """A router whose only prefill worker never comes."""
-    command = [sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
+    command = [*before, sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
     command += ["--link-seed-file", str(folder.parent / "seed"), "--workers", "prefill=127.0.0.1:1", *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -82,7 +83,7 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
 def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_streams(
     folder: Path, port: int
 ) -> None:
-    flags = ("--keepalive-seconds", "0.1", "--endpoint-lag-seconds", "1", "--drain-seconds", "2")
+    flags = ("--keepalive-seconds", "0.1", "--endpoint-lag-seconds", "3", "--drain-seconds", "2")
     router = start(folder, port, *flags)
     wait_until_alive(router, port)
     url = f"http://127.0.0.1:{port}"
@@ -96,17 +97,45 @@ def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_strea
         began = time.monotonic()
         router.send_signal(signal.SIGTERM)
         until(lambda: pooled.get(f"{url}/readyz").status_code == 503, 1, "unreadiness")
-        late = pooled.get(f"{url}/v1/models")
-        assert (late.status_code, late.headers["connection"]) == (200, "close")
-        assert time.monotonic() - began < 1
+        late: list[tuple[int, str | None]] = []
+
+        def ask() -> bool:
+            answer = pooled.get(f"{url}/v1/models")
+            late.append((answer.status_code, answer.headers.get("connection")))
+            return time.monotonic() - began > 2
+
+        until(ask, 3, "the time that load balancers are left")
+        assert set(late) == {(200, "close")}
         until(lambda: refuses(port), 5, "the end of listening")
         assert router.poll() is None
         assert any(next(lines).startswith(":") for _ in range(3)), "the stream lives on"
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
-    assert 3 <= time.monotonic() - began < 6
+    assert 5 <= time.monotonic() - began < 9
     router.communicate(timeout=10)
     assert router.returncode == 0
+
+
+def test_a_router_that_is_process_1_and_still_loads_ends_when_it_is_told_to(folder: Path, port: int) -> None:
+    """Process 1 of a container has no default action for SIGTERM; a pod is told only once, whatever it is doing."""
+    isolated = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace for processes can be made here")
+    router = start(folder, port, before=isolated)
+    children = Path(f"/proc/{router.pid}/task/{router.pid}/children")
+    until(children.read_text, 10, "the child of unshare")
+    first = int(children.read_text())
+    until(lambda: b"router" in Path(f"/proc/{first}/cmdline").read_bytes(), 10, "the router's beginning")
+
+    def told() -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, signal.SIGTERM)
+        return router.poll() is not None
+
+    until(told, 10, "the end of a router that loads")
+    _, said = router.communicate()
+    assert "listening" not in said, "it came to serve before it ended"
+    assert "Traceback" not in said
 
 
 def refuses(port: int) -> bool:
