@@ -106,6 +106,11 @@ def test_named_clients_alone_may_reach_the_router(source: str, expected: bool) -
     assert allowed(source, "router", ROUTER, CLIENTS) is expected
 
 
+def test_those_who_read_metrics_reach_a_router_that_is_open_to_named_clients_alone() -> None:
+    assert not allowed("monitoring", "router", ROUTER, CLIENTS)
+    assert allowed("monitoring", "router", ROUTER, CLIENTS, METRICS)
+
+
 @pytest.mark.parametrize(
     ("source", "port", "expected"),
     [("monitoring", HTTP, True), ("monitoring", KV, False), ("stranger", HTTP, False)],
@@ -141,6 +146,21 @@ def test_who_may_reach_whom_when_egress_is_closed(
 def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
     sets = ("networkPolicy.egress.enabled=true", "model=Qwen/Qwen3-0.6B")
     assert allowed("decode", "outside", 443, *sets)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("https://mirror", 443),
+        ("http://mirror", 80),
+        ("http://mirror:8080", 8080),
+        ("https://[fd00::1]:444/x", 444),
+    ],
+)
+def test_closed_egress_opens_the_port_of_a_mirror(endpoint: str, port: int) -> None:
+    sets = ("networkPolicy.egress.enabled=true", "model=a/b", f"modelSource.hub.endpoint={endpoint}")
+    assert allowed("decode", "outside", port, *sets)
+    assert not allowed("decode", "outside", port + 1, *sets)
 
 
 def test_every_policy_lies_in_the_namespace_of_its_pods() -> None:

@@ -67,6 +67,7 @@ CONTRADICTIONS = {
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
     "sameNodeGpuIpc=true": "device is not cuda",
     "rbac.create=false": "name the account",
+    "links.existingSecret=segue-links": "give yours another name",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
 }
 
@@ -199,7 +200,9 @@ def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None
     rendered = pods(objects(None))
     init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
     assert {each["image"] for each in init.values()} == {"localhost/segue-model-smollm2:0.1.0"}
+    asked = [init[role].pop("resources") for role in ("prefill", "decode")]
     assert init["decode"] == init["prefill"]
+    assert asked == [rendered[role]["spec"]["containers"][0]["resources"] for role in ("prefill", "decode")]
     assert "*.safetensors | *.packed) ;;" in init["router"]["args"][0]
 
 
@@ -212,6 +215,16 @@ def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
     assert "--include=*.safetensors" in init["decode"]["args"]
     assert "--include=*.safetensors" not in init["router"]["args"]
     assert init["decode"]["env"][-1]["valueFrom"]["secretKeyRef"]["name"] == "hub-token"
+
+
+@pytest.mark.parametrize("values", ["cpu-demo", "gpu", "production"])
+def test_every_container_has_what_a_quota_asks_for_and_only_the_main_one_devices(values: str) -> None:
+    for pod in pods(objects(values)).values():
+        for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+        for container in pod["spec"].get("initContainers", []):
+            assert "nvidia.com/gpu" not in container["resources"]["limits"]
 
 
 def test_a_model_on_a_volume_or_in_the_image_is_not_copied() -> None:

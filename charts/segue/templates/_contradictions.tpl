@@ -5,6 +5,9 @@
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
 {{- end -}}
+{{- if eq .Values.links.existingSecret (printf "%s-links" (include "segue.fullname" .)) -}}
+{{- fail (printf "links.existingSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" .Values.links.existingSecret) -}}
+{{- end -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}

@@ -56,9 +56,9 @@
 {{- end -}}
 {{- end -}}
 
-{{/* (root, "router" | "worker") → the init container that fills /models; a router's has no weights. */}}
+{{/* (root, role, of) → the init container that fills /models; a router's has no weights. */}}
 {{- define "segue.modelInit" -}}
-{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}
 {{- $kind := include "segue.modelKind" $root -}}
 {{- if has $kind (list "image" "hub") -}}
 - name: model
@@ -75,7 +75,7 @@
     - cp -R /model/. /models/
     {{- end }}
   {{- else }}
-  image: {{ include "segue.image" . }}
+  image: {{ include "segue.image" (list $root $of) }}
   command: [hf, download]
   args:
     - {{ $root.Values.model }}
@@ -103,11 +103,11 @@
     {{- end }}
   {{- end }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-  {{- /* The scheduler counts the larger of init and main containers, so this asks for what the pod has anyway. */}}
+  {{- /* The scheduler counts the larger of init and main containers, so these cost nothing. */}}
+  {{- with include "segue.plainResources" (list $root $role) }}
   resources:
-    requests:
-      cpu: 50m
-      memory: 64Mi
+    {{- . | trim | nindent 4 }}
+  {{- end }}
   {{- with $root.Values.securityContext }}
   securityContext:
     {{- toYaml . | nindent 4 }}

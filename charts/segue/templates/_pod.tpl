@@ -55,16 +55,32 @@ imagePullSecrets:
 {{ $field }}: {{ . }}
 {{- end }}
 {{- end }}
-{{- /* Templates may stand in these, for selectors need the release's name. */}}
-{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- include "segue.placement" (list $root $role "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints") }}
+{{- with include "segue.modelInit" . }}
+initContainers:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* (root, role, field…) → those of them that have a value; templates may stand in it, for selectors need the release's name. */}}
+{{- define "segue.placement" -}}
+{{- $root := index . 0 -}}{{- $values := index $root.Values (index . 1) -}}
+{{- range $field := slice . 2 }}
 {{- with index $values $field }}
 {{ $field }}:
   {{- tpl (toYaml .) $root | nindent 2 }}
 {{- end }}
 {{- end }}
-{{- with include "segue.modelInit" (list $root $of) }}
-initContainers:
-  {{- . | nindent 2 }}
+{{- end -}}
+
+{{/* (root, role) → its resources without devices, for what runs before it or beside it: quotas ask them of every container. */}}
+{{- define "segue.plainResources" -}}
+{{- $values := index (index . 0).Values (index . 1) -}}
+{{- range $side := list "requests" "limits" }}
+{{- with pick (dig $side dict (default dict $values.resources) | default dict) "cpu" "memory" "ephemeral-storage" }}
+{{ $side }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
