@@ -36,9 +36,7 @@ class Pod:
     uid: str
     name: str
     role: str  # the component label; pods of other components are not looked at
-    url: str = (
-        ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "" if it has none yet
-    )
+    url: str = ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "": none yet
     ready: bool = False
     leaving: bool = False  # it has a deletionTimestamp
     ended: bool = False  # Succeeded or Failed: the object stays, its IP address may be another's already

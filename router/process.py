@@ -106,6 +106,7 @@ async def _serve(
         await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()
+        await siblings.close()
         discovery.close()
         shell.close()
         prompts.close()

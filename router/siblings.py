@@ -17,6 +17,7 @@ import structlog
 MARK_BYTES = 4
 DRAWN_BYTES = 8
 ANSWER_SECONDS_MAX = 3.0
+QUESTIONS_MAX = 4  # at a time; others wait, and as long
 
 log = structlog.get_logger(__name__)
 
@@ -24,10 +25,16 @@ log = structlog.get_logger(__name__)
 class Siblings:
     """Knows this router's own mark, and where the routers with other marks are."""
 
-    def __init__(self, uid: str, routers: Callable[[], Mapping[str, str]]):
-        """`routers` gives the URL of each router there is now, by its uid; this one may be among them."""
-        self._mark = _mark(uid)
+    def __init__(self, name: str, routers: Callable[[], Mapping[str, str]]):
+        """`routers` gives the URL of each router there is now, by its name; this one may be among them."""
+        self._mark = _mark(name)
         self._routers = routers
+        self._client = httpx2.AsyncClient(
+            timeout=ANSWER_SECONDS_MAX,
+            limits=httpx2.Limits(max_connections=QUESTIONS_MAX),
+            trust_env=False,  # pods are not behind proxies
+            verify=False,  # it never speaks TLS, and reading the certificates takes 50 ms
+        )
 
     def draw_rid(self) -> str:
         """A new request's id: 24 hexadecimal digits."""
@@ -38,19 +45,21 @@ class Siblings:
         mark = rid[: 2 * MARK_BYTES]
         if mark == self._mark:
             return None
-        return next((url for uid, url in self._routers().items() if _mark(uid) == mark), None)
+        return next((url for name, url in self._routers().items() if _mark(name) == mark), None)
+
+    async def ask(self, url: str, path: str) -> tuple[int, bytes] | None:
+        """Status and JSON of another router's answer, or None if it gives none in time."""
+        try:
+            answer = await self._client.get(url + path)
+        except httpx2.HTTPError as error:
+            log.warning("another router gave no answer", url=url, error=f"{type(error).__name__}: {error}")
+            return None
+        return answer.status_code, answer.content
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._client.aclose()
 
 
-async def ask(url: str, path: str) -> tuple[int, bytes] | None:
-    """Status and JSON of another router's answer, or None if it gives none in time."""
-    try:
-        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS_MAX, trust_env=False) as client:
-            answer = await client.get(url + path)
-    except httpx2.HTTPError as error:
-        log.warning("another router gave no answer", url=url, error=f"{type(error).__name__}: {error}")
-        return None
-    return answer.status_code, answer.content
-
-
-def _mark(uid: str) -> str:
-    return hashlib.blake2b(uid.encode(), digest_size=MARK_BYTES).hexdigest()
+def _mark(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=MARK_BYTES).hexdigest()

@@ -24,7 +24,7 @@ from router.api.generation import Completions, Generation
 from router.api.replies import error_body, send_json
 from router.api.tokens import Tokens
 from router.shell import RouterShell
-from router.siblings import Siblings, ask
+from router.siblings import Siblings
 from shared.metrics import CONTENT_TYPE
 from shared.probes import Health
 
@@ -115,7 +115,7 @@ def _add_debug(app: FastAPI, shell: RouterShell, siblings: Siblings, prompts_max
         url = siblings.of(rid)
         if url is None:
             return JSONResponse(error_body(404, "no request of this id is known any more"), 404)
-        answer = await ask(url, f"/debug/requests/{quote(rid, safe='')}")
+        answer = await siblings.ask(url, f"/debug/requests/{quote(rid, safe='')}")
         if answer is None:
             return JSONResponse(error_body(502, "the router that served it gives no answer"), 502)
         status, body = answer

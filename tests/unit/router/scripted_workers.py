@@ -255,5 +255,6 @@ class RunningRouter:
         self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
+        await siblings.close()
         self.shell.close()
         prompts.close()
