@@ -20,9 +20,10 @@ from shared.baton import Baton
 from shared.effects import AbandonFetch, Effect, StartFetch
 from shared.errors import InvariantError
 from shared.kv_memory import KvMemory
+from shared.messages import Joined
 from shared.page_pool import PageState
 from shared.req import Req
-from shared.transfer.protocol import Ended, Failed, Landed, Stale
+from shared.transfer.protocol import Ended, Failed, Landed, Link, Stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,23 @@ class Arrived:
     """The request's pages are its own and valid."""
 
     req: Req
-    fetched_bytes: int
-    fetch_seconds: float
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    link: Link | None = None  # over which they came, if it has been measured
+
+    @property
+    def joined(self) -> Joined:
+        """What the router hears of it."""
+        req, link = self.req, self.link or Link("", 0.0)
+        return Joined(
+            req.rid,
+            req.attempt,
+            self.fetched_bytes,
+            req.cached_len,
+            self.fetch_seconds,
+            link.transport,
+            link.bytes_per_second,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,7 @@ class Arrivals:
         missing = self.memory.pages_for(baton.kv_len) - start_page
         if missing == 0:
             self.counters.full_hits += 1
-            return self._arrive(req, 0, 0.0)
+            return self._arrive(Arrived(req))
         into = self.memory.give(req, missing, PageState.ARRIVING)
         assert into is not None
         fetch_id = self._next_fetch_id
@@ -119,9 +135,9 @@ class Arrivals:
             self._on_given_up(event)
             return None
         match event:
-            case Landed(_, fetched_bytes, seconds):
+            case Landed(_, fetched_bytes, seconds, link):
                 self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
-                return self._arrive(req, fetched_bytes, seconds)
+                return self._arrive(Arrived(req, fetched_bytes, seconds, link))
             case Stale():
                 self.counters.stale += 1
                 self.memory.release(req, PageState.ARRIVING)
@@ -162,10 +178,11 @@ class Arrivals:
             req.owned = []
         self.memory.release(req, PageState.ARRIVING)
 
-    def _arrive(self, req: Req, fetched_bytes: int, seconds: float) -> Arrived:
+    def _arrive(self, arrived: Arrived) -> Arrived:
+        req = arrived.req
         req.kv_len = req.launched_len = len(req.token_ids) - 1
         self.memory.share(req)
         self.counters.joined += 1
-        self.counters.fetched_bytes += fetched_bytes
+        self.counters.fetched_bytes += arrived.fetched_bytes
         self.counters.cached_tokens += req.cached_len
-        return Arrived(req, fetched_bytes, seconds)
+        return arrived

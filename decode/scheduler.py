@@ -34,7 +34,6 @@ from shared.messages import (
     Decode,
     Dismiss,
     Finished,
-    Joined,
     Load,
     Move,
     RefusalReason,
@@ -292,8 +291,7 @@ class DecodeScheduler:
         req = arrived.req
         self._batch.join(req)
         self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))
-        joined = Joined(req.rid, req.attempt, arrived.fetched_bytes, req.cached_len, arrived.fetch_seconds)
-        self._effects.append(Send(req.router, joined))
+        self._effects.append(Send(req.router, arrived.joined))
 
     def _refuse(self, req: Req, reason: RefusalReason, detail: str) -> None:
         """Tell the router; the request holds no pages any more."""

@@ -62,6 +62,8 @@ class LiveRequest:
     cached_tokens: int | None = None  # in the first attempt's prompt
     fetched_bytes: int = 0
     fetch_seconds: float = 0.0
+    transport: str = ""  # of the last fetch
+    link_bytes_per_second: float = 0.0  # what that link was measured to carry
     retractions: int = 0
     moves: int = 0  # by pages, from one decode worker to another
 
@@ -122,6 +124,8 @@ class LiveRequest:
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
             "fetch_milliseconds": _milliseconds(self.fetch_seconds),
+            "transport": self.transport,
+            "link_bytes_per_second": round(self.link_bytes_per_second),
             "retractions": self.retractions,
             "moves": self.moves,
             "workers": [

@@ -158,6 +158,8 @@ class LiveRequests:
         live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
+        if joined.transport:
+            live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
         self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.observe("fetch_seconds", joined.fetch_seconds)
         if live.moving:

@@ -34,6 +34,7 @@ class Holder(msgspec.Struct, frozen=True):
     words_address: int  # the lease words lie in host memory, 8 bytes each
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
+    known_page: int = -1  # one that holds the same bytes in every worker, to probe links by; -1: none
 
 
 class Baton(msgspec.Struct, frozen=True):

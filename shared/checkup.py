@@ -45,7 +45,15 @@ def check_up(url: str) -> list[str]:
         f"request {rid} went to {', then '.join(workers)}",
         f"{record['fetched_bytes']} bytes of KV moved for it in {record['fetch_milliseconds']:.1f} ms: "
         f"the link gave {record['fetched_bytes'] / max(record['fetch_milliseconds'], 0.001) / 1e3:.0f} MB/s",
+        _link(record),
     ]
+
+
+def _link(record: dict[str, Any]) -> str:
+    if not record["transport"]:
+        return "the link has not been measured yet"
+    megabytes_per_second = record["link_bytes_per_second"] / 1e6
+    return f"measured by itself it carries {megabytes_per_second:.0f} MB/s over {record['transport']}"
 
 
 def _stream(connection: http.client.HTTPConnection, model: str) -> tuple[str, int]:

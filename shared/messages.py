@@ -149,6 +149,10 @@ class Joined(Message, frozen=True):
     fetched_bytes: int
     cached_tokens: int
     fetch_seconds: float
+    transport: str = (
+        ""  # of the link to whoever lent the pages; empty: nothing fetched, or the link not measured
+    )
+    link_bytes_per_second: float = 0.0  # measured at first contact, not by this fetch
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

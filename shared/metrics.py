@@ -221,9 +221,10 @@ GAUGES = (
     Declared("segue_discovery_pods", "workers' pods by state; dialed is what work is sent to", ("state",)),
     Declared(
         "segue_kv_link_bytes_per_second",
-        "measured speed of the last fetch from a peer",
+        "what reading a known page from a peer was measured to carry, by the transport really used",
         ("peer", "transport"),
     ),
+    Declared("segue_kv_links_slow", "peers whose link carries less than a quarter of the best one's"),
 )
 
 HISTOGRAMS = (

@@ -37,6 +37,7 @@ from shared.probes import Health, Probes
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
+from shared.transfer.protocol import Link
 from shared.transfer.self_fetch import self_fetch
 from shared.worker_config import WorkerConfig
 
@@ -173,7 +174,8 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
 def _open_transfer(
     config: WorkerConfig, engine: Engine, uid: str, epoch: int, leases_max: int, fetch_seconds_max: float
 ) -> NixlTransfer:
-    pages = PageMemory(engine.cache.address, engine.cache.page_bytes, engine.limits.pages)
+    cache = engine.cache
+    pages = PageMemory(cache.address, cache.page_bytes, cache.pages, probe_pages=cache.probe_pages)
     transfer = NixlTransfer(
         uid,
         epoch,
@@ -189,9 +191,14 @@ def _open_transfer(
         ),
         clock=monotonic,
     )
-    speed = self_fetch(transfer, pages, engine.kv_format)
-    log.info("fetched a page from itself", bytes_per_second=round(speed))
+    link = self_fetch(transfer, pages, engine.kv_format)
+    figures = {} if link is None else _figures(link)
+    log.info("fetched a page from itself", **figures)
     return transfer
+
+
+def _figures(link: Link) -> dict[str, object]:
+    return {"transport": link.transport, "megabytes_per_second": round(link.bytes_per_second / 1e6)}
 
 
 def _link_settings(config: ProcessConfig) -> LinkSettings:
@@ -241,9 +248,9 @@ def _publish(
         metrics.set("segue_pages", count, state=state.value)
     metrics.set("segue_leases", scheduler.leases_held)
     metrics.set("segue_slots_used", scheduler.slots_used)
-    speeds = transfer.bytes_per_second
-    if speeds:
-        transport = transfer.transport
-        metrics.set_all(
-            "segue_kv_link_bytes_per_second", {(peer, transport): speed for peer, speed in speeds.items()}
-        )
+    probe = transfer.link_probe
+    metrics.set("segue_kv_links_slow", probe.slow_links)
+    metrics.set_all(
+        "segue_kv_link_bytes_per_second",
+        {(peer, link.transport): link.bytes_per_second for peer, link in probe.links.items()},
+    )

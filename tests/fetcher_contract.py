@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PageMemory
+from shared.transfer.memory import PROBE_PAGES, PageMemory
 from shared.transfer.protocol import Collected, Ended, Failed, Fetcher, FetchEvent, Landed, Stale
 
 PAGE_BYTES = 64 * 1024
@@ -38,13 +38,12 @@ class Clock:
 
 
 class PageBuffer:
-    """Real page memory, with a byte for each page to tell it by."""
+    """Real page memory, with a byte for each page to tell it by, and the pages that links are probed by."""
 
     def __init__(self, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
-        self.map = mmap.mmap(-1, pages * page_bytes)
-        self.memory = PageMemory(
-            ctypes.addressof(ctypes.c_char.from_buffer(self.map)), page_bytes=page_bytes, pages=pages
-        )
+        self.map = mmap.mmap(-1, (pages + PROBE_PAGES) * page_bytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.memory = PageMemory(address, page_bytes, pages, probe_pages=PROBE_PAGES)
 
     def fill(self, page: int, byte: int) -> None:
         size = self.memory.page_bytes

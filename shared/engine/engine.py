@@ -26,6 +26,7 @@ from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.weights import OnProgress, Weights, model_fingerprint
 from shared.errors import ConfigError
 from shared.messages import Limits
+from shared.transfer.memory import PROBE_PAGES
 
 _DTYPES = {"auto": torch.float32, "float32": torch.float32}
 _KV_DTYPES = {  # by whether the model is one of blocks
@@ -123,7 +124,14 @@ def _make_cache(
     context = min(most, count * page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
     host_pages = int(count * sizes.host_share)
-    cache = KVCache(config, pages=count, page_size=page_size, host_pages=host_pages, dtype=dtype)
+    cache = KVCache(
+        config,
+        pages=count,
+        page_size=page_size,
+        host_pages=host_pages,
+        probe_pages=PROBE_PAGES,
+        dtype=dtype,
+    )
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
     return cache, context, f"{words}, {slots} slots"
 

@@ -18,59 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetch_states import Event, State, advance
-from shared.transfer.memory import WORD_BYTES, PageMemory
+from shared.transfer.link_probe import LinkProbe
+from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
-
-
-class ReadState(Enum):
-    """How a posted read stands."""
-
-    READING = "reading"
-    DONE = "done"
-    FAILED = "failed"  # no proof that nothing lands any more
-
-
-class NotPostedError(Exception):
-    """The read was refused before a single byte was asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes to copy from one address of the holder to one address here."""
-
-    source: int
-    target: int
-    size_bytes: int
-
-
-class Reader(Protocol):
-    """One generation of one-sided reads, closed as a whole."""
-
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
-        """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
-
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
-        """Post a read of the lease word into a slot; when it is done, `notification` goes to the holder."""
-
-    def word(self, slot: int) -> int:
-        """The word that arrived in the slot."""
-
-    def state(self, handle: int) -> ReadState:
-        """How the read stands; also moves it on."""
-
-    def release(self, handle: int) -> None:
-        """Forget a read that is DONE; never called for another."""
-
-    def close(self) -> None:
-        """Destroy the reader: when this returns nothing lands any more, whatever its reads were doing."""
+from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans, peer_name
 
 
 class Collection(msgspec.Struct, frozen=True, array_like=True):
@@ -114,11 +71,7 @@ class FetchLimits:
 
 
 class Fetches:
-    """The outstanding fetches of one worker: `start`, `abandon` and `poll` of the `Fetcher` protocol.
-
-    `bytes_per_second` is what the last landed fetch of each peer got: its bytes over the seconds from `start` to the
-    lease word. Turns it waited for are in it: it tells how fast pages come here, not what the link could carry.
-    """
+    """The outstanding fetches of one worker: `start`, `abandon` and `poll` of the `Fetcher` protocol."""
 
     def __init__(
         self,
@@ -141,21 +94,22 @@ class Fetches:
         self._slots = list(range(limits.fetches_max))
         self._events: list[Landed | Stale | Failed | Ended] = []
         self._posting_seconds = 0.0  # since the last poll
-        self.bytes_per_second: dict[str, float] = {}
+        self.link_probe = LinkProbe(holder, pages, clock)
         self.readers_fenced = 0
 
     @property
     def outstanding(self) -> int:
-        """Fetches that have not ended; while above 0, `poll` has work to do."""
-        return len(self._fetches)
+        """Fetches that have not ended, and a probe; while above 0, `poll` has work to do."""
+        return len(self._fetches) + self.link_probe.under_way
 
     def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
         """See `Fetcher.start`."""
         assert fetch_id not in self._fetches, f"fetch {fetch_id} was started twice"
-        if reason := self._refusal(baton, start_page, into):
+        now = self._clock()
+        reason = self._refusal(baton, start_page, into)
+        if reason := reason or self.link_probe.meet(baton.holder, self._reader):
             self._events.append(Failed(fetch_id, reason, ended=True))
             return
-        now = self._clock()
         fetch = _Fetch(
             fetch_id,
             baton,
@@ -185,10 +139,11 @@ class Fetches:
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`; `Collected` is told by the transfer around this."""
         self._posting_seconds = 0.0
+        self.link_probe.poll()
         for fetch in list(self._fetches.values()):
             self._move_on(fetch)
         self._share_turn()
-        if self._fetches or self._retiring:
+        if self.outstanding or self._retiring:
             self._fence()
         events: list[FetchEvent] = [*self._events]
         self._events.clear()
@@ -316,12 +271,9 @@ class Fetches:
             self._events.append(Stale(fetch.fetch_id))
             return
         seconds = max(self._clock() - fetch.started, 1e-9)
-        self._events.append(Landed(fetch.fetch_id, fetch.fetched_bytes, seconds))
-        if fetch.fetched_bytes:
-            self.bytes_per_second.pop(fetch.peer, None)
-            self.bytes_per_second[fetch.peer] = fetch.fetched_bytes / seconds
-            if len(self.bytes_per_second) > PEERS_MAX:
-                del self.bytes_per_second[next(iter(self.bytes_per_second))]
+        self.link_probe.poll()  # a probe of this link was posted earlier, and is done as well
+        link = self.link_probe.links.get(fetch.peer)
+        self._events.append(Landed(fetch.fetch_id, fetch.fetched_bytes, seconds, link))
 
     def _give_up(self, fetch: _Fetch, event: Event, reason: str = "") -> None:
         already = fetch.state is State.GIVEN_UP
@@ -346,7 +298,8 @@ class Fetches:
     # ---- the fence ---------------------------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        if self._retiring is None and any(self._overdue(fetch) for fetch in self._fetches.values()):
+        overdue = any(self._overdue(fetch) for fetch in self._fetches.values())
+        if self._retiring is None and (overdue or self.link_probe.broken(self._reader)):
             self._retiring, self._reader = self._reader, self._make_reader()
         retiring = self._retiring
         if retiring is None:
@@ -354,6 +307,7 @@ class Fetches:
         left = [fetch for fetch in self._fetches.values() if fetch.reader is retiring]
         if all(fetch.state is State.GIVEN_UP for fetch in left):
             retiring.close()
+            self.link_probe.forget(retiring)
             self._retiring = None
             self.readers_fenced += 1
             for fetch in left:
@@ -368,32 +322,3 @@ class Fetches:
         if fetch.state is not State.GIVEN_UP or fetch.reader is not self._reader:
             return False
         return fetch.broken or self._clock() - fetch.given_up >= self._limits.fence_seconds
-
-
-PEERS_MAX = 64  # peers remembered at a time: architecture bounds a fleet by that many
-
-
-def peer_name(holder: Holder) -> str:
-    """ "<uid>/<epoch hex>": a restarted worker is another peer."""
-    return f"{holder.uid}/{holder.epoch:x}"
-
-
-def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMemory) -> list[Span]:
-    """What to copy; pages that are neighbours on both sides become one span."""
-    size = pages.page_bytes
-    first = start_page - baton.first_page
-    spans: list[Span] = []
-    for source_page, target_page in zip(baton.pages[first : first + len(into)], into, strict=True):
-        source = baton.holder.pages_address + source_page * size
-        target = pages.address + target_page * size
-        last = spans[-1] if spans else None
-        if last and (last.source + last.size_bytes, last.target + last.size_bytes) == (source, target):
-            spans[-1] = Span(last.source, last.target, last.size_bytes + size)
-        else:
-            spans.append(Span(source, target, size))
-    return spans
-
-
-def word_span(holder: Holder, lease: int, target: int) -> Span:
-    """The 8 bytes that prove a lease."""
-    return Span(holder.words_address + lease * WORD_BYTES, target, WORD_BYTES)

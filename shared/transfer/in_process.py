@@ -14,18 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.transfer.fetches import (
-    Collection,
-    Fetches,
-    FetchLimits,
-    NotPostedError,
-    ReadState,
-    Span,
-    peer_name,
-    word_span,
-)
+from shared.transfer.fetches import Collection, Fetches, FetchLimits
+from shared.transfer.link_probe import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
 
 decode_collection = msgspec.msgpack.Decoder(Collection).decode
 
@@ -104,6 +97,10 @@ class InProcessReader:
         """See `Reader`."""
         assert self._reads.pop(handle).state is ReadState.DONE, "a read was released while bytes may land"
 
+    def new_transport(self) -> str:
+        """See `Reader`."""
+        return "memory"
+
     def close(self) -> None:
         """See `Reader`."""
         self._reads.clear()
@@ -157,6 +154,7 @@ class InProcessTransfer:
             self.words.address,
             pages.device_id,
             "DRAM",
+            pages.known_page,
         )
 
         def make_reader() -> InProcessReader:
@@ -175,9 +173,9 @@ class InProcessTransfer:
         return self._fetches.outstanding
 
     @property
-    def bytes_per_second(self) -> dict[str, float]:
-        """Of the last landed fetch from each peer, lease word included."""
-        return self._fetches.bytes_per_second
+    def link_probe(self) -> LinkProbe:
+        """What is known of the links to those that were read from."""
+        return self._fetches.link_probe
 
     @property
     def readers_fenced(self) -> int:

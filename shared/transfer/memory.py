@@ -14,21 +14,40 @@ import mmap
 from dataclasses import dataclass
 
 WORD_BYTES = 8
+PROBE_PAGES = 2  # the known page and the scratch page
 
 
 @dataclass(frozen=True, slots=True)
 class PageMemory:
-    """One span of memory with all KV pages of a worker; page i begins at `address + i * page_bytes`."""
+    """One span of memory with all KV pages of a worker; page i begins at `address + i * page_bytes`.
+
+    Behind those of the pool there may be two more, by which links are probed (`link_probe`).
+    """
 
     address: int
     page_bytes: int
-    pages: int
+    pages: int  # of the pool
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM
+    probe_pages: int = 0  # 0 or PROBE_PAGES
 
     @property
     def size_bytes(self) -> int:
-        return self.pages * self.page_bytes
+        return (self.pages + self.probe_pages) * self.page_bytes
+
+    @property
+    def known_page(self) -> int:
+        """The page that holds the same bytes in every worker; -1: there is none."""
+        return self.pages if self.probe_pages else -1
+
+    @property
+    def scratch_page(self) -> int:
+        """Where known pages of others land, if there is a known page."""
+        return self.pages + 1
+
+    def address_of(self, page: int) -> int:
+        """Where the page begins, in bytes."""
+        return self.address + page * self.page_bytes
 
 
 class WordTable:

@@ -27,19 +27,11 @@ import msgspec
 
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
-from shared.transfer.fetches import (
-    PEERS_MAX,
-    Collection,
-    Fetches,
-    FetchLimits,
-    NotPostedError,
-    ReadState,
-    Span,
-    peer_name,
-    word_span,
-)
+from shared.transfer.fetches import Collection, Fetches, FetchLimits
+from shared.transfer.link_probe import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, peer_name, word_span
 from shared.transfer.ucx import TransportLog, configure_ucx
 
 logger = logging.getLogger(__name__)
@@ -145,6 +137,10 @@ class NixlReader:
         self._peers[self._reads.pop(handle)] -= 1
         self._agent.agent.releaseXferReq(handle)
 
+    def new_transport(self) -> str:
+        """See `Reader`."""
+        return self._nixl.transport_log.news()
+
     def close(self) -> None:
         """See `Reader`."""
         self._agent.close()
@@ -237,6 +233,7 @@ class NixlTransfer:
             words_address=self.words.address,
             device_id=pages.device_id,
             memory=pages.memory,
+            known_page=pages.known_page,
         )
 
         def make_reader() -> NixlReader:
@@ -256,14 +253,9 @@ class NixlTransfer:
         return self._fetches.outstanding
 
     @property
-    def bytes_per_second(self) -> dict[str, float]:
-        """Of the last landed fetch from each peer, lease word included."""
-        return self._fetches.bytes_per_second
-
-    @property
-    def transport(self) -> str:
-        """What UCX chose for its latest new kind of connection: "cma/memory", "tcp/eth0"; empty: not known."""
-        return self._nixl.transport_log.latest()
+    def link_probe(self) -> LinkProbe:
+        """What is known of the links to those that were read from."""
+        return self._fetches.link_probe
 
     @property
     def readers_fenced(self) -> int:

@@ -15,12 +15,21 @@ from shared.baton import Baton, Holder
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What reading from a peer was found to carry."""
+
+    transport: str  # the one really used: "cma/memory", "tcp/eth0"
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Landed:
     """All pages have arrived and the lease held: the target pages are valid. The fetch has ended."""
 
     fetch_id: int
     fetched_bytes: int
     seconds: float
+    link: Link | None = None  # None: not measured yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from shared.baton import Baton
 from shared.errors import TransferError
+from shared.transfer.link_probe import LinkProbe, holds_pattern
 from shared.transfer.memory import PageMemory
-from shared.transfer.protocol import Collected, Fetcher, FetchEvent, Landed, LeaseWords
+from shared.transfer.protocol import Collected, Fetcher, FetchEvent, Landed, LeaseWords, Link
 
 FETCH_ID = 0
-PATTERN = bytes(range(1, 252))  # a prime length: a shifted page does not look right
+TARGET = 0  # any page of the pool: nobody uses them yet
 WAIT_SECONDS = 0.001
 
 
 class _Transfer(Fetcher, Protocol):
     @property
     def words(self) -> LeaseWords: ...
+    @property
+    def link_probe(self) -> LinkProbe: ...
 
 
 def self_fetch(
@@ -29,21 +31,17 @@ def self_fetch(
     *,
     seconds_max: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
-) -> float:
-    """Fetch the first page into the last one, and hear of it as the holder. Returns bytes per second.
+) -> Link | None:
+    """Fetch the known page into one of the pool, and hear of it as the holder. Returns what the way there carries.
 
     Call it before anything else uses the pages and the words. `TransferError` in one sentence when the page does
     not land, lands with other bytes (checked in DRAM only: VRAM is not this process's to look into), or no
-    notification comes.
+    notification comes. None when this machine is so busy that nothing could be measured.
     """
-    source, target = 0, pages.pages - 1
-    assert source != target, "the self-fetch needs two pages"
-    if pages.memory == "DRAM":
-        _fill(pages, source)
     nonce = transfer.holder.epoch | 1
-    baton = Baton("self-fetch", 0, transfer.holder, kv_format, 0, nonce, 1, 1, (source,))
+    baton = Baton("self-fetch", 0, transfer.holder, kv_format, 0, nonce, 1, 1, (pages.known_page,))
     transfer.words.write(0, nonce)
-    transfer.start(FETCH_ID, baton, 0, [target])
+    transfer.start(FETCH_ID, baton, 0, [TARGET])
     landed, collected = _wait(transfer, clock() + seconds_max, clock)
     transfer.words.clear(0)
     if not isinstance(landed, Landed):
@@ -52,9 +50,9 @@ def self_fetch(
         )
     if not collected:
         raise TransferError(f"the self-fetch of a KV page was not notified within {seconds_max} s")
-    if pages.memory == "DRAM" and _page(pages, source) != _page(pages, target):
+    if pages.memory == "DRAM" and not holds_pattern(pages, TARGET):
         raise TransferError("the self-fetch of a KV page brought other bytes than the page has")
-    return landed.fetched_bytes / landed.seconds
+    return transfer.link_probe.own_link
 
 
 def _wait(transfer: Fetcher, deadline: float, clock: Callable[[], float]) -> tuple[FetchEvent | None, bool]:
@@ -70,12 +68,3 @@ def _wait(transfer: Fetcher, deadline: float, clock: Callable[[], float]) -> tup
             break
         time.sleep(WAIT_SECONDS)
     return ended, collected
-
-
-def _fill(pages: PageMemory, page: int) -> None:
-    repeated = PATTERN * (pages.page_bytes // len(PATTERN) + 1)
-    ctypes.memmove(pages.address + page * pages.page_bytes, repeated, pages.page_bytes)
-
-
-def _page(pages: PageMemory, page: int) -> bytes:
-    return ctypes.string_at(pages.address + page * pages.page_bytes, pages.page_bytes)

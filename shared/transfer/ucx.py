@@ -35,11 +35,10 @@ def configure_ucx(interface: str, ports: str) -> None:
 
 
 class TransportLog:
-    """Which transport UCX chose for its latest kind of read. Make it before UCX is loaded, once a process."""
+    """Which transport UCX chose for its newest kind of read. Make it before UCX is loaded, once a process."""
 
     def __init__(self) -> None:
         self._offset = 0
-        self._latest = ""
         self._file: int | None = None
         log_file = os.environ.get("UCX_LOG_FILE", LOG_LINK)
         if log_file.startswith(LOG_LINK):  # not set, or set by the parent process for itself
@@ -47,14 +46,16 @@ class TransportLog:
             os.environ["UCX_LOG_FILE"] = f"{LOG_LINK}{self._file}"
             os.environ["UCX_PROTO_INFO"] = "y"
 
-    def latest(self) -> str:
-        """ "cma/memory", "tcp/eth0", …; empty when UCX has not said, or logs to a file of the user's own."""
+    def news(self) -> str:
+        """ "cma/memory", "tcp/eth0", …; empty when UCX has said nothing since the last call.
+
+        It says nothing of a second connection of the same kind; and when it logs to a file of the user's own.
+        """
         if self._file is None:
             return ""
         ctypes.CDLL(None).fflush(None)  # UCX leaves its lines in the C library's buffer
         text = os.pread(self._file, os.fstat(self._file).st_size - self._offset, self._offset)
         self._offset += len(text)
-        for table in READ_TABLE.split(text.decode(errors="replace"))[1:]:
-            if row := LAST_RANGE.search(table):
-                self._latest = row[1]
-        return self._latest
+        tables = READ_TABLE.split(text.decode(errors="replace"))[1:]
+        rows = [row[1] for row in map(LAST_RANGE.search, tables) if row]
+        return rows[-1] if rows else ""

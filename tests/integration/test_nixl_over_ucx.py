@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from shared.baton import Baton
-from shared.transfer.fetches import ReadState, Span
 from shared.transfer.nixl import NixlReader, load_nixl
+from shared.transfer.reader import ReadState, Span
 from shared.transfer.ucx import configure_ucx
 from tests.fetcher_contract import KV_FORMAT, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.integration.nixl_processes import PORTS, NixlHolder, epochs, holders

@@ -23,12 +23,18 @@ BROKEN = [chunk("Rayleigh"), json.dumps({"error": {"message": "the worker is los
 
 
 @contextlib.contextmanager
-def router(events: list[str], fetched_bytes: int) -> Iterator[str]:
+def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -> Iterator[str]:
     """The URL of a router whose streams say this."""
     visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
-        "/debug/requests/r1": {"fetched_bytes": fetched_bytes, "fetch_milliseconds": 2.0, "workers": visits},
+        "/debug/requests/r1": {
+            "fetched_bytes": fetched_bytes,
+            "fetch_milliseconds": 2.0,
+            "transport": transport,
+            "link_bytes_per_second": 2_500_000_000,
+            "workers": visits,
+        },
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,7 +73,13 @@ def test_a_whole_stream_whose_kv_moved_passes() -> None:
             "tiny streamed 2 pieces of text and ended properly",
             "request r1 went to prefill p, then decode d",
             "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
+            "measured by itself it carries 2500 MB/s over tcp/eth0",
         ]
+
+
+def test_a_link_that_is_not_measured_yet_passes() -> None:
+    with router(WHOLE, 4_000_000, transport="") as url:
+        assert check_up(url)[-1] == "the link has not been measured yet"
 
 
 @pytest.mark.parametrize(

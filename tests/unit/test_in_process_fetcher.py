@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -11,82 +11,29 @@ import pytest
 from shared.baton import Holder
 from shared.errors import InvariantError, TransferError
 from shared.transfer.fetch_states import TRANSITIONS, Event, State, advance
-from shared.transfer.fetches import Fetches, NotPostedError, ReadState, Span
+from shared.transfer.fetches import Fetches
 from shared.transfer.in_process import InProcessFabric, InProcessReader, InProcessTransfer
 from shared.transfer.memory import WordTable
-from shared.transfer.protocol import Collected, Ended, Failed, Landed
+from shared.transfer.protocol import Ended, Failed, Landed
+from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.self_fetch import self_fetch
 from tests.fetcher_contract import (
     KV_FORMAT,
-    LEASES,
     LIMITS,
     PAGE_BYTES,
-    PAGES,
     AnsweredReadsContract,
     Clock,
     FetcherContract,
     HolderUnderTest,
-    PageBuffer,
     World,
     byte_of,
 )
-
-
-class InProcessHolder:
-    """Implements `HolderUnderTest`."""
-
-    def __init__(self, fabric: InProcessFabric, uid: str, clock: Clock):
-        self.fabric = fabric
-        self.buffer = PageBuffer()
-        for page in range(PAGES):
-            self.buffer.fill(page, byte_of(page))
-        self.transfer = InProcessTransfer(
-            fabric, uid, 5, self.buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
-        )
-
-    @property
-    def holder(self) -> Holder:
-        return self.transfer.holder
-
-    def write(self, lease: int, nonce: int) -> None:
-        self.transfer.words.write(lease, nonce)
-
-    def clear(self, lease: int) -> None:
-        self.transfer.words.clear(lease)
-
-    def collected(self) -> list[Collected]:
-        return [event for event in self.transfer.poll() if isinstance(event, Collected)]
-
-    def freeze(self) -> None:
-        self.fabric.freeze(self.holder.agent)
-
-    def thaw(self) -> None:
-        self.fabric.thaw(self.holder.agent)
-
-    def kill(self) -> None:
-        self.fabric.kill(self.holder.agent)
+from tests.unit.in_process_world import InProcessHolder, make_world
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
     yield from make_world(Clock())
-
-
-def make_world(clock: Clock) -> Iterator[World]:
-    fabric, buffer = InProcessFabric(), PageBuffer()
-    reader = InProcessTransfer(
-        fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
-    )
-    holders: list[
-        InProcessHolder
-    ] = []  # batons name addresses: what they point to lives as long as the world
-
-    def make_holder() -> InProcessHolder:
-        holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock))
-        return holders[-1]
-
-    yield World(reader, buffer, clock, make_holder)
-    reader.close()
 
 
 class TestInProcess(FetcherContract, AnsweredReadsContract):
@@ -280,7 +227,10 @@ class ReaderWithoutWords(InProcessReader):
 def fetch_with(reader: FailingReader | ReaderWithoutWords, world: World) -> Fetches:
     """Six portions under way."""
     assert isinstance(world.reader, InProcessTransfer)
-    own, memory = world.reader.holder, world.pages.memory
+    own, memory = (
+        world.reader.holder,
+        replace(world.pages.memory, probe_pages=0),
+    )  # reads of pages are counted
     fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
     fetches.start(1, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
     return fetches
@@ -325,7 +275,11 @@ def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: World) -> 
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: World) -> None:
     assert isinstance(world.reader, InProcessTransfer)
-    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) > 0
+    link = self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
+    assert link is not None
+    assert link.bytes_per_second > 0
+    assert link.transport == "memory"
+    assert world.reader.link_probe.links == {}, "a worker is no peer of itself"
     assert world.reader.words.read(0) == 0
     assert world.reader.poll() == []
 

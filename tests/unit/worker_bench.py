@@ -18,13 +18,14 @@ from shared.links_in_memory import MemoryLinks
 from shared.messages import Decode, Hello, Message, Prefill, Role
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
-from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
+from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Link, Stale
 
 PAGE_SIZE = 4
 EOS = 0
 ORDINARY = 9
 KV_FORMAT = "bench"
 HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
+LINK = Link("tcp/eth0", 1e9)
 MessageKind = TypeVar("MessageKind", bound=Message)
 
 
@@ -120,7 +121,7 @@ class ScriptedFetcher:
         return events
 
     def land(self, fetch_id: int) -> None:
-        self._tell(Landed(fetch_id, 64 * len(self.started[fetch_id][2]), 0.5))
+        self._tell(Landed(fetch_id, 64 * len(self.started[fetch_id][2]), 0.5, LINK))
 
     def land_all(self) -> None:
         for fetch_id in list(self.under_way):

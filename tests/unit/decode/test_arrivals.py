@@ -32,6 +32,7 @@ def test_a_landed_request_joins_and_says_so() -> None:
     bench.run()
     (joined,) = bench.said(Joined)
     assert (joined.rid, joined.fetched_bytes, joined.cached_tokens) == ("a", 3 * 64, 0)
+    assert (joined.transport, joined.link_bytes_per_second) == ("tcp/eth0", 1e9)
     assert len(bench.tokens("a")) == 7
 
 

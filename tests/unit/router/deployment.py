@@ -116,7 +116,7 @@ class Deployment:
         self.say(uid, Prefilled(rid, attempt, index, (token,), pages, finish, cached_tokens=2))
 
     def joined(self, uid: str, rid: str, attempt: int = 1) -> None:
-        self.say(uid, Joined(rid, attempt, fetched_bytes=64, cached_tokens=0, fetch_seconds=0.01))
+        self.say(uid, Joined(rid, attempt, 64, 0, 0.01, "tcp/eth0", 5e9))
 
     def generated(self, uid: str, rid: str, index: int, *tokens: int, attempt: int = 1) -> None:
         self.say(uid, Generated((Row(rid, attempt, index, tokens),)))

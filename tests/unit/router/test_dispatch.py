@@ -112,6 +112,7 @@ def test_debug_tells_where_a_request_was_and_why_but_no_token() -> None:
     assert all(worker["why"] for worker in workers)
     assert (told["fetched_bytes"], told["cached_tokens"], told["completion_tokens"]) == (64, 2, 2)
     assert told["fetch_milliseconds"] == 10.0
+    assert (told["transport"], told["link_bytes_per_second"]) == ("tcp/eth0", 5_000_000_000)
     assert told["stage_milliseconds"]["decoding"] == 2000.0  # type: ignore[index]
     assert "token_ids" not in str(told)
     assert world.core.debug("unknown") is None

@@ -1,0 +1,88 @@
+"""One-sided reads as a transfer posts them: what `fetches` and `link_probe` drive, `nixl` and `in_process` implement.
+
+Knows neither leases nor requests. That **only DONE proves that a read has ended** is the rule of whoever drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from shared.baton import Baton, Holder
+from shared.transfer.memory import WORD_BYTES, PageMemory
+
+PEERS_MAX = 64  # peers remembered at a time: architecture bounds a fleet by that many
+
+
+class ReadState(Enum):
+    """How a posted read stands."""
+
+    READING = "reading"
+    DONE = "done"
+    FAILED = "failed"  # no proof that nothing lands any more
+
+
+class NotPostedError(Exception):
+    """The read was refused before a single byte was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes to copy from one address of the holder to one address here."""
+
+    source: int
+    target: int
+    size_bytes: int
+
+
+class Reader(Protocol):
+    """One generation of one-sided reads, closed as a whole."""
+
+    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+        """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
+
+    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+        """Post a read of the lease word into a slot; when it is done, `notification` goes to the holder."""
+
+    def word(self, slot: int) -> int:
+        """The word that arrived in the slot."""
+
+    def state(self, handle: int) -> ReadState:
+        """How the read stands; also moves it on."""
+
+    def release(self, handle: int) -> None:
+        """Forget a read that is DONE; never called for another."""
+
+    def new_transport(self) -> str:
+        """How pages travel over the kind of connection made last; empty: no new kind since the last call."""
+
+    def close(self) -> None:
+        """Destroy the reader: when this returns nothing lands any more, whatever its reads were doing."""
+
+
+def peer_name(holder: Holder) -> str:
+    """ "<uid>/<epoch hex>": a restarted worker is another peer."""
+    return f"{holder.uid}/{holder.epoch:x}"
+
+
+def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMemory) -> list[Span]:
+    """What to copy; pages that are neighbours on both sides become one span."""
+    size = pages.page_bytes
+    first = start_page - baton.first_page
+    spans: list[Span] = []
+    for source_page, target_page in zip(baton.pages[first : first + len(into)], into, strict=True):
+        source = baton.holder.pages_address + source_page * size
+        target = pages.address + target_page * size
+        last = spans[-1] if spans else None
+        if last and (last.source + last.size_bytes, last.target + last.size_bytes) == (source, target):
+            spans[-1] = Span(last.source, last.target, last.size_bytes + size)
+        else:
+            spans.append(Span(source, target, size))
+    return spans
+
+
+def word_span(holder: Holder, lease: int, target: int) -> Span:
+    """The 8 bytes that prove a lease."""
+    return Span(holder.words_address + lease * WORD_BYTES, target, WORD_BYTES)
