@@ -18,6 +18,7 @@ from tests.waiting import until
 
 STREAMS_AT_FAULT_MIN = 8
 FIRST_TOKENS_SECONDS_MAX = 60
+STRUCK_SECONDS_MAX = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Stream:
     """What the reader of one request saw."""
 
     plan: Plan
+    rid: str = ""
     began_at: float = 0.0
     pieces: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # when text came, in monotonic seconds
@@ -57,11 +59,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened to the streams that ran when something was done, and to those that came with it."""
+    """What happened to the streams that ran when something was done, and to those that came with it.
+
+    `fault_at` is when it was begun; `running` counts the streams that ran when it was seen to have struck.
+    """
 
     name: str
     streams: list[Stream]
-    running_at_fault: int
+    running: int
     fault_at: float
 
     @property
@@ -81,13 +86,19 @@ def run_streams(
     name: str = "",
     fault: Callable[[], object] | None = None,
     later: list[Plan] | None = None,
+    struck: Callable[[], bool] = lambda: True,
 ) -> Report:
     """All plans at once; the fault when enough of them run, and with it the later ones. Raises what a stream raised."""
-    return asyncio.run(_run(url, plans, name, fault, later or []))
+    return asyncio.run(_run(url, plans, name, fault, later or [], struck))
 
 
 async def _run(
-    url: str, plans: list[Plan], name: str, fault: Callable[[], object] | None, later: list[Plan]
+    url: str,
+    plans: list[Plan],
+    name: str,
+    fault: Callable[[], object] | None,
+    later: list[Plan],
+    struck: Callable[[], bool],
 ) -> Report:
     streams = [Stream(plan) for plan in plans]
     others = [Stream(plan) for plan in later]
@@ -99,10 +110,14 @@ async def _run(
         if fault is not None:
             enough = lambda: sum(stream.runs for stream in streams) >= STREAMS_AT_FAULT_MIN  # noqa: E731
             await asyncio.to_thread(until, enough, FIRST_TOKENS_SECONDS_MAX, "a token of enough streams")
-            running, fault_at = sum(stream.runs for stream in streams), monotonic()
-            happening = asyncio.create_task(asyncio.to_thread(fault))
+            fault_at = monotonic()
             tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]
-            await happening
+
+            async def running_when_struck() -> int:
+                await asyncio.to_thread(until, struck, STRUCK_SECONDS_MAX, f"{name}: a change in its victims")
+                return sum(stream.runs for stream in streams)
+
+            running, _ = await asyncio.gather(running_when_struck(), asyncio.to_thread(fault))
         await asyncio.gather(*tasks)
     return Report(name, streams + others, running, fault_at)
 
@@ -119,6 +134,7 @@ async def _follow(client: openai.AsyncOpenAI, stream: Stream) -> None:
         extra_body={"ignore_eos": True},
     )
     async for chunk in chunks:
+        stream.rid = chunk.id
         if chunk.usage:
             stream.tokens = chunk.usage.completion_tokens
         for choice in chunk.choices:

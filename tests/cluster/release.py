@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.kubernetes import Cluster, Pod
@@ -15,6 +17,8 @@ CHART = "charts/segue"
 DEMO_VALUES = "charts/segue/ci/cpu-demo.yaml"
 PORTS = {"router": 8000, "prefill": 8001, "decode": 8001}
 READY_SECONDS_MAX = 240
+# One router is enough for most tests; and a pod may take long to start where all pods share two cores.
+FLAGS = ("--set", "router.replicas=1", "--set", "router.config.waitingSecondsMax=120")
 
 
 @dataclass(slots=True)
@@ -26,13 +30,13 @@ class Release:
 
     def install(self, *flags: str) -> None:
         """Install, and wait until all pods are ready."""
-        self.cluster.helm("install", NAME, CHART, "-f", DEMO_VALUES, "--wait", "--timeout", "5m", *flags)
+        self._helm("install", *flags)
         service = self.cluster.get("service", f"{NAME}-router")
         self.url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
 
     def upgrade(self, *flags: str) -> None:
         """Upgrade, and wait for the rollout."""
-        self.cluster.helm("upgrade", NAME, CHART, "-f", DEMO_VALUES, "--wait", "--timeout", "5m", *flags)
+        self._helm("upgrade", *flags)
 
     def scale(self, component: str, replicas: int) -> None:
         """`kubectl scale`; returns at once."""
@@ -83,13 +87,24 @@ class Release:
         now = self.cluster.now(pod)
         return now is None or now.leaving or now.restarts > pod.restarts
 
+    def debug(self, rid: str) -> dict[str, Any]:
+        """What the routers tell of a request."""
+        answer = httpx2.get(f"{self.url}/debug/requests/{rid}", timeout=30).raise_for_status()
+        told: dict[str, Any] = answer.json()
+        return told
+
     def held(self) -> dict[str, float]:
         """What requests still hold anywhere; empty when all is as before the first request."""
         held = {}
         for pod in self.cluster.pods():
             if pod.component not in PORTS or not pod.ready:
                 continue
-            for name, value in self.metrics(pod).items():
+            try:
+                metrics = self.metrics(pod)
+            except AssertionError:  # it was killed, and the API server does not know yet
+                held[f"{pod.name} gives no answer"] = 1.0
+                continue
+            for name, value in metrics.items():
                 in_use = re.match(r"segue_pages\{state=(owned|arriving|copying|quarantined)\}", name)
                 counts = name.startswith("segue_requests_running{") or name in (
                     "segue_leases",
@@ -98,3 +113,7 @@ class Release:
                 if value and (in_use or counts):
                     held[f"{pod.name} {name}"] = value
         return held
+
+    def _helm(self, verb: str, *flags: str) -> None:
+        waiting = ("--wait", "--timeout", "5m")
+        self.cluster.helm(verb, NAME, CHART, "-f", DEMO_VALUES, *waiting, *FLAGS, *flags)

@@ -10,13 +10,17 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import httpx2
 import pytest
 
 from tests.cluster import node
-from tests.cluster.conftest import LONGEST, Faulted
+from tests.cluster.conftest import LONG, Faulted
+from tests.cluster.kubernetes import Pod
+from tests.cluster.load import STREAMS_AT_FAULT_MIN
 from tests.cluster.release import Release
 from tests.waiting import until
 
@@ -35,27 +39,45 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
 ) -> None:
     """Each has a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
     moved, again = moves(release), continuations(release)
+    victim: list[Pod] = []
     ended: dict[str, float] = {}
 
     def scale_down() -> None:
-        running = {pod.uid: node.process_of(pod) for pod in release.cluster.pods("decode")}
-        held = {pod.uid: release.metrics(pod)["segue_slots_used"] for pod in release.cluster.pods("decode")}
+        running = {pod.name: node.process_of(pod) for pod in release.cluster.pods("decode")}
         began = monotonic()
         release.scale("decode", 1)
         until(lambda: any(pod.leaving for pod in release.cluster.pods("decode")), 30, "a pod that leaves")
-        victim = next(pod for pod in release.cluster.pods("decode") if pod.leaving)
-        until(lambda: not node.is_running(running[victim.uid]), 30, "the end of its process")
-        ended.update(held=held[victim.uid], after_seconds=monotonic() - began, at=monotonic())
+        victim.append(next(pod for pod in release.cluster.pods("decode") if pod.leaving))
+        until(lambda: not node.is_running(running[victim[0].name]), 30, "the end of its process")
+        ended.update(after_seconds=monotonic() - began, at=monotonic())
 
-    report = faulted("`kubectl scale` decode 2 → 1", scale_down, max_tokens=LONGEST)
-    long = [stream for stream in report.streams if stream.plan.max_tokens == LONGEST]
-    assert all(len([at for at in stream.times if at < report.fault_at]) < LONGEST - 1000 for stream in long)
-    assert ended["held"] >= 8
-    assert moves(release) - moved >= ended["held"]
+    report = faulted("`kubectl scale` decode 2 → 1", scale_down, tokens=LONG)
+    long = [stream for stream in report.streams if stream.plan.max_tokens == LONG]
+    assert all(len([at for at in stream.times if at < report.fault_at]) <= LONG - 1000 for stream in long)
+    ways = [Way.of(release.debug(stream.rid)) for stream in report.streams]
+    from_victim = [way for way in ways[: len(long)] if way.decode[0].startswith(f"{victim[0].name}/")]
+    assert len(from_victim) >= 8
+    assert all(way.moves == len(way.decode) - 1 == (way in from_victim) for way in ways[: len(long)])
+    assert all(way.attempts == 1 for way in ways)
+    assert moves(release) - moved == sum(way.moves for way in ways)
     assert continuations(release) == again
     assert ended["after_seconds"] < 10
     assert ended["at"] < min(stream.ended_at for stream in long)
     release.wait_for("decode", 1)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a request went."""
+
+    decode: tuple[str, ...]
+    moves: int
+    attempts: int
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Way:
+        workers = tuple(visit["worker"] for visit in told["workers"] if visit["role"] == "decode")
+        return cls(workers, told["moves"], told["attempts"])
 
 
 def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: Faulted) -> None:
@@ -63,8 +85,9 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: 
         release.scale("decode", 3)
         release.wait_for("decode", 3)
         release.scale("decode", 1)
+        until(lambda: sum(pod.leaving for pod in release.cluster.pods("decode")) == 2, 30, "two that leave")
 
-    faulted("`kubectl scale` decode 1 → 3 → 1", scale, max_tokens=600)
+    faulted("`kubectl scale` decode 1 → 3 → 1", scale, tokens=LONG)
     release.wait_for("decode", 1)
 
 
@@ -113,16 +136,16 @@ def test_a_decode_pod_is_out_of_memory(release: Release, faulted: Faulted) -> No
 
 @pytest.mark.usefixtures("two_decode_pods")
 def test_a_decode_pod_freezes_and_thaws(release: Release, faulted: Faulted) -> None:
-    pod = release.busiest("decode")
-    pid = node.process_of(pod)
+    frozen: list[int] = []
     again = continuations(release)
 
     def thaw() -> None:
         with contextlib.suppress(ProcessLookupError):  # its liveness probe may have ended it
-            os.kill(pid, signal.SIGCONT)
+            os.kill(frozen[0], signal.SIGCONT)
 
     def freeze() -> None:
-        os.kill(pid, signal.SIGSTOP)
+        frozen.append(node.process_of(release.busiest("decode")))
+        os.kill(frozen[0], signal.SIGSTOP)
         until(lambda: release.total("router", "segue_workers{worker_role=decode}") == 1, 60, "its loss")
         thaw()
 
@@ -138,8 +161,11 @@ def test_a_decode_pod_freezes_and_thaws(release: Release, faulted: Faulted) -> N
 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
 def test_a_deployment_is_rolled(release: Release, faulted: Faulted, component: str) -> None:
-    before = release.cluster.pods(component)
-    faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before)
+    """A new pod first, then the old one goes: that is when the streams must still run."""
+    before, moved = release.cluster.pods(component), moves(release)
+    faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before, LONG)
+    if component == "decode":
+        assert moves(release) - moved >= STREAMS_AT_FAULT_MIN
     release.wait_for(component, 1)
 
 
@@ -170,7 +196,6 @@ def test_no_short_request_fails_while_the_router_is_rolled(release: Release) -> 
 
 
 SHORT_REQUEST_SECONDS = 0.05  # from one short request to the next
-ONE_ROUTER = ("--set", "router.replicas=1")
 QUEUE_BOUND = ("--set", "router.config.queueMax=500")
 PAGE_SIZE = ("--set", "prefill.config.pageSize=32", "--set", "decode.config.pageSize=32")
 
@@ -187,14 +212,14 @@ def test_an_upgrade(
     release: Release, faulted: Faulted, name: str, flags: tuple[str, ...], components: list[str]
 ) -> None:
     victims = [pod for component in components for pod in release.cluster.pods(component)]
-    upgrade: Callable[[], None] = lambda: release.upgrade(*ONE_ROUTER, *flags)  # noqa: E731
-    faulted(name, upgrade, victims)
+    upgrade: Callable[[], None] = lambda: release.upgrade(*flags)  # noqa: E731
+    faulted(name, upgrade, victims, LONG)
 
 
 def test_an_upgrade_keeps_what_was_scaled(release: Release) -> None:
     release.scale("decode", 2)
     release.wait_for("decode", 2)
-    release.upgrade(*ONE_ROUTER, "--set", "router.config.queueMax=600")
+    release.upgrade("--set", "router.config.queueMax=600")
     release.wait_for("decode", 2)
     release.scale("decode", 1)
     release.wait_for("decode", 1)
