@@ -6,7 +6,7 @@ worker hears of another through a baton alone, so the first fetch from a peer be
     one page ──► are these the bytes?  (the connection is made on the way)      no: nothing is fetched from it, ever
     PROBE_BYTES, the page again and again ──► bytes per second
 
-The worker's loop, and with it every stream, waits meanwhile; so a read is asked after only `SPINS` times, a few
+The worker's loop, and with it every stream, waits meanwhile; so a read is asked after only `SPINS` times, some tens of
 milliseconds. One that is not DONE by then is looked at with every poll, and for as long no other peer is probed, for
 all probes land in one page. It is never released, and goes with its reader when that is fenced: see `fetches`.
 
