@@ -12,6 +12,8 @@ all probes land in one page. It is never released, and goes with its reader when
 
 A moment in which either side was busy says nothing about the link: one that seems slow is measured again with its next
 fetches, the best of `PROBES_MAX` times counts, and only then it is called slow. Knows nothing of requests.
+Doubtful: one page read again and again stays in the processor's cache, so where the kernel copies (CMA) the figure is
+that of the cache, two or three times what a long prompt sees; over a network the wire decides.
 """
 
 from __future__ import annotations
