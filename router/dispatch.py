@@ -167,7 +167,7 @@ class RouterCore:
         for rid in [*worker.assigned, *worker.leases]:
             live = self._requests.live[rid]
             if live.waits_on is worker:
-                self._requests.try_again(live, lifecycle.Lost(event.peer, cause), now)
+                self._requests.lose(live, event.peer, cause, now)
             else:  # the decode worker will find out by itself whether it has all pages
                 self._requests.forget_lease(live)
         self._placeable = True
@@ -301,7 +301,7 @@ class RouterCore:
             again(live, lifecycle.Lost(worker.peer, "retracted"), now, let_go=True, counts=False)
         elif message.reason == "no_room" and (live.state is State.PREFILLING or live.holder is not None):
             self._pause(worker, now)
-            self._requests.step_back(live, now)
+            self._requests.step_back(live, lifecycle.NoRoom(worker.peer), now)
         elif live.state is State.DECODING and message.reason in ("stale", "unreachable"):
             self.counters.stale_batons[message.reason] += 1
             again(live, lifecycle.Stale(worker.peer, message.reason), now, let_go=True)
@@ -375,6 +375,5 @@ class RouterCore:
                     need = self._requests.need_elsewhere(live)
                     workers = placement.decode_workers(need, self.fleet)
                     choice = placement.place_decode(need, workers, self.settings, now)
-                    if choice is None:
-                        break
-                    self._requests.ask_to_move(live, choice)
+                    if choice is not None:  # one that fits nowhere stands in no other's way
+                        self._requests.ask_to_move(live, choice)

@@ -73,6 +73,10 @@ class Lost(Event):
     """The worker that the state waits on is gone, or what it says cannot be trusted."""
 
 
+class TakerLost(Event):
+    """The worker that a request moved to is gone before it had the pages, and they are still lent."""
+
+
 class LeaseEnded(Event):
     """Whoever lent the pages has given them up."""
 
@@ -133,6 +137,7 @@ TRANSITIONS: dict[State, dict[type[Event], State]] = {
         Generated: State.DECODING,
         Moving: State.READY,
         NoRoom: State.READY,
+        TakerLost: State.READY,
         Stale: State.WAITING,
         Lost: State.WAITING,
         Finished: State.FINISHED,

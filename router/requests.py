@@ -191,16 +191,24 @@ class LiveRequests:
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
 
-    def step_back(self, live: LiveRequest, now: float) -> None:
-        """The worker had no room and has let go: back into the line, with the same attempt and the same deadline."""
-        assert live.worker is not None, live.rid
-        worker = live.worker
+    def step_back(self, live: LiveRequest, event: lifecycle.Event, now: float) -> None:
+        """The worker holds nothing of it: back into the line, with the same attempt and the same deadline."""
         self._unassign(live)
-        self._advance(live, lifecycle.NoRoom(worker.peer), now)
+        self._advance(live, event, now)
         if live.state is State.READY:
             self._get_ready(live)
         else:
             self._wait(live)
+
+    def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
+        """The worker that the state waits on is gone; if it was to fetch moved pages, another one can."""
+        lent = live.moving and live.worker is not None and live.holder is not None
+        if lent and live.losses + 1 < self._settings.losses_max:
+            live.losses += 1
+            live.avoided += (peer,)
+            self.step_back(live, lifecycle.TakerLost(peer, cause), now)
+        else:
+            self.try_again(live, lifecycle.Lost(peer, cause), now)
 
     def try_again(
         self,

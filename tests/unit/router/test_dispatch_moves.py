@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from router.effects import Failed
 from shared.messages import Cancel, Decode, Dismiss, Leaving, Move, Prefill, Release, Renew
-from tests.unit.router.deployment import Deployment, decoding, request
+from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
 
 
 def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens() -> None:
@@ -90,6 +93,47 @@ def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -
     world.down(target)
     world.moving("d0", "r", 2)
     assert world.placed(Decode, "r") in {"d1", "d2"} - {target}
+
+
+def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_same_pages() -> None:
+    world = decoding()
+    world.up("decode", "d2")
+    world.say("d0", Leaving())
+    world.moving("d0", "r", 2)
+    second, decode = world.sent(Decode, "r")[-1]
+    world.down(second)
+    third, again = world.sent(Decode, "r")[-1]
+    assert {second, third} == {"d1", "d2"}
+    assert (again.attempt, again.baton, again.token_ids) == (1, decode.baton, decode.token_ids)
+    assert not world.sent(Prefill, "r")[1:]
+    world.joined(third, "r")
+    assert world.core.counters.moves == {"moved": 1}
+    assert world.core.counters.continuations == {}
+
+
+def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None:
+    world = decoding(losses_max=2)
+    for uid in ("d2", "d3"):
+        world.up("decode", uid)
+    world.say("d0", Leaving())
+    world.moving("d0", "r", 2)
+    world.down(world.sent(Decode, "r")[-1][0])
+    assert world.outcome("r") is None
+    world.down(world.sent(Decode, "r")[-1][0])
+    outcome = world.outcome("r")
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "attempts_exhausted"
+
+
+def test_one_that_fits_nowhere_stands_in_no_others_way() -> None:
+    world = Deployment(1, 1)
+    for rid, tokens in (("large", 2000), ("small", 8), ("smaller", 8)):
+        world.submit(request(rid, max_new_tokens=tokens))
+        world.prefilled("p0", rid, 10)
+        world.joined("d0", rid)
+    world.up("decode", "d1", limits=msgspec.structs.replace(LIMITS, pages=64))
+    world.say("d0", Leaving())
+    assert [move.rid for _, move in world.sent(Move)] == ["small", "smaller"]
 
 
 def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:

@@ -13,8 +13,9 @@ PATHS = {  # what must be possible, written down apart from the table
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     State.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",
-    State.DECODING: "Joined:decoding Generated:decoding Moving:ready NoRoom:ready Stale:waiting Lost:waiting "
-    "Finished:finished Rejected:failed Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
+    State.DECODING: "Joined:decoding Generated:decoding Moving:ready NoRoom:ready TakerLost:ready "
+    "Stale:waiting Lost:waiting Finished:finished Rejected:failed Stopped:finished Cancelled:cancelled "
+    "Expired:failed Exhausted:failed",
     State.FINISHED: "",
     State.CANCELLED: "",
     State.FAILED: "",
