@@ -173,7 +173,7 @@ class RouterCore:
         self._placeable = True
 
     def _leaving(self, worker: Worker) -> None:
-        worker.leaving = True
+        self.fleet.leave(worker)
         self._requests.send(worker, messages.Dismiss())
         self._placeable = True
         log.info(
@@ -326,7 +326,9 @@ class RouterCore:
             failed = Failed(503, message, retry, code="no_worker")
         else:
             seconds = now - live.state_since
-            message = f"No worker took the request within {seconds:g} s. Try again later."
+            nobody = " or ".join(self.fleet.missing)
+            why = f"There was no {nobody} worker for" if nobody else "No worker took the request within"
+            message = f"{why} {seconds:g} s. Try again later."
             failed = Failed(503, message, retry, code="no_worker")
         self._requests.end(live, lifecycle.Expired(cause=kind), failed, now)
         self._placeable = True

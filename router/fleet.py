@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import structlog
+
 from router.prefix_index import PrefixIndex
+from router.worker_address import ROLES
 from shared.baton import pages_of
 from shared.messages import PROTOCOL, Hello, Load, Role
+
+log = structlog.get_logger(__name__)
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
@@ -130,6 +135,7 @@ class Fleet:
         self._prefix_blocks_max = prefix_blocks_max
         self._arrivals = 0
         self._choices = 0
+        self._missed = self.missing
 
     def up(self, peer: str, hello: Hello) -> Worker | str:
         """Take a worker in; a word that says why, if it cannot be used."""
@@ -142,18 +148,30 @@ class Fleet:
         worker = Worker(peer, hello, self._arrivals, PrefixIndex(self._prefix_blocks_max))
         self.workers[peer] = worker
         self._remember(hello.model_name)
+        self._note_missing()
         return worker
+
+    def leave(self, worker: Worker) -> None:
+        """It takes nothing new any more."""
+        worker.leaving = True
+        self._note_missing()
 
     def down(self, peer: str) -> Worker | None:
         """Forget a worker, and return what it was; whoever still holds it sees that it is not `up`."""
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
+            self._note_missing()
         return worker
 
     def role(self, role: Role) -> list[Worker]:
         """The workers of a role, in the order they came."""
         return [worker for worker in self.workers.values() if worker.hello.role == role]
+
+    @property
+    def missing(self) -> list[Role]:
+        """Roles of which no worker takes anything new: requests wait for one."""
+        return [role for role in ROLES if all(worker.leaving for worker in self.role(role))]
 
     def paired(self, worker: Worker) -> bool:
         """Whether there is a worker of the other role, not leaving, that it can exchange pages with."""
@@ -183,6 +201,14 @@ class Fleet:
         """Note that a request went to it: ties go to whoever was chosen longest ago."""
         self._choices += 1
         worker.last_chosen = self._choices
+
+    def _note_missing(self) -> None:
+        missed, self._missed = self._missed, self.missing
+        for role in ROLES:
+            if role in self._missed and role not in missed:
+                log.warning("no worker of a role is left: its requests wait", worker_role=role)
+            elif role in missed and role not in self._missed:
+                log.info("a role has a worker", worker_role=role)
 
     def _remember(self, model: str) -> None:
         mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]

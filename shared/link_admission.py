@@ -10,12 +10,15 @@ sockets belong to the thread that polls the worker's socket.
 
 from __future__ import annotations
 
+import structlog
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from shared.link_keys import KeyPair, derive_keys
 from shared.link_session import LinkCounters
+
+log = structlog.get_logger(__name__)
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"segue"
@@ -51,10 +54,8 @@ class Admission:
         while self.questions.poll(0):
             version, request_id, _, _, _, mechanism, *credentials = self.questions.recv_multipart()
             admitted = mechanism == b"CURVE" and credentials == [self._router_key]
-            if not admitted and credentials == [self._worker_key]:
-                self._counters.refused_wrong_role += 1
-            elif not admitted:
-                self._counters.refused_foreign_key += 1
+            if not admitted:
+                self._refuse("wrong_role" if credentials == [self._worker_key] else "foreign_key")
             status = [b"200", b"OK", b"router"] if admitted else [b"400", b"no access", b""]
             self.questions.send_multipart([version, request_id, *status, b""])
 
@@ -63,6 +64,14 @@ class Admission:
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             self._observe(event["event"], event["value"])
+
+    def _refuse(self, cause: str) -> None:
+        """Count it, and say so the first, second, fourth, eighth … time: who may not come in tries for ever."""
+        name = f"refused_{cause}"
+        count = getattr(self._counters, name) + 1
+        setattr(self._counters, name, count)
+        if count & (count - 1) == 0:
+            log.warning("link.refused", cause=cause, times=count)
 
     def close(self) -> None:
         """Close both sockets; the door itself is its owner's."""
@@ -77,13 +86,13 @@ class Admission:
             # counts are still right once both have gone.
             del self._strangers[next(iter(self._strangers))]
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._counters.refused_unencrypted += value == MECHANISM_MISMATCH
-            self._counters.refused_foreign_key += value != MECHANISM_MISMATCH  # what it sent does not decrypt
+            self._refuse("unencrypted" if value == MECHANISM_MISMATCH else "foreign_key")  # nor decrypts it
             self._counted = True
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._counted = True  # when the question was answered
         elif kind == zmq.EVENT_DISCONNECTED:
             if value in self._strangers:
                 del self._strangers[value]
-                self._counters.refused_no_handshake += not self._counted
+                if not self._counted:
+                    self._refuse("no_handshake")
             self._counted = False

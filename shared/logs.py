@@ -17,7 +17,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 CONFIDENTIAL = frozenset(
     {"prompt", "messages", "text", "content", "token_ids", "tokens", "seed", "key", "secret", "body", "token"}
 )
-CHATTY = ("httpcore", "httpx", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn.access")
+CHATTY = ("httpcore2", "httpx2", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn.access")
 
 
 def configure(level: str, form: Literal["json", "console"], **bound: str) -> None:
@@ -37,7 +37,9 @@ def configure(level: str, form: Literal["json", "console"], **bound: str) -> Non
     )
 
     def add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        return {**bound, **event}  # here, and not in a context variable, which threads would not see
+        # Here, and not in a context variable, which threads would not see; and first what people look for.
+        first = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
+        return {**first, **bound, **event}
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

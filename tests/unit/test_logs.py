@@ -30,6 +30,7 @@ def test_a_line_is_one_object_with_what_was_bound(capsys: pytest.CaptureFixture[
     configure("info", "json", role="decode", uid="d0")
     structlog.get_logger("decode").info("joined", rid="r1", fetched_bytes=4096)
     (line,) = lines(capsys)
+    assert list(line)[:3] == ["timestamp", "level", "event"], "what people look for comes first"
     assert line.items() >= {
         "event": "joined", "rid": "r1", "fetched_bytes": 4096, "role": "decode", "uid": "d0", "level": "info"
     }.items()  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
-from router.fleet import MODELS_MAX, Fleet
+from router.fleet import MODELS_MAX, Fleet, Worker
 from shared.messages import Limits
 from tests.unit.router.deployment import hello
 
@@ -56,3 +57,22 @@ def test_whoever_holds_a_worker_sees_that_it_is_down() -> None:
     assert fleet.down("d") is worker
     assert not worker.up
     assert fleet.down("d") is None
+
+
+def test_a_role_without_workers_is_said_once_and_so_is_its_return() -> None:
+    fleet = Fleet(100)
+    assert fleet.missing == ["prefill", "decode"]
+    with structlog.testing.capture_logs() as lines:
+        prefill = fleet.up("p0", hello("prefill", "p0"))
+        assert isinstance(prefill, Worker)
+        assert fleet.missing == ["decode"]
+        fleet.up("p1", hello("prefill", "p1"))
+        fleet.leave(prefill)
+        assert fleet.missing == ["decode"]
+        fleet.down("p1")
+        assert fleet.missing == ["prefill", "decode"]
+        fleet.down("p0")
+    assert [(line["log_level"], line["worker_role"]) for line in lines] == [
+        ("info", "prefill"),
+        ("warning", "prefill"),
+    ]
