@@ -44,7 +44,7 @@ MISTAKES = {
     "router.service.port=70000": ["/router/service/port", "maximum"],
     "image.pullPolicy=Sometimes": ["/image/pullPolicy", "IfNotPresent"],
     "router.image.digest=abc": ["/router/image/digest", "pattern"],
-    "drainSeconds=-5": ["/drainSeconds", "minimum"],
+    "drainSeconds=0": ["/drainSeconds", "exclusiveMinimum"],
     "kv.ports=20000:20999": ["/kv/ports", "pattern"],
     "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
@@ -67,6 +67,9 @@ CONTRADICTIONS = {
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
     "sameNodeGpuIpc=true": "device is not cuda",
     "rbac.create=false": "name the account",
+    "rbac.create=false,router.serviceAccount.create=false": "name the account",
+    "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
+    "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
     "links.existingSecret=segue-links": "give yours another name",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
 }

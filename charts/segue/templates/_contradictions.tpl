@@ -8,6 +8,16 @@
 {{- if eq .Values.links.existingSecret (printf "%s-links" (include "segue.fullname" .)) -}}
 {{- fail (printf "links.existingSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" .Values.links.existingSecret) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
+{{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}
+{{- end -}}
+{{- range $setting := list "pageSize" "kvDtype" "dtype" -}}
+{{- $prefill := get (default dict $.Values.prefill.config) $setting | toString -}}
+{{- $decode := get (default dict $.Values.decode.config) $setting | toString -}}
+{{- if ne $prefill $decode -}}
+{{- fail (printf "prefill.config.%s is %s and decode.config.%s is %s: pages move only between equals, so no request could be served" $setting (default "not set" $prefill) $setting (default "not set" $decode)) -}}
+{{- end -}}
+{{- end -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
@@ -25,7 +35,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (not .Values.rbac.create) .Values.router.serviceAccount.create (not .Values.router.serviceAccount.name) -}}
+{{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
 {{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to get, list and watch pods" -}}
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}

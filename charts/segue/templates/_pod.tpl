@@ -90,6 +90,7 @@ initContainers:
 name: {{ $role }}
 image: {{ include "segue.image" (list $root $of) }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+terminationMessagePolicy: FallbackToLogsOnError
 command: [python, -m, {{ $role }}]
 args: [--config, /etc/segue/config.yaml]
 {{- with $values.extraEnvFrom }}
