@@ -34,7 +34,9 @@ def check_up(url: str) -> list[str]:
         rid, chunks = _stream(connection, model)
         record = _get(connection, f"/debug/requests/{rid}")
     except (OSError, http.client.HTTPException) as error:
-        raise BenchError(f"{url} gave no answer: {type(error).__name__}: {error}") from error
+        raise BenchError(
+            f"{url} gave no answer; is a router ready? {type(error).__name__}: {error}"
+        ) from error
     finally:
         connection.close()
     workers = [f"{visit['role']} {visit['worker']}" for visit in record["workers"]]

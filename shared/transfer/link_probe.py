@@ -192,9 +192,7 @@ class LinkProbe:
         peer = probe.peer
         peer.connected = True
         peer.transport = self._name_transport(peer, probe.reader.new_transport())
-        in_reach = (
-            self._pages.memory == probe.holder.memory == "DRAM"
-        )  # VRAM is not this process's to look into
+        in_reach = self._pages.memory == probe.holder.memory == "DRAM"  # into VRAM this process does not look
         if in_reach and not holds_pattern(self._pages, self._pages.scratch_page):
             peer.refusal = f"the known page of {peer.name} came with other bytes: so would its KV"
             log.error("a peer's known page has other bytes", peer=peer.name, transport=peer.transport)
