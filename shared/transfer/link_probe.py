@@ -34,9 +34,7 @@ PATTERN = bytes(range(1, 252))  # a prime length: a shifted page does not look r
 PROBE_BYTES = 4 * 2**20  # 4 ms at 1 GB/s: long beside a round trip, short beside a step
 SPINS = 10_000  # 20 to 40 ms over NIXL: what 4 MiB take at 1 Gbit/s
 PROBES_MAX = 3
-SLOW_SHARE = (
-    0.25  # of the best link: less is another transport or a sick one, not the noise of a busy machine
-)
+SLOW_SHARE = 0.25  # of the best link: less is another transport or a sick one, not a busy machine's noise
 
 log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Streams of OpenAI's own client while something happens to the cluster, and what their readers saw.
 
-The client never tries again by itself. What a stream must say is what an undisturbed run said: all pods compute with
-the same kernels on the same kind of CPU, so any difference is a failure.
+The client never tries again by itself. What a stream must say is what an undisturbed run said: all pods compute the
+same bits, at any batching and after any recomputation, so any difference is a failure, near tie or not.
 """
 
 from __future__ import annotations
