@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.engine.native import kernels
-from shared.engine.native.build import BuildError, build, choose
+from shared.engine.native.build import INSTRUCTION_SETS, SOURCES, BuildError, InstructionSet, build, choose
 from shared.engine.native.choice import choose_kernels
 from shared.errors import ConfigError
 
@@ -25,6 +25,21 @@ def test_without_a_compiler_torch_computes_and_says_why(
     assert "no C++ compiler found (no-such-compiler): install g++" in chosen.description
     with pytest.raises(ConfigError, match="plain kernels were asked for, and no C"):
         choose_kernels("plain", str(tmp_path))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, ids=lambda each: each.name)
+def test_a_strict_compiler_has_nothing_to_say_of_the_kernels(instruction_set: InstructionSet) -> None:
+    strict = [
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Wno-ignored-attributes",
+    ]  # attributes of vectors
+    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+    command = ["g++", *strict, *instruction_set.flags, *sources]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert said == ""
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
