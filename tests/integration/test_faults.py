@@ -21,7 +21,7 @@ from tests.waiting import until
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
     "seed": 7,
-    "max_tokens": 400,  # some seconds: long enough to be caught in the middle
+    "max_tokens": 1000,  # some seconds, also on a fast machine: long enough to be caught in the middle
     "extra_body": {"ignore_eos": True},
 }
 SILENCE_SECONDS = ProcessConfig().silence_seconds

@@ -12,11 +12,12 @@ from tests.integration.streams import Answer, client_of, complete, crowd
 from tests.integration.test_faults import SAMPLED, busy_worker, continuations, linked_workers
 from tests.waiting import until
 
+FITTING = SAMPLED | {"max_tokens": 600}  # all of them on one worker, without retraction
 PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn, and" for number in range(8)]
 
 
 def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: Deployment) -> None:
-    undisturbed = crowd(two_each.url, PROMPTS, 8, **SAMPLED)
+    undisturbed = crowd(two_each.url, PROMPTS, 8, **FITTING)
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
     moved = two_each.total("router", "segue_moves_total{outcome=moved}")
     answers, away, seconds = asyncio.run(let_a_decode_worker_leave(two_each))
@@ -43,7 +44,7 @@ async def let_a_decode_worker_leave(running: Deployment) -> tuple[list[Answer], 
 
     async with client_of(running.url) as client:
         tasks = [
-            asyncio.create_task(complete(client, prompt, lambda number=number: count(number), **SAMPLED))  # type: ignore[misc]
+            asyncio.create_task(complete(client, prompt, lambda number=number: count(number), **FITTING))  # type: ignore[misc]
             for number, prompt in enumerate(PROMPTS)
         ]
         await started.wait()
