@@ -19,13 +19,15 @@ IMAGES = ("segue-router", "segue-worker", "segue-model-smollm2")
 FAILED = Path(__file__).parent / "failed"
 CLUSTER = pytest.StashKey[Cluster]()
 REPORTS = pytest.StashKey[list[Report]]()
-SHORT, LONG = 240, 1100  # tokens; a pod that is replaced starts anew before the old one leaves
+# Tokens. LONG: a pod that is replaced leaves when the new one has started. LONGEST: a thousand are still to come.
+SHORT, LONG, LONGEST = 240, 700, 1100
+STREAMS = {SHORT: 16, LONG: 16, LONGEST: 20}
 PLANS = {
     tokens: [
         Plan(f"Chapter {number}. The expedition left the harbour at dawn, and", tokens)
-        for number in range(16)
+        for number in range(count)
     ]
-    for tokens in (SHORT, LONG)
+    for tokens, count in STREAMS.items()
 }
 LATER = [Plan(f"Letter {number}. Dear friend, since you left us", 60) for number in range(4)]
 
@@ -68,7 +70,7 @@ def release(cluster: Cluster) -> Release:
 def undisturbed(release: Release) -> dict[Plan, str]:
     """What each request is answered when nothing happens."""
     texts = {}
-    for plans in ([*PLANS[SHORT], *LATER], PLANS[LONG]):
+    for plans in (*PLANS.values(), LATER):
         report = run_streams(release.url, plans, "undisturbed")
         assert [stream.tokens for stream in report.streams] == [plan.max_tokens for plan in plans]
         texts.update({stream.plan: stream.text for stream in report.streams})

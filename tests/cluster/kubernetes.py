@@ -27,6 +27,7 @@ class Pod:
     component: str
     ready: bool
     leaving: bool
+    running: bool  # its container
     restarts: int
 
     @classmethod
@@ -39,6 +40,7 @@ class Pod:
             component=meta["labels"].get("app.kubernetes.io/component", ""),
             ready=conditions.get("Ready") == "True",
             leaving="deletionTimestamp" in meta,
+            running=all("running" in each["state"] for each in status.get("containerStatuses", [])),
             restarts=sum(each["restartCount"] for each in status.get("containerStatuses", [])),
         )
 

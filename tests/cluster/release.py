@@ -83,9 +83,9 @@ class Release:
         return max(pods, key=lambda pod: self.metrics(pod).get("segue_slots_used", 0.0))
 
     def has_changed(self, pod: Pod) -> bool:
-        """Whether it is leaving or gone, or its container was started again."""
+        """Whether it is leaving or gone, or its container has ended or was started again."""
         now = self.cluster.now(pod)
-        return now is None or now.leaving or now.restarts > pod.restarts
+        return now is None or now.leaving or not now.running or now.restarts > pod.restarts
 
     def debug(self, rid: str) -> dict[str, Any]:
         """What the routers tell of a request."""

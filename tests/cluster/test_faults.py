@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from tests.cluster import node
-from tests.cluster.conftest import LONG, Faulted
+from tests.cluster.conftest import LONG, LONGEST, Faulted
 from tests.cluster.kubernetes import Pod
 from tests.cluster.load import STREAMS_AT_FAULT_MIN
 from tests.cluster.release import Release
@@ -51,9 +51,9 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
         until(lambda: not node.is_running(running[victim[0].name]), 30, "the end of its process")
         ended.update(after_seconds=monotonic() - began, at=monotonic())
 
-    report = faulted("`kubectl scale` decode 2 → 1", scale_down, tokens=LONG)
-    long = [stream for stream in report.streams if stream.plan.max_tokens == LONG]
-    assert all(len([at for at in stream.times if at < report.fault_at]) <= LONG - 1000 for stream in long)
+    report = faulted("`kubectl scale` decode 2 → 1", scale_down, tokens=LONGEST)
+    long = [stream for stream in report.streams if stream.plan.max_tokens == LONGEST]
+    assert all(len([at for at in stream.times if at < report.fault_at]) <= LONGEST - 1000 for stream in long)
     ways = [Way.of(release.debug(stream.rid)) for stream in report.streams]
     from_victim = [way for way in ways[: len(long)] if way.decode[0].startswith(f"{victim[0].name}/")]
     assert len(from_victim) >= 8

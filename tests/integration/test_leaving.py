@@ -24,12 +24,19 @@ def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: 
     assert answers == undisturbed
     assert away >= 3
     assert two_each.total("router", "segue_moves_total{outcome=moved}") == moved + away
-    assert continuations(two_each) == tried_again
+    assert continuations(two_each) == tried_again, what_happened(two_each)
     computed = two_each.total("prefill", "segue_extend_tokens_total") - extended
     assert computed <= sum(len(prompt) for prompt in PROMPTS), "nothing but prompts was computed"
     assert seconds < 20
     until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
     until(lambda: not two_each.held(), 5, "everything given back")
+
+
+def what_happened(running: Deployment) -> list[str]:
+    """What a failure is explained by."""
+    names = ("segue_continuations", "segue_moves", "segue_refusals", "segue_stale", "segue_retractions")
+    figures = running.metrics(running.processes("router")[0])
+    return [f"{name} {value:g}" for name, value in figures.items() if name.startswith(names)]
 
 
 async def let_a_decode_worker_leave(running: Deployment) -> tuple[list[Answer], int, float]:
