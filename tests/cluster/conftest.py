@@ -19,9 +19,10 @@ IMAGES = ("segue-router", "segue-worker", "segue-model-smollm2")
 FAILED = Path(__file__).parent / "failed"
 CLUSTER = pytest.StashKey[Cluster]()
 REPORTS = pytest.StashKey[list[Report]]()
+NOTES = pytest.StashKey[list[str]]()
 # Tokens. LONG: a pod that is replaced leaves when the new one has started. LONGEST: a thousand are still to come.
-SHORT, LONG, LONGEST = 240, 700, 1100
-STREAMS = {SHORT: 16, LONG: 16, LONGEST: 20}
+SHORT, LONG, LONGEST = 240, 700, 1200
+STREAMS = {SHORT: 16, LONG: 16, LONGEST: 25}
 PLANS = {
     tokens: [
         Plan(f"Chapter {number}. The expedition left the harbour at dawn, and", tokens)
@@ -122,6 +123,8 @@ def pytest_terminal_summary(
             f"| {pauses[-1]:.2f} s | {report.last_end:.1f} s |"
         )
     write(f"{sum(len(report.streams) for report in reports)} streams")
+    for note in config.stash.get(NOTES, []):
+        write(note)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -88,7 +88,7 @@ def run_streams(
     later: list[Plan] | None = None,
     struck: Callable[[], bool] = lambda: True,
 ) -> Report:
-    """All plans at once; the fault when enough of them run, and with it the later ones. Raises what a stream raised."""
+    """All plans at once; when each has a token the fault, and with it the later ones. Raises what a stream raised."""
     return asyncio.run(_run(url, plans, name, fault, later or [], struck))
 
 
@@ -108,8 +108,8 @@ async def _run(
     ) as client:
         tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
         if fault is not None:
-            enough = lambda: sum(stream.runs for stream in streams) >= STREAMS_AT_FAULT_MIN  # noqa: E731
-            await asyncio.to_thread(until, enough, FIRST_TOKENS_SECONDS_MAX, "a token of enough streams")
+            begun = lambda: all(stream.times for stream in streams)  # noqa: E731
+            await asyncio.to_thread(until, begun, FIRST_TOKENS_SECONDS_MAX, "a token of every stream")
             fault_at = monotonic()
             tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]
 

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from tests.cluster import node
-from tests.cluster.conftest import LONG, LONGEST, Faulted
+from tests.cluster.conftest import LONG, LONGEST, NOTES, Faulted
 from tests.cluster.kubernetes import Pod
 from tests.cluster.load import STREAMS_AT_FAULT_MIN
 from tests.cluster.release import Release
@@ -35,7 +35,7 @@ def two_decode_pods(release: Release) -> None:
 
 @pytest.mark.usefixtures("two_decode_pods")
 def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
-    release: Release, faulted: Faulted
+    release: Release, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
     """Each has a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
     moved, again = moves(release), continuations(release)
@@ -62,6 +62,8 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
     assert moves(release) - moved == sum(way.moves for way in ways)
     assert continuations(release) == again
     assert ended["after_seconds"] < 10
+    note = f"{len(from_victim)} moved by their pages; the process ended after {ended['after_seconds']:.1f} s"
+    pytestconfig.stash.setdefault(NOTES, []).append(note)
     assert ended["at"] < min(stream.ended_at for stream in long)
     release.wait_for("decode", 1)
 
