@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     """A cluster with our images, and an empty namespace."""
     context = os.environ.get("SEGUE_TEST_CONTEXT", "")
     if not context and not COMMAND.exists():
-        pytest.skip(f"no cluster: {COMMAND} is not there, and SEGUE_TEST_CONTEXT names none")
+        pytest.exit(f"no cluster: {COMMAND} is not there, and SEGUE_TEST_CONTEXT names none", returncode=1)
     shutil.rmtree(FAILED, ignore_errors=True)
     try:
         cluster = Cluster("segue-test", context=context) if context else _own_cluster(tmp_path_factory)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.kubernetes import Cluster, Pod
+from tests.metric_pages import held_in, samples_of
 from tests.waiting import until
 
 NAME = "segue"
@@ -58,7 +57,6 @@ class Release:
 
     def metrics(self, pod: Pod) -> dict[str, float]:
         """Everything at a pod's /metrics, as `name{label=value,…}` without the role; nothing if it has ended."""
-        samples = {}
         try:
             page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
         except AssertionError:
@@ -66,11 +64,7 @@ class Release:
             if now is None or now.leaving:
                 return {}  # its process ended since it was listed
             raise
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")
-                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-        return samples
+        return samples_of(page)
 
     def total(self, component: str, name: str) -> float:
         """A metric summed over the pods of a component that are ready."""
@@ -100,18 +94,10 @@ class Release:
             if pod.component not in PORTS or not pod.ready:
                 continue
             try:
-                metrics = self.metrics(pod)
+                found = held_in(self.metrics(pod))
             except AssertionError:  # it was killed, and the API server does not know yet
-                held[f"{pod.name} gives no answer"] = 1.0
-                continue
-            for name, value in metrics.items():
-                in_use = re.match(r"segue_pages\{state=(owned|arriving|copying|quarantined)\}", name)
-                counts = name.startswith("segue_requests_running{") or name in (
-                    "segue_leases",
-                    "segue_slots_used",
-                )
-                if value and (in_use or counts):
-                    held[f"{pod.name} {name}"] = value
+                found = {"gives no answer": 1.0}
+            held.update({f"{pod.name} {name}": value for name, value in found.items()})
         return held
 
     def _helm(self, verb: str, *flags: str) -> None:

@@ -6,7 +6,6 @@ Processes are found among the children of the command (`running`) by their comma
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ from pathlib import Path
 
 import httpx2
 import openai
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.running import Running
+from tests.metric_pages import held_in, samples_of
 
 START_SECONDS_MAX = 120.0
 
@@ -57,7 +56,7 @@ class Deployment:
     def metrics(self, process: Process) -> dict[str, float]:
         """Everything at `/metrics`, as `name{label=value,…}` without the role."""
         port = self.router_port if process.role == "router" else process.http_port
-        return read_metrics(f"http://127.0.0.1:{port}/metrics")
+        return samples_of(httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10.0).text)
 
     def total(self, role: str, name: str) -> float:
         """A metric summed over the processes of a role."""
@@ -68,14 +67,7 @@ class Deployment:
         held: dict[str, float] = {}
         for process in self.processes():
             metrics = self.metrics(process)
-            for name, value in metrics.items():
-                in_use = re.match(r"segue_pages\{state=(owned|arriving|copying|quarantined)\}", name)
-                counts = name.startswith("segue_requests_running{") or name in (
-                    "segue_leases",
-                    "segue_slots_used",
-                )
-                if value and (in_use or counts):
-                    held[f"{process.uid} {name}"] = value
+            held.update({f"{process.uid} {name}": value for name, value in held_in(metrics).items()})
             pages = sum(value for name, value in metrics.items() if name.startswith("segue_pages{"))
             if process.pages and pages != process.pages:
                 held[f"{process.uid} pages of {process.pages}"] = pages
@@ -84,16 +76,6 @@ class Deployment:
     def live_requests(self, state: str) -> float:
         """Requests that the router has in this state."""
         return self.total("router", f"segue_requests_running{{state={state}}}")
-
-
-def read_metrics(url: str) -> dict[str, float]:
-    """All samples of a Prometheus page."""
-    samples = {}
-    for family in text_string_to_metric_families(httpx2.get(url, timeout=10.0).text):
-        for sample in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "role")
-            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return samples
 
 
 @contextmanager
