@@ -5,7 +5,8 @@
 
 Takes observations, gives back changes; no clock, thread or I/O. A pod is its uid: one that was recreated under the
 same name is another. Only a Ready pod is dialed, but one that stops being Ready keeps its link: it may still be
-decoding, and if it is not, the link says so sooner than the API server does. For the same reason an outage of the API
+decoding, and if it is not, the link says so sooner than the API server does. That it is Ready again, as after a restart
+of its container, spares the link the rest of the wait before its next dial. For the same reason an outage of the API
 server changes nothing here: the last known fleet goes on serving.
 
 Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
@@ -101,6 +102,13 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class Redial:
+    """At this address, dialed before, a worker is Ready again: if the link is down, now is the time to try."""
+
+    worker: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """This worker, dialed before, is going to end; its link stays until it has. Said once."""
 
@@ -114,7 +122,7 @@ class HangUp:
     worker: WorkerAddress
 
 
-Change = Dial | Leaving | HangUp
+Change = Dial | Redial | Leaving | HangUp
 
 
 class KnownPods:
@@ -127,6 +135,7 @@ class KnownPods:
         self._pods: dict[str, Pod] = {}  # the workers' pods
         self._routers: dict[str, Pod] = {}
         self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and leaving ones
+        self._ready: set[str] = set()  # uids of those workers that are Ready
         self._left: set[str] = set()  # uids whose leaving was told
         self._unusable: set[str] = set()  # uids that were complained of
         self._heard_at = now
@@ -184,12 +193,14 @@ class KnownPods:
         before = _by_url(self._workers.values())
         self._workers = {pod.uid: worker for pod in self._pods.values() if (worker := self._wanted(pod))}
         after = _by_url(self._workers.values())
+        recovered = self._newly_ready()
         self._left &= self._workers.keys()
         self._unusable &= self._pods.keys()
         return [
             *(HangUp(worker) for url, worker in before.items() if url not in after),
             *(Leaving(self._workers[uid]) for uid in self._newly_leaving()),
             *(Dial(worker) for url, worker in after.items() if url not in before),
+            *(Redial(worker) for worker in recovered if worker.url in before),
         ]
 
     def _wanted(self, pod: Pod) -> WorkerAddress | None:
@@ -202,6 +213,10 @@ class KnownPods:
         worker = WorkerAddress(pod.role, pod.url, pod.name)
         kept = self._workers.get(pod.uid) == worker
         return worker if kept or (pod.ready and not pod.leaving) else None
+
+    def _newly_ready(self) -> list[WorkerAddress]:
+        before, self._ready = self._ready, {uid for uid in self._workers if self._pods[uid].ready}
+        return [worker for uid, worker in self._workers.items() if uid in self._ready - before]
 
     def _newly_leaving(self) -> list[str]:
         leaving = [uid for uid in self._workers if self._pods[uid].leaving and uid not in self._left]

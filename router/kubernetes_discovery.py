@@ -19,7 +19,17 @@ from dataclasses import dataclass
 import structlog
 
 from router.discovery import Dialer
-from router.known_pods import POD_STATES, Change, Dial, HangUp, KnownPods, Leaving, Observation, Unreachable
+from router.known_pods import (
+    POD_STATES,
+    Change,
+    Dial,
+    HangUp,
+    KnownPods,
+    Leaving,
+    Observation,
+    Redial,
+    Unreachable,
+)
 from router.pod_api import NoAnswerError, PodApi, WatchEndedError
 from shared.metrics import Metrics
 from shared.probes import Health
@@ -100,6 +110,8 @@ class KubernetesDiscovery:
             case Dial():
                 self._links.connect(worker.url)
                 log.info("discovery.dialed", **about)
+            case Redial():
+                self._links.redial(worker.url)
             case Leaving():
                 log.info("discovery.leaving", **about)  # its link stays; what runs there goes on
             case HangUp():

@@ -91,6 +91,13 @@ class DialingEnd:
             self._links[address] = _WorkerLink(address, redial_at=now, down_since=now)
             self.deadline = min(self.deadline, now)
 
+    def redial(self, address: str, now: float) -> None:
+        """Dial this worker at once if it is known and its link rests."""
+        link = self._links.get(address)
+        if link is not None and link.session is None:
+            link.redial_at = now
+            self.deadline = min(self.deadline, now)
+
     def disconnect(self, address: str, now: float) -> None:
         """End the session with this worker and dial it no more."""
         self.end(address, "disconnected here", now)

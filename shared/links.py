@@ -232,6 +232,10 @@ class RouterLinks:
         """Dial `tcp://host:port` from now on, again and again; a no-op for an address already dialed."""
         self._thread.command(lambda now: self._end.connect(address, now))
 
+    def redial(self, address: str) -> None:
+        """If the link to this worker rests between two dials, dial at once."""
+        self._thread.command(lambda now: self._end.redial(address, now))
+
     def disconnect(self, address: str) -> None:
         """End the session with this worker and dial it no more."""
         self._thread.command(lambda now: self._end.disconnect(address, now))

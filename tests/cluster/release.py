@@ -47,13 +47,20 @@ class Release:
         self.cluster.kubectl("rollout", "status", f"deployment/{NAME}-{component}", "--timeout=5m")
 
     def wait_for(self, component: str, replicas: int) -> None:
-        """Until exactly so many pods of a component are there, all ready."""
+        """Until exactly so many pods of a component are there, all ready, and every router gives work to them."""
 
         def there() -> bool:
             pods = self.cluster.pods(component)
-            return len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
+            ready = len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
+            return ready and (component == "router" or self._known(component) == {replicas})
 
         until(there, READY_SECONDS_MAX, f"{replicas} ready {component} pods")
+
+    def _known(self, component: str) -> set[float]:
+        """How many workers of a component the ready routers know, all that is heard."""
+        routers = [pod for pod in self.cluster.pods("router") if pod.ready]
+        name = f"segue_workers{{worker_role={component}}}"
+        return {self.metrics(pod).get(name, 0.0) for pod in routers}
 
     def metrics(self, pod: Pod) -> dict[str, float]:
         """Everything at a pod's /metrics, as `name{label=value,…}` without the role; nothing if it has ended."""

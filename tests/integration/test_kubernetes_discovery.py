@@ -34,11 +34,16 @@ class RecordedDials:
 
     def __init__(self) -> None:
         self.dialed: set[str] = set()
+        self.redialed: list[str] = []
         self.hung_up: list[str] = []
 
     def connect(self, address: str) -> None:
         assert address not in self.dialed
         self.dialed.add(address)
+
+    def redial(self, address: str) -> None:
+        assert address in self.dialed
+        self.redialed.append(address)
 
     def disconnect(self, address: str) -> None:
         self.dialed.remove(address)
@@ -144,6 +149,9 @@ def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
         discovery.until_dialed(url(1))
         server.put(decode(2))
         discovery.until_dialed(url(1), url(2), seconds_max=1.0)
+        server.put(decode(2, ready=False))
+        server.put(decode(2))
+        until(lambda: discovery.links.redialed == [url(2)], 5, "dialing one that is Ready again")
         server.put(decode(1, leaving=True), decode(3, leaving=True))
         until(lambda: discovery.metric("segue_discovery_pods", "leaving") == 2, 5, "leaving")
         assert discovery.links.dialed == {url(1), url(2)}

@@ -261,6 +261,24 @@ def test_redials_slow_down_to_their_limit() -> None:
     assert dials_per_minute - 1 <= next(cable.connections) - 1 <= dials_per_minute + 3
 
 
+def test_who_is_told_that_a_worker_is_back_dials_it_without_rest() -> None:
+    cable = connected()
+    cable.cut = True
+    cable.run(20.0)
+    while cable.connection:  # until it rests
+        cable.run(0.05)
+    cable.cut = False
+    cable.run()
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown]
+    cable.router.redial(ADDRESS, cable.now)
+    cable.router.redial("tcp://nobody:1", cable.now)
+    cable.run()
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    cable.router.redial(ADDRESS, cable.now)
+    cable.run(1.0)
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+
+
 def test_a_worker_that_may_still_be_loading_is_no_warning_and_one_that_stays_away_is_one() -> None:
     cable = Cable()
     cable.cut = True

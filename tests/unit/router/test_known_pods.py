@@ -19,6 +19,7 @@ from router.known_pods import (
     Listed,
     Observation,
     Pod,
+    Redial,
     Removed,
     Unreachable,
     Watching,
@@ -85,6 +86,14 @@ def test_a_pod_that_stops_being_ready_keeps_its_link() -> None:
     assert pods.pods_by_state == {"dialed": 1}
 
 
+def test_a_pod_that_is_ready_again_is_dialed_without_rest() -> None:
+    pods = known(Listed((pod("1"), pod("2"))), Changed(pod("1", ready=False)))
+    assert pods.observe(Changed(pod("1")), 0.0) == [Redial(worker("1"))]
+    assert pods.observe(Changed(pod("1")), 0.0) == []
+    pods.observe(Listed((pod("1", ready=False), pod("2", ready=False))), 0.0)
+    assert pods.observe(Listed((pod("1"), pod("2", ready=False))), 0.0) == [Redial(worker("1"))]
+
+
 def test_a_leaving_pod_keeps_its_link_until_it_has_gone_and_that_it_leaves_is_said_once() -> None:
     pods = known(Listed((pod("1"),)))
     leaving = pod("1", leaving=True)
@@ -126,11 +135,10 @@ def test_a_pod_with_a_new_address_is_dialed_there() -> None:
 def test_an_address_given_to_another_pod_stays_dialed() -> None:
     pods = known(Listed((pod("1"),)))
     heir = pod("2", url="tcp://10.0.0.1:8002")
-    assert pods.observe(Changed(heir), 0.0) == []
+    there = WorkerAddress("decode", "tcp://10.0.0.1:8002", "decode-2")
+    assert pods.observe(Changed(heir), 0.0) == [Redial(there)]
     assert pods.observe(Removed("1"), 0.0) == []
-    assert pods.observe(Removed("2"), 0.0) == [
-        HangUp(WorkerAddress("decode", "tcp://10.0.0.1:8002", "decode-2"))
-    ]
+    assert pods.observe(Removed("2"), 0.0) == [HangUp(there)]
 
 
 def test_a_ready_pod_without_the_port_is_complained_of_once() -> None:
