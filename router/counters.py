@@ -6,9 +6,15 @@ Every key is one of a few words of this program: none comes from a client, so ea
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 OBSERVATIONS_MAX = 65536  # the shell drains them after every input; a bound in case it does not
+
+
+def _from_zero(*keys: str) -> Callable[[], Counter[str]]:
+    """Keys that are shown before they first occur, so that a rate sees their first step."""
+    return lambda: Counter(dict.fromkeys(keys, 0))
 
 
 @dataclass(slots=True)
@@ -21,8 +27,9 @@ class Counters:
     """
 
     requests: Counter[str] = field(default_factory=Counter)  # by outcome: length, stop, aborted, 429, 503 …
-    continuations: Counter[str] = field(default_factory=Counter)  # new attempts, by cause
-    moves: Counter[str] = field(default_factory=Counter)  # away from a leaving worker: moved, recomputed
+    # New attempts by cause; and what became of requests on a worker that leaves.
+    continuations: Counter[str] = field(default_factory=_from_zero("lost_prefill", "lost_decode"))
+    moves: Counter[str] = field(default_factory=_from_zero("moved", "recomputed"))
     stale_batons: Counter[str] = field(default_factory=Counter)  # by cause: stale, unreachable, lease_ended
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     dropped_messages: Counter[str] = field(default_factory=Counter)  # by cause: unknown, old_attempt, …

@@ -241,7 +241,7 @@ class World:
                 client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"
             ]
             assert not failed, f"{failed} failed in a calm world"
-            causes = {cause for router in self.all_routers for cause in router.core.counters.continuations}
+            causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not self.counts["path left with work"]:
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
 

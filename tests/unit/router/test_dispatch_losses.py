@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from router.effects import Completed, Failed, Usage
@@ -19,7 +21,7 @@ def test_a_lost_decode_pod_only_pauses_the_stream() -> None:
     assert world.placed(Decode, "r") == "d1"
     world.generated("d1", "r", 3, 13, attempt=2)
     assert world.output("r") == [10, 11, 12, 13]
-    assert world.core.counters.continuations == {"lost_decode": 1}
+    assert world.core.counters.continuations == Counter(lost_decode=1)
 
 
 def test_with_one_decode_pod_a_broken_stream_waits_for_its_return() -> None:
@@ -146,7 +148,7 @@ def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() ->
     world.generated("d0", "r", 1, 11)
     world.refused("d0", "r", "stale")
     assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10, 11)
-    assert world.core.counters.continuations == {"retracted": 1}
+    assert world.core.counters.continuations == Counter(retracted=1)
 
 
 def test_a_request_sent_back_before_its_first_decode_step_counts_no_loss_either() -> None:
@@ -156,7 +158,7 @@ def test_a_request_sent_back_before_its_first_decode_step_counts_no_loss_either(
     world.joined("d0", "r")
     world.refused("d0", "r", "stale")
     assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10)
-    assert world.core.counters.continuations == {"retracted": 1}
+    assert world.core.counters.continuations == Counter(retracted=1)
 
 
 def test_a_lease_that_ended_while_the_request_was_ready_means_a_new_attempt() -> None:
@@ -189,7 +191,7 @@ def test_a_finish_that_counts_more_tokens_than_came_is_a_gap() -> None:
     world = decoding()
     world.finished("d0", "r", 5)
     assert world.outcome("r") is None
-    assert world.core.counters.continuations == {"gap": 1}
+    assert world.core.counters.continuations == Counter(gap=1)
 
 
 def test_messages_of_older_attempts_are_dropped_and_counted() -> None:
@@ -223,7 +225,7 @@ def test_an_internal_error_of_a_worker_is_a_loss() -> None:
 def test_a_new_session_of_the_same_worker_is_the_loss_of_the_old_one() -> None:
     world = decoding()
     world.up("decode", "d0")
-    assert world.core.counters.continuations == {"lost_decode": 1}
+    assert world.core.counters.continuations == Counter(lost_decode=1)
     assert not world.core.fleet.workers["d0"].assigned
 
 
@@ -239,5 +241,5 @@ def test_a_first_token_out_of_place_is_a_gap() -> None:
     world.submit(request("r"))
     world.say("p0", Prefilled("r", 1, 4, (10,), baton("r", 1, 3)))
     assert world.output("r") == []
-    assert world.core.counters.continuations == {"gap": 1}
+    assert world.core.counters.continuations == Counter(gap=1)
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from router.effects import Failed
@@ -25,8 +27,8 @@ def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens
     assert world.sent(Release, "r")[-1][0] == "d0"
     world.generated("d1", "r", 3, 13)
     assert world.output("r") == [10, 11, 12, 13]
-    assert world.core.counters.moves == {"moved": 1}
-    assert not world.core.counters.continuations
+    assert world.core.counters.moves == Counter(moved=1)
+    assert world.core.counters.continuations == Counter()
     assert len(world.sent(Prefill)) == 1
     world.finished("d1", "r", 4)
     world.assert_nothing_left()
@@ -107,8 +109,8 @@ def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_sa
     assert (again.attempt, again.baton, again.token_ids) == (1, decode.baton, decode.token_ids)
     assert not world.sent(Prefill, "r")[1:]
     world.joined(third, "r")
-    assert world.core.counters.moves == {"moved": 1}
-    assert world.core.counters.continuations == {}
+    assert world.core.counters.moves == Counter(moved=1)
+    assert world.core.counters.continuations == Counter()
 
 
 def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None:
@@ -144,7 +146,7 @@ def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
     peer, again = world.sent(Prefill, "r")[-1]
     assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
     assert world.sent(Cancel, "r")[-1][0] == "d0"
-    assert world.core.counters.moves == {"recomputed": 1}
+    assert world.core.counters.moves == Counter(recomputed=1)
     world.prefilled(peer, "r", 12, attempt=2, index=2)
     assert world.placed(Decode, "r") == "d1"
 
@@ -165,7 +167,7 @@ def test_a_move_that_left_tokens_out_is_recomputed() -> None:
     world.moving("d0", "r", 3)  # one more than the router has heard
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
     assert world.sent(Cancel, "r")[-1][0] == "d0"
-    assert world.core.counters.continuations == {"gap": 1}
+    assert world.core.counters.continuations == Counter(gap=1)
 
 
 def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation() -> None:
