@@ -69,6 +69,10 @@ class Report:
     running: int
     fault_at: float
 
+    def to_come(self, stream: Stream) -> int:
+        """Tokens that its reader still waited for when the fault began, a token for each piece of text."""
+        return stream.plan.max_tokens - sum(at < self.fault_at for at in stream.times)
+
     @property
     def pauses(self) -> list[float]:
         """Of each stream the longest from the fault on, in seconds, ascending."""
