@@ -1,7 +1,7 @@
 """The I/O thread of a process's links, and the two queues between it and everybody else.
 
     caller's threads                    link thread
-    send, connect  --> commands  -->    poll -> tick -> commands -> read -> flush
+    send, connect  --> commands  -->    poll -> commands -> read -> tick -> flush
     receive        <-- inbox     <--    events
 
 So heartbeats flow while the caller is busy with a long step. Sockets are touched by the link thread alone,
@@ -24,12 +24,14 @@ import zmq
 
 from shared.errors import InvariantError
 from shared.link_events import LinkEvent, PeerDown, PeerUp
+from shared.link_session import LinkSettings
 from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
 
 READ_BATCH = 256  # messages read from one socket before heartbeats and commands get their turn
 CLOSE_SECONDS = 5.0
+WAIT_SECONDS_MAX = 60.0
 
 Command = Callable[[float], None]  # called on the link thread with `now`
 
@@ -116,11 +118,20 @@ class LinkThread:
     """Runs an end and its wire until `close`."""
 
     def __init__(
-        self, end: End, wire: Wire, *, unread_messages_max: int, on_ready: Callable[[], None] | None = None
+        self,
+        end: End,
+        wire: Wire,
+        settings: LinkSettings,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._end = end
         self._wire = wire
-        self._inbox = Inbox(unread_messages_max, on_ready)
+        self._silence_seconds = settings.silence_seconds
+        self._clock = clock
+        self._turned_at = clock()
+        self._inbox = Inbox(settings.unread_messages_max, on_ready)
         self._commands: deque[Command] = deque()
         self._closing = False
         self._bell, self._ringer = socket.socketpair()
@@ -173,24 +184,32 @@ class LinkThread:
         try:
             while not self._closing:
                 self._turn()
-            self._wire.close(time.monotonic())
+            now = self._clock()
+            self._carry_out_commands(now)  # what was sent before the goodbye goes before it
+            self._wire.close(now)
         except BaseException as failure:
             log.critical("link.thread_died", exc_info=True)
             self._inbox.fail(failure)
             raise
 
     def _turn(self) -> None:
-        wait_seconds = min(max(self._end.deadline - time.monotonic(), 0.0), 60.0)
+        due_at = max(self._turned_at, min(self._end.deadline, self._turned_at + WAIT_SECONDS_MAX))
+        wait_seconds = max(due_at - self._clock(), 0.0)
         ready = {source for source, _ in self._poller.poll(math.ceil(wait_seconds * 1000))}
-        now = time.monotonic()
-        # First the clock: after a freeze, what has waited in the sockets belongs to sessions that are over.
-        self._end.tick(now)
+        now = self._turned_at = self._clock()
+        if now - due_at >= self._silence_seconds:
+            # We were frozen for so long that our peers gave us up: what has waited belongs to sessions that are over.
+            self._end.tick(now)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
-        for _ in range(len(self._commands)):
-            self._commands.popleft()(now)
+        self._carry_out_commands(now)
         self._wire.read(ready, now, self._inbox.full)
+        self._end.tick(now)  # after reading: nobody is silent whose heartbeat has waited for us
         self._wire.flush(now)
         if self._end.events:
             events, self._end.events = self._end.events, []
             self._inbox.put(events)
+
+    def _carry_out_commands(self, now: float) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()(now)

@@ -104,7 +104,7 @@ class WorkerLinks:
         end = ListeningEnd(hello, settings, self.counters)
         wire = _ListeningWire(end, host, port, seed, settings)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
-        self._thread = LinkThread(end, wire, unread_messages_max=settings.unread_messages_max)
+        self._thread = LinkThread(end, wire, settings)
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """Wait for events, or `wake`, up to the timeout."""
@@ -224,9 +224,7 @@ class RouterLinks:
         self.counters = LinkCounters()
         self._end = DialingEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))
         wire = _DialedWire(self._end, seed, settings)
-        self._thread = LinkThread(
-            self._end, wire, unread_messages_max=settings.unread_messages_max, on_ready=on_ready
-        )
+        self._thread = LinkThread(self._end, wire, settings, on_ready=on_ready)
 
     def connect(self, address: str) -> None:
         """Dial `tcp://host:port` from now on, again and again; a no-op for an address already dialed."""
