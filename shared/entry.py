@@ -30,7 +30,7 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
     `serve` should import what is heavy (torch, nixl, transformers) itself: `--help` and a wrong flag answer at once.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # until the process serves, and can say goodbye
-        signal.signal(number, _end_by_signal)
+        signal.signal(number, _end_by_signal if os.getpid() == 1 else signal.SIG_DFL)
     try:
         config = load(struct, sys.argv[1:], os.environ)
         if config.lifeline_fd >= 0:
@@ -45,7 +45,7 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
 
 
 def _end_by_signal(number: int, _: object) -> NoReturn:
-    """As the kernel would end it: a handler of our own, since process 1 of a container has no default one."""
+    """For process 1 of a container, which no default ends; Python calls this only between two of its own steps."""
     os._exit(128 + number)
 
 
