@@ -86,10 +86,15 @@ def faulted(release: Release, undisturbed: dict[Plan, str], pytestconfig: pytest
     """Do this to the cluster while streams run and come, and check what their readers saw."""
 
     def run(
-        name: str, fault: Callable[[], object], victims: list[Pod] | None = None, tokens: int = SHORT
+        name: str,
+        fault: Callable[[], object],
+        victims: list[Pod] | None = None,
+        tokens: int = SHORT,
+        struck: Callable[[], bool] | None = None,  # seen sooner than by the API server
     ) -> Report:
         changed = lambda: all(release.has_changed(pod) for pod in victims or [])  # noqa: E731
-        report = run_streams(release.url, PLANS[tokens], name, fault, LATER, changed)
+        report = run_streams(release.url, PLANS[tokens], name, fault, LATER, struck or changed)
+        until(changed, 60, f"{name}: a change in its victims")
         pytestconfig.stash.setdefault(REPORTS, []).append(report)
         assert report.running >= STREAMS_AT_FAULT_MIN
         for stream in report.streams:

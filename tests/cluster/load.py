@@ -118,7 +118,7 @@ async def _run(
             tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]
 
             async def running_when_struck() -> int:
-                await asyncio.to_thread(until, struck, STRUCK_SECONDS_MAX, f"{name}: a change in its victims")
+                await asyncio.to_thread(until, struck, STRUCK_SECONDS_MAX, f"{name}: its strike")
                 return sum(stream.runs for stream in streams)
 
             running, _ = await asyncio.gather(running_when_struck(), asyncio.to_thread(fault))

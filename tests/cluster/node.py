@@ -1,12 +1,10 @@
-"""What happens to a pod on its node: signals to its process, and the kernel that takes it when memory ends.
+"""What happens to a pod on its node: its process there, and the kernel that takes it when memory ends.
 
 PID 1 of a container ignores signals from inside; these come from the machine, which is the node of its own cluster.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 from tests.cluster.kubernetes import Cluster, Pod
@@ -22,11 +20,6 @@ def process_of(pod: Pod) -> int:
     ]
     assert len(found) == 1, f"{pod.name} has {len(found)} processes of its component on this machine"
     return found[0]
-
-
-def kill(pod: Pod) -> None:
-    """SIGKILL to its process."""
-    os.kill(process_of(pod), signal.SIGKILL)
 
 
 def let_memory_end(cluster: Cluster, pod: Pod) -> None:

@@ -16,8 +16,10 @@ CHART = "charts/segue"
 DEMO_VALUES = "charts/segue/ci/cpu-demo.yaml"
 PORTS = {"router": 8000, "prefill": 8001, "decode": 8001}
 READY_SECONDS_MAX = 240
-# One router is enough for most tests; and a pod may take long to start where all pods share two cores.
-FLAGS = ("--set", "router.replicas=1", "--set", "router.config.waitingSecondsMax=120")
+# One router is enough for most tests; a pod may take long to start where all pods share two cores; and each of two
+# decode pods shall have half of the streams, however far those before have come.
+CONFIG = "router.replicas=1,router.config.waitingSecondsMax=120,router.config.decodePolicy=total_requests"
+FLAGS = ("--set", CONFIG)
 
 
 @dataclass(slots=True)

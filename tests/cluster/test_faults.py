@@ -24,7 +24,7 @@ from tests.cluster.load import STREAMS_AT_FAULT_MIN
 from tests.cluster.release import Release
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(600, func_only=True)  # the first one's set-up starts a cluster
 
 
 @pytest.fixture
@@ -39,16 +39,17 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
 ) -> None:
     """With a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
     moved, again = moves(release), continuations(release)
+    before = release.cluster.pods("decode")
     victim: list[Pod] = []
     ended: dict[str, float] = {}
 
     def scale_down() -> None:
-        running = {pod.name: node.process_of(pod) for pod in release.cluster.pods("decode")}
+        running = {pod.uid: node.process_of(pod) for pod in before}
         began = monotonic()
         release.scale("decode", 1)
-        until(lambda: any(pod.leaving for pod in release.cluster.pods("decode")), 30, "a pod that leaves")
-        victim.append(next(pod for pod in release.cluster.pods("decode") if pod.leaving))
-        until(lambda: not node.is_running(running[victim[0].name]), 30, "the end of its process")
+        until(lambda: departing(release, before), 30, "a pod that leaves")
+        victim.extend(departing(release, before))
+        until(lambda: not node.is_running(running[victim[0].uid]), 30, "the end of its process")
         ended.update(after_seconds=monotonic() - began, at=monotonic())
 
     report = faulted("`kubectl scale` decode 2 → 1", scale_down, tokens=LONGEST)
@@ -57,7 +58,7 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
     held = [stream for stream in began_there if report.to_come(stream) >= 1000]
     assert len(held) >= STREAMS_AT_FAULT_MIN
     assert all(ways[stream.rid].moves == 1 for stream in held)
-    assert all(way.moves == len(way.decode) - 1 for way in ways.values())
+    assert all(way.moves < len(way.decode) for way in ways.values())
     assert all(way.attempts == 1 for way in ways.values())
     assert moves(release) - moved == sum(way.moves for way in ways.values())
     assert continuations(release) == again
@@ -92,8 +93,9 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: 
     def scale() -> None:
         release.scale("decode", 3)
         release.wait_for("decode", 3)
+        before = release.cluster.pods("decode")
         release.scale("decode", 1)
-        until(lambda: sum(pod.leaving for pod in release.cluster.pods("decode")) == 2, 30, "two that leave")
+        until(lambda: len(departing(release, before)) == 2, 30, "two that leave")
 
     faulted("`kubectl scale` decode 1 → 3 → 1", scale, tokens=LONG)
     release.wait_for("decode", 1)
@@ -118,7 +120,7 @@ def test_a_decode_pod_is_deleted_by_force(release: Release, faulted: Faulted) ->
 @pytest.mark.parametrize("component", ["decode", "prefill"])
 def test_the_process_of_the_only_pod_is_killed(release: Release, faulted: Faulted, component: str) -> None:
     pod = release.cluster.pods(component)[0]
-    faulted(f"SIGKILL, the only {component} pod", lambda: node.kill(pod), [pod])
+    killed(faulted, f"SIGKILL, the only {component} pod", pod)
     release.wait_for(component, 1)
     assert release.cluster.pods(component)[0].restarts == pod.restarts + 1
 
@@ -127,7 +129,7 @@ def test_the_process_of_the_only_pod_is_killed(release: Release, faulted: Faulte
 def test_one_of_two_decode_processes_is_killed(release: Release, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
     again = continuations(release)
-    faulted("SIGKILL, one of two decode pods", lambda: node.kill(pod), [pod])
+    killed(faulted, "SIGKILL, one of two decode pods", pod)
     assert continuations(release) > again
     release.wait_for("decode", 2)
 
@@ -135,8 +137,9 @@ def test_one_of_two_decode_processes_is_killed(release: Release, faulted: Faulte
 @pytest.mark.usefixtures("two_decode_pods")
 def test_a_decode_pod_is_out_of_memory(release: Release, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
-    again = continuations(release)
-    faulted("OOM kill, one of two decode pods", lambda: node.let_memory_end(release.cluster, pod), [pod])
+    pid, again = node.process_of(pod), continuations(release)
+    let_memory_end = lambda: node.let_memory_end(release.cluster, pod)  # noqa: E731
+    faulted("OOM kill, one of two decode pods", let_memory_end, [pod], LONG, lambda: not node.is_running(pid))
     assert "OOMKilled" in release.cluster.kubectl("get", "pod", pod.name, "-o", "yaml")
     assert continuations(release) > again
     release.wait_for("decode", 2)
@@ -231,6 +234,19 @@ def test_an_upgrade_keeps_what_was_scaled(release: Release) -> None:
     release.wait_for("decode", 2)
     release.scale("decode", 1)
     release.wait_for("decode", 1)
+
+
+def killed(faulted: Faulted, name: str, pod: Pod) -> None:
+    """SIGKILL to a pod's process while streams run."""
+    pid = node.process_of(pod)
+    kill = lambda: os.kill(pid, signal.SIGKILL)  # noqa: E731
+    faulted(name, kill, [pod], struck=lambda: not node.is_running(pid))
+
+
+def departing(release: Release, before: list[Pod]) -> list[Pod]:
+    """Those of these pods that leave or have gone."""
+    staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.leaving}
+    return [pod for pod in before if pod.uid not in staying]
 
 
 def moves(release: Release) -> float:

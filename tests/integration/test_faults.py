@@ -151,15 +151,17 @@ def kill(victim: Process) -> None:
 
 
 def busy_worker(running: Deployment, role: str) -> Process:
-    """The worker of this role that holds a request now."""
-    found: list[Process] = []
+    """The worker of this role that holds the most requests now, once there is one that holds any."""
+    used: dict[str, float] = {}
+    workers: list[Process] = []
 
     def look() -> bool:
-        found[:] = [p for p in running.processes(role) if running.metrics(p).get("segue_slots_used")]
-        return bool(found)
+        workers[:] = running.processes(role)
+        used.update({p.uid: running.metrics(p).get("segue_slots_used", 0.0) for p in workers})
+        return any(used.values())
 
     until(look, 60, f"a busy {role} worker")
-    return found[0]
+    return max(workers, key=lambda p: used[p.uid])
 
 
 def continuations(running: Deployment) -> float:

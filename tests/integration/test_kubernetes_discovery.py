@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -194,7 +195,7 @@ def test_there_is_a_full_list_now_and_then_and_every_watch_has_its_limit(server:
     with RunningDiscovery(relist_seconds=2.5, watch_read_seconds=1.0) as discovery:
         discovery.until_ready()
         until_asked(server, "list", 3)
-    assert verbs(server)[:4] == ["list", "watch", "watch", "watch"]
+    assert re.match("list( watch){2,3} list", " ".join(verbs(server)))
     watches = [asked for asked in server.asked if asked.verb == "watch"]
     assert {asked.parameters["timeoutSeconds"] for asked in watches} == {"1"}
 

@@ -118,12 +118,12 @@ def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
 
 def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack) -> None:
     seed = os.urandom(32)
-    settings = LinkSettings(heartbeat_seconds=0.1, silence_seconds=0.5)
+    settings = LinkSettings(heartbeat_seconds=0.1, silence_seconds=2.0)
     worker = Watched(listen(stack, seed, settings))
     router = Watched(dial(stack, seed, address_of(worker), settings))
     worker.until_up()
     router.until_up()
-    assert router.links.receive(2.0) == []  # and nobody asks the worker's links for anything meanwhile
+    assert router.links.receive(3.0) == []  # and nobody asks the worker's links for anything meanwhile
     assert worker.links.receive(0.0) == []
 
 
