@@ -6,9 +6,6 @@ counted. Segue against itself is compared without any tolerance.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +67,6 @@ def test_greedy_answers_are_those_of_transformers(
     assert len(near_ties) <= 3, f"too many near ties to be chance: {near_ties}"
 
 
-@contextmanager
-def most_slots_used(running: Deployment) -> Iterator[list[float]]:
-    """How many requests were seen on the decode worker at a time, looked at until the end of the block."""
-    seen: list[float] = []
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.05):
-            seen.append(running.total("decode", "segue_slots_used"))
-
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        looker.join()
-
-
 def first_difference(tokenizer: Any, tokens: list[int], text: str) -> int | None:
     """The first of the tokens that the text does not have; None if it has them all."""
     for step in range(len(tokens)):
@@ -102,10 +80,12 @@ def first_difference(tokenizer: Any, tokens: list[int], text: str) -> int | None
 def test_sixteen_at_a_time_get_the_answers_each_got_alone(
     one_each: Deployment, prompts: list[list[int]], alone: list[str]
 ) -> None:
-    with most_slots_used(one_each) as most:
-        together = crowd(one_each.url, prompts, 16, **GREEDY)
+    names = ("segue_generated_tokens_total", "segue_steps_total{mode=decode}")
+    before = [one_each.total("decode", name) for name in names]
+    together = crowd(one_each.url, prompts, 16, **GREEDY)
     assert [answer.text for answer in together] == alone
-    assert max(most) >= 4, "there was no crowd"
+    tokens, steps = (one_each.total("decode", name) - then for name, then in zip(names, before, strict=True))
+    assert tokens >= 3 * steps, "there was no crowd"
 
 
 @pytest.mark.timeout(900)
