@@ -228,7 +228,7 @@ def _turn_until_empty(
             publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS
         loop.finish()
-    if not scheduler.empty:
+    if scheduler.slots_used or scheduler.leases_held:
         log.warning("ended with work left", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
 
 

@@ -147,6 +147,7 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
     assert not list(tmp_path.glob("*segue*")), "neither a signal nor kill -9 may leave anything behind"
     said = "".join(one.lines + other.lines)
     assert "Traceback" not in said
+    assert "work left" not in said
     assert "killed" not in said
 
 
