@@ -81,7 +81,7 @@ def test_a_thread_that_comes_late_by(
     recorded.now = HEARTBEAT_AT + late_seconds
     thread.command(lambda now: setattr(recorded, "deadline", now + 30))
     until(lambda: "flush" in recorded.calls, 5, "a turn")
-    assert recorded.calls == calls
+    assert recorded.calls[: len(calls)] == calls
 
 
 def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread: LinkThread) -> None:
