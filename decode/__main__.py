@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from decode.config import DecodeConfig
-from shared.entry import enter
+from shared.process.role_main import enter
 
 
 def serve(config: DecodeConfig) -> None:
     """Load what is heavy and run until told to end."""
     from decode.scheduler import DecodeScheduler
-    from shared import worker
+    from shared.process import worker
 
     def build(parts: worker.Parts) -> DecodeScheduler:
         return DecodeScheduler(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from decode.config import DecodeConfig
 from shared.baton import Baton
-from shared.kv_memory import KvMemory
+from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PageState
 from shared.messages import RefusalReason
-from shared.page_pool import PageState
 from shared.req import Req
-from shared.schedule_policy import NewTokenRatio
+from shared.scheduling.new_token_ratio import NewTokenRatio
 
 
 class Admission:

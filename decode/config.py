@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.config import PositiveInt, Seconds, Share
-from shared.worker_config import WorkerConfig
+from shared.process.settings import PositiveInt, Seconds, Share
+from shared.process.worker_config import WorkerConfig
 
 
 class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):

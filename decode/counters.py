@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.lending import LendingCounters
+from shared.kv.lending import LendingCounters
 
 
 @dataclass(slots=True)

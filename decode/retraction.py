@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from shared.effects import Backup, Effect, Restore
-from shared.kv_memory import KvMemory
-from shared.page_pool import PagePool, PageState
+from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PagePool, PageState
 from shared.req import Req
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from decode.counters import DecodeCounters
-from shared.kv_memory import KvMemory
+from shared.kv.kv_memory import KvMemory
 from shared.req import Req
 from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 

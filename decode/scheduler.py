@@ -15,20 +15,20 @@ pages can be refused for lack of room. A worker that leaves refuses what is new;
 from __future__ import annotations
 
 from decode.admission import Admission
-from decode.arrivals import Arrivals, Arrived, NotArrived
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
-from decode.departures import Departures
+from decode.migration import Departures
+from decode.output_buffer import Unsent
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
-from decode.unsent import Unsent
-from shared.audience import Audience
+from decode.transfer_queue import Arrivals, Arrived, NotArrived
 from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
-from shared.kv_memory import KvMemory
-from shared.lending import Lending
-from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.kv.kv_memory import KvMemory
+from shared.kv.lending import Lending
+from shared.kv.page_pool import PagePool, PageState
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (
     Cancel,
     Decode,
@@ -42,9 +42,9 @@ from shared.messages import (
     Renew,
     Row,
 )
-from shared.page_pool import PagePool, PageState
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
+from shared.scheduling.router_sessions import Audience
 from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from prefill.config import PrefillConfig
-from shared.entry import enter
+from shared.process.role_main import enter
 
 
 def serve(config: PrefillConfig) -> None:
     """Load what is heavy and run until told to end."""
     from prefill.scheduler import PrefillScheduler
-    from shared import worker
+    from shared.process import worker
 
     def build(parts: worker.Parts) -> PrefillScheduler:
         return PrefillScheduler(

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import Count, PositiveInt, Share
-from shared.worker_config import WorkerConfig
+from shared.process.settings import Count, PositiveInt, Share
+from shared.process.worker_config import WorkerConfig
 
 
 class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):

@@ -16,18 +16,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from prefill.config import PrefillConfig
-from shared.audience import Audience
 from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
-from shared.kv_memory import KvMemory
-from shared.lending import Lending, LendingCounters
-from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.kv.kv_memory import KvMemory
+from shared.kv.lending import Lending, LendingCounters
+from shared.kv.page_pool import PageState
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Dismiss, Load, Prefill, Prefilled, Refused, Release, Renew
-from shared.page_pool import PageState
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
-from shared.schedule_policy import AddResult, Extend, InBatchPrefix, PrefillAdder, order_waiting
+from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
+from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
+from shared.scheduling.router_sessions import Audience
 from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
 
 

@@ -1,0 +1,1 @@
+"""The router: OpenAI's API in front, prefill and decode workers behind; no torch."""

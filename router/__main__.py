@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config import RouterConfig
-from shared.entry import enter
+from shared.process.role_main import enter
 
 
 def _serve(config: RouterConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import Count, Port, PositiveInt, ProcessConfig, Seconds
+from shared.process.settings import Count, Port, PositiveInt, ProcessConfig, Seconds
 
 Policy = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"

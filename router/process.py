@@ -17,25 +17,25 @@ from typing import Any
 import structlog
 import uvloop
 
-from router.api.app import make_app
-from router.api.generation import Generation
-from router.api.prompts import Prompts
 from router.config import RouterConfig
-from router.discovery import Discovery, StaticDiscovery
-from router.dispatch import RouterCore
-from router.effects import Failed
-from router.server import Server, listen
+from router.core.dispatch import RouterCore
+from router.core.effects import Failed
+from router.discovery.router_peers import Siblings
+from router.discovery.static import Discovery, StaticDiscovery
+from router.discovery.worker_address import ROLES, static_workers
+from router.http.app import make_app
+from router.http.completions import Generation
+from router.http.prompts import Prompts
+from router.http.server import Server, listen
 from router.shell import RouterShell
-from router.siblings import Siblings
-from router.text import Tokenizer, forgo_torch
-from router.worker_address import ROLES, static_workers
+from router.text.tokenizer import Tokenizer, forgo_torch
 from shared.errors import ConfigError, InvariantError
-from shared.link_keys import read_seed
-from shared.link_session import LinkSettings
-from shared.links import RouterLinks
+from shared.links.keys import read_seed
+from shared.links.session import LinkSettings
+from shared.links.sockets import RouterLinks
 from shared.messages import Hello
-from shared.metrics import Metrics
-from shared.probes import Health
+from shared.process.metrics import Metrics
+from shared.process.probes import Health
 
 Discover = Callable[[RouterLinks, Health], Discovery]
 
@@ -72,12 +72,12 @@ def _discovery(config: RouterConfig) -> Discover:
         raise ConfigError(
             "--pod-selector is required: which pods of the namespace are workers of this release"
         )
-    from router import kubernetes_discovery, pod_api  # 35 MiB that a static list needs not
+    from router.discovery import kubernetes, pod_api  # 35 MiB that a static list needs not
 
-    pace = kubernetes_discovery.Pace(config.relist_seconds, config.watch_read_seconds)
+    pace = kubernetes.Pace(config.relist_seconds, config.watch_read_seconds)
     namespace = config.namespace or pod_api.own_namespace()
     api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
-    return lambda links, health: kubernetes_discovery.KubernetesDiscovery(api, pace, links, health)
+    return lambda links, health: kubernetes.KubernetesDiscovery(api, pace, links, health)
 
 
 async def _serve(

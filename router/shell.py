@@ -14,16 +14,16 @@ from typing import Protocol
 
 import structlog
 
-from router.dispatch import RouterCore
-from router.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
-from shared.link_events import LinkEvent
+from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
+from shared.links.events import LinkEvent
 from shared.messages import Message
 
 log = structlog.get_logger(__name__)
 
 
 class Links(Protocol):
-    """The side of `shared.links.RouterLinks` that the shell needs."""
+    """The side of `shared.links.sockets.RouterLinks` that the shell needs."""
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]: ...
 

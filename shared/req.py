@@ -13,12 +13,15 @@ Three lengths, each at most the one before, tell where the KV stands:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared.baton import pages_of
 from shared.messages import Decode, FinishReason, Prefill
-from shared.radix_cache import Node
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
+
+if TYPE_CHECKING:
+    from shared.kv.radix_cache import Node
 
 
 @dataclass(slots=True, eq=False)

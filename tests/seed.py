@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shared.link_keys import SEED_BYTES
+from shared.links.keys import SEED_BYTES
 
 
 def write_new_seed(path: Path) -> None:

@@ -14,16 +14,16 @@ import torch
 
 from shared.baton import pages_of
 from shared.engine.attention.blocked import BlockedAttention
+from shared.engine.dense.config import ModelConfig, read_eos_token_ids, read_model_config
+from shared.engine.dense.decoder import DecoderModel
+from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
+from shared.engine.gguf.packing import PackedFile
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
-from shared.engine.memory import Demand, choose_pages, memory_budget
-from shared.engine.model import DecoderModel
-from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
+from shared.engine.memory_plan import Demand, choose_pages, memory_budget
 from shared.engine.native.choice import KernelChoice, choose_kernels
 from shared.engine.native.decoder import NativeDecoder
-from shared.engine.packing import PackedFile
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
-from shared.engine.weights import OnProgress, Weights, model_fingerprint
 from shared.errors import ConfigError
 from shared.messages import Limits
 from shared.transfer.memory import PROBE_PAGES

@@ -24,7 +24,7 @@ import msgspec
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetch_states import Event, State, advance
-from shared.transfer.link_probe import LinkProbe
+from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
 from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans, peer_name

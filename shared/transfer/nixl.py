@@ -28,7 +28,7 @@ import msgspec
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
 from shared.transfer.fetches import Collection, Fetches, FetchLimits
-from shared.transfer.link_probe import LinkProbe
+from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import Collected, FetchEvent
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, peer_name, word_span

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shared.baton import Baton
 from shared.errors import TransferError
-from shared.transfer.link_probe import LinkProbe, holds_pattern
+from shared.transfer.link_speed import LinkProbe, holds_pattern
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import Collected, Fetcher, FetchEvent, Landed, LeaseWords, Link
 

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shared.bench.measuring import SIZES, choose
-from shared.bench.report import write_json
 from shared.errors import SegueError
+from tests.benchmarks.client.measuring import SIZES, choose
+from tests.benchmarks.client.report import write_json
 from tests.benchmarks.comparison import Comparison, compare
 from tests.benchmarks.peers import Contender, contenders, default_peers_folder
 from tests.benchmarks.presentation import draw, markdown
@@ -36,7 +36,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--servers", default="", help="segue,llama,llama-256,vllm,vllm-256; empty: all found")
     parser.add_argument("--segue", default="", help="further flags of `segue up`, in one word")
-    parser.add_argument("--scenarios", default="", help="as for `segue bench`; empty: all")
+    parser.add_argument(
+        "--scenarios", default="", help="as for `python -m tests.benchmarks.client`; empty: all"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", choices=sorted(SIZES), default="full")

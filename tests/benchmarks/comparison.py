@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from shared.bench.measuring import SIZES, fresh_seed
-from shared.bench.report import (
+from tests.benchmarks.client.measuring import SIZES, fresh_seed
+from tests.benchmarks.client.report import (
     Machine,
     RunResult,
     ScenarioResult,
@@ -18,7 +18,7 @@ from shared.bench.report import (
     this_machine,
     three_digits,
 )
-from shared.bench.scenarios import Scenario
+from tests.benchmarks.client.scenarios import Scenario
 from tests.benchmarks.servers import Server, wait_until_idle
 
 MEMORY_AFTER = "mixed"  # the scenario with 16 streams at a time

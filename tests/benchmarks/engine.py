@@ -19,10 +19,10 @@ from time import perf_counter
 
 import torch
 
+from shared.engine.gguf.packing import BLOCK_INPUTS, PACKED_FILE
 from shared.engine.native.build import FLAGS, GCC_FLAGS, SOURCES, InstructionSet, choose
-from shared.engine.packing import BLOCK_INPUTS, PACKED_FILE
-from shared.machine import usable_cores
-from shared.model_store import resolve
+from shared.local.model_store import resolve
+from shared.process.resources import usable_cores
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.product import KINDS, Product, packed_weight
 

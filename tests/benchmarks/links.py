@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.link_events import LinkEvent, PeerUp, Received
-from shared.link_keys import read_seed
-from shared.link_session import LinkSettings
-from shared.links import RouterLinks
+from shared.links.events import LinkEvent, PeerUp, Received
+from shared.links.keys import read_seed
+from shared.links.session import LinkSettings
+from shared.links.sockets import RouterLinks
 from shared.messages import Cancel, Hello
 from tests.seed import write_new_seed
 

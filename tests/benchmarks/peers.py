@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.engine.gguf import DEFAULT_MODEL, default_gguf
-from shared.model_store import cache_folder, resolve
+from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf
+from shared.local.model_store import cache_folder, resolve
 
 CORES = 2
 SLOTS = 16  # llama.cpp serves so many at a time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.bench.report import ScenarioResult, three_digits
+from tests.benchmarks.client.report import ScenarioResult, three_digits
 from tests.benchmarks.comparison import Comparison, Measured, ratio_to_best_peer
 
 SMALL_NOTE = "**Not figures**: a run of the small size, which shows that everything works."

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
-from shared.bench.client import connected
-from shared.bench.measuring import measure, warm_up
-from shared.bench.report import RunResult
-from shared.bench.scenarios import Scenario, Size
 from shared.errors import BenchError
+from tests.benchmarks.client.client import connected
+from tests.benchmarks.client.measuring import measure, warm_up
+from tests.benchmarks.client.report import RunResult
+from tests.benchmarks.client.scenarios import Scenario, Size
 from tests.benchmarks.peers import Contender
 from tests.integration.deployment import free_port
 from tests.waiting import comes_true

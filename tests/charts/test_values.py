@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.config import load, unknown_variables
+from shared.process.settings import load, unknown_variables
 from tests.charts.rendering import (
     CHART,
     EVERY_VALUE,

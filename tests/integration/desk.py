@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.link_events import Received
-from shared.links_in_memory import MemoryLinks
+from shared.links.events import Received
 from shared.messages import (
     Decode,
     Finished,
@@ -26,6 +25,7 @@ from shared.messages import (
     Release,
 )
 from shared.sampling_params import SamplingParams
+from tests.doubles.memory_links import MemoryLinks
 
 
 @dataclass(frozen=True)

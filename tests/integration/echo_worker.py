@@ -11,10 +11,10 @@ import sys
 import threading
 from pathlib import Path
 
-from shared.link_events import Received
-from shared.link_keys import read_seed
-from shared.link_session import LinkSettings
-from shared.links import WorkerLinks
+from shared.links.events import Received
+from shared.links.keys import read_seed
+from shared.links.session import LinkSettings
+from shared.links.sockets import WorkerLinks
 from shared.messages import Cancel, Hello, Refused
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from shared.link_events import PeerUp, Received
-from shared.link_keys import read_seed
-from shared.link_session import LinkSettings
-from shared.links import WorkerLinks
+from shared.links.events import PeerUp, Received
+from shared.links.keys import read_seed
+from shared.links.session import LinkSettings
+from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
 
 LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_size=400)

@@ -20,13 +20,13 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.engine.engine import Engine, Sizes, load
-from shared.event_loop import EventLoop, Scheduler
-from shared.links_in_memory import MemoryLinks
+from shared.kv.page_pool import PagePool, PageState
 from shared.messages import FinishReason, Hello, Role
-from shared.page_pool import PagePool, PageState
-from shared.transfer.in_process import InProcessFabric, InProcessTransfer
+from shared.process.worker_config import WorkerConfig
+from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.memory import PageMemory
-from shared.worker_config import WorkerConfig
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
+from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, Request, Stream
 from tests.integration.recording_device import Logbook, RecordingDevice
 

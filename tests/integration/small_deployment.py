@@ -15,12 +15,12 @@ import socket
 import sys
 import threading
 
-from shared.deployment import HOST, Child, Deployment
-from shared.entry import hold_lifeline, leave_with_sentence
 from shared.errors import StartError
-from shared.metrics import Metrics
-from shared.narration import Narration
-from shared.probes import Health, Probes
+from shared.local.children import HOST, Child, Deployment
+from shared.local.console import Narration
+from shared.process.metrics import Metrics
+from shared.process.probes import Health, Probes
+from shared.process.role_main import hold_lifeline, leave_with_sentence
 
 MODULE = "tests.integration.small_deployment"
 

@@ -1,4 +1,4 @@
-"""`segue bench` against a real deployment: every scenario, small; what is counted must be right, not what is timed."""
+"""The benchmark client against a real deployment: every scenario, small. Counts must be right, times are not judged."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.bench.report import Report, ScenarioResult
-from shared.bench.scenarios import SCENARIOS, SMALL
+from tests.benchmarks.client.report import Report, ScenarioResult
+from tests.benchmarks.client.scenarios import SCENARIOS, SMALL
 from tests.integration.deployment import Deployment
+from tests.tidy.source_files import ROOT
 from tests.waiting import until
-
-SEGUE = str(Path(sys.executable).with_name("segue"))
 
 
 def segue_bench(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SEGUE, "bench", *flags], capture_output=True, text=True, timeout=200, check=False)
+    command = [sys.executable, "-m", "tests.benchmarks.client", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_the_report_says_where_and_with_what_it_was_made(report: Report) -> None
     assert report.model == "smollm2"
     assert report.machine.cpu
     assert report.machine.cores >= 1
-    assert report.command.startswith("segue bench --url")
+    assert report.command.startswith("python -m tests.benchmarks.client --url")
     assert set(report.versions) == {"segue", "python", "aiohttp"}
     assert report.seed > 0
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.model_store import resolve
+from shared.local.model_store import resolve
 from tests.integration.deployment import Deployment, deployment
 from tests.integration.prompts import varied_prompts
 from tests.integration.streams import crowd

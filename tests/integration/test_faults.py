@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from shared.config import ProcessConfig
+from shared.process.settings import ProcessConfig
 from tests.integration.deployment import Deployment, Process
 from tests.integration.streams import Answer, client_of, complete, crowd
 from tests.waiting import until

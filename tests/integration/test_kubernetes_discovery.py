@@ -15,12 +15,12 @@ import pytest
 from kubernetes.config import incluster_config
 from structlog.testing import capture_logs
 
-from router import pod_api
-from router.known_pods import Listed
-from router.kubernetes_discovery import KubernetesDiscovery, Pace
+from router.discovery import pod_api
+from router.discovery.known_pods import Listed
+from router.discovery.kubernetes import KubernetesDiscovery, Pace
 from shared.errors import StartError
-from shared.metrics import Metrics
-from shared.probes import Health
+from shared.process.metrics import Metrics
+from shared.process.probes import Health
 from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
 from tests.integration.service_account import TOKEN, write_service_account
 from tests.waiting import comes_true, until

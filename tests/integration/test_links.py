@@ -17,10 +17,10 @@ import pytest
 import zmq
 
 from shared.errors import StartError
-from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
-from shared.link_keys import derive_keys, read_seed
-from shared.link_session import LinkSettings, seal
-from shared.links import RouterLinks, WorkerLinks
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.links.keys import derive_keys, read_seed
+from shared.links.session import LinkSettings, seal
+from shared.links.sockets import RouterLinks, WorkerLinks
 from shared.messages import Cancel, Hello, Message, Refused, encode
 from tests.seed import write_new_seed
 

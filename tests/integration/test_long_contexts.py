@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.model_store import resolve
+from shared.local.model_store import resolve
 from shared.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import Driver, tokens_of
 

@@ -16,7 +16,7 @@ from time import monotonic
 
 import pytest
 
-from shared.deployment import GRACE_SECONDS
+from shared.local.children import GRACE_SECONDS
 from tests.integration.deployment import segue_up
 from tests.integration.running import Running, ended_within
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from router.config import RouterConfig
-from router.dispatch import RouterCore
-from router.effects import Aborted, ClientRequest, Completed, Ended, Failed, Outcome, Send, Tokens
-from shared.link_events import LinkEvent
+from router.core.dispatch import RouterCore
+from router.core.effects import Aborted, ClientRequest, Completed, Ended, Failed, Outcome, Send, Tokens
+from shared.links.events import LinkEvent
 from shared.messages import FinishReason, Hello
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest

@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from decode import arrivals, retraction
+from decode import retraction, transfer_queue
+from decode.output_buffer import Unsent
 from decode.scheduler import DecodeScheduler
-from decode.unsent import Unsent
-from router import placement
-from router.fleet import Fleet, Worker
-from router.lifecycle import TRANSITIONS, Lost, State
-from router.requests import LiveRequests
-from shared.event_loop import EventLoop
-from shared.leases import Lease, Leases
+from router.core import placement
+from router.core.fleet import Fleet, Worker
+from router.core.lifecycle import TRANSITIONS, Lost, State
+from router.core.request_table import LiveRequests
+from shared.kv.leases import Lease, Leases
+from shared.kv.page_pool import PagePool, PageState
+from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
-from shared.page_pool import PagePool, PageState
-from shared.radix_cache import RadixCache
 from shared.req import Req
+from shared.scheduling.event_loop import EventLoop
 from shared.transfer.protocol import Landed
 from tests.simulation import worker
 from tests.simulation.fabric import Agent, Words
@@ -172,21 +172,21 @@ def _stale_landed() -> list[Patch]:
 
 @_mistake("arrivals", "the target of a failed read is used again at once")
 def _no_quarantine() -> list[Patch]:
-    def give_up(self: arrivals.Arrivals, fetch_id: int, req: Any, ended: bool) -> None:
+    def give_up(self: transfer_queue.Arrivals, fetch_id: int, req: Any, ended: bool) -> None:
         del ended
         self._quarantined.setdefault(fetch_id, [])
         self.memory.release(req, PageState.ARRIVING)
 
-    return [(arrivals.Arrivals, "_give_up", give_up)]
+    return [(transfer_queue.Arrivals, "_give_up", give_up)]
 
 
 @_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
 def _waiting_forgotten() -> list[Patch]:
-    def take_waiting(self: arrivals.Arrivals) -> list[Any]:
+    def take_waiting(self: transfer_queue.Arrivals) -> list[Any]:
         return [entry for entry in real(self) if entry[2]]
 
-    real = arrivals.Arrivals.take_waiting
-    return [(arrivals.Arrivals, "take_waiting", take_waiting)]
+    real = transfer_queue.Arrivals.take_waiting
+    return [(transfer_queue.Arrivals, "take_waiting", take_waiting)]
 
 
 @_mistake("arrivals", "a landed request may not join when room is short")

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from decode.departures import Departures
+from decode.migration import Departures
+from decode.output_buffer import Unsent
 from decode.scheduler import DecodeScheduler
-from decode.unsent import Unsent
-from router.fleet import Worker
-from router.requests import LiveRequests
-from shared.audience import Audience
+from router.core.fleet import Worker
+from router.core.request_table import LiveRequests
 from shared.effects import Send
 from shared.messages import Moving
+from shared.scheduling.router_sessions import Audience
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.link_events import LinkEvent, PeerDown, PeerUp, Received, peer_name
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.messages import Hello, Message, decode_from_router, decode_from_worker, encode
 from tests.simulation.timeline import Process
 

@@ -13,8 +13,8 @@ from typing import get_args
 
 from decode.counters import DecodeCounters
 from prefill.scheduler import PrefillCounters
-from router.counters import Counters
-from router.lifecycle import TRANSITIONS
+from router.core.counters import Counters
+from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import Client
 from tests.simulation.scenario import FAULTS

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from shared.link_events import LinkEvent, PeerDown, PeerUp, Received
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Hello, Role
 from tests.simulation.network import Link, Network, NetworkFaults
 from tests.simulation.timeline import Process, Timeline

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
 from shared.effects import Effect
-from shared.link_events import LinkEvent, PeerDown, Received
+from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch

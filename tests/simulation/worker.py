@@ -15,9 +15,9 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
-from shared.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
-from shared.link_events import LinkEvent
+from shared.links.events import LinkEvent
 from shared.messages import Hello, Limits, Role, WorkerToRouter
+from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, Words
 from tests.simulation.network import Network
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from shared.errors import SegueError
+from shared.kv.page_pool import PageState
 from shared.messages import Role
-from shared.page_pool import PageState
 from tests.simulation.clients import Client, Router
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Link, Network
@@ -166,7 +166,7 @@ class World:
             self.timeline.after(fault.seconds, lambda: self._start_router(uid))
 
     def _leave(self, worker: Worker | None, fault: Fault) -> None:
-        """A worker is told to end: as shared/worker.py does it, it goes when it is empty or its time is over."""
+        """A worker is told to end: as `shared.process.worker` has it, it goes when it is empty or late."""
         if worker is None or worker.leaving:
             return
         self.count(f"fault {fault.kind}")

@@ -17,7 +17,7 @@ import msgspec
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
-from shared.config import ProcessConfig, schema_of, variable_of
+from shared.process.settings import ProcessConfig, schema_of, variable_of
 
 CHART = Path(__file__).parents[2] / "charts" / "segue"
 SCHEMA = CHART / "values.schema.json"

@@ -16,8 +16,10 @@ import msgspec
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
-from shared import messages, metrics
-from shared.config import (
+from shared import messages
+from shared.local.up import LocalConfig
+from shared.process import metrics
+from shared.process.settings import (
     ProcessConfig,
     describe_bounds,
     describe_default,
@@ -26,8 +28,7 @@ from shared.config import (
     flag_of,
     variable_of,
 )
-from shared.local import LocalConfig
-from shared.worker_config import WorkerConfig
+from shared.process.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference

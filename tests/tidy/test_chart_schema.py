@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from shared.config import variable_of
+from shared.process.settings import variable_of
 from tests.tidy.chart_schema import NOT_IN_A_POD, ROLE_STRUCTS, SCHEMA, schema_text, variables_of_the_chart
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.metrics import GAUGES
+from shared.process.metrics import GAUGES
 from tests.tidy.reference import PAGE, names, page
 from tests.tidy.source_files import source_files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.lifecycle import ENDED, TRANSITIONS, State, diagram
+from router.core.lifecycle import ENDED, TRANSITIONS, State, diagram
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"

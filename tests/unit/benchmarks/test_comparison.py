@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.bench.report import Machine, RunResult, ScenarioResult, scenario_result
-from shared.bench.scenarios import SCENARIOS
+from tests.benchmarks.client.report import Machine, RunResult, ScenarioResult, scenario_result
+from tests.benchmarks.client.scenarios import SCENARIOS
 from tests.benchmarks.comparison import Comparison, Measured, ratio_to_best_peer
 from tests.benchmarks.peers import contenders
 from tests.benchmarks.presentation import draw, markdown

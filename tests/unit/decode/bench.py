@@ -7,7 +7,7 @@ from typing import Any
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from shared.messages import Generated
-from tests.unit.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
+from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
 
 CONTEXT_LEN = 256
 

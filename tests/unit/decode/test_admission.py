@@ -7,7 +7,7 @@ import pytest
 
 from shared.messages import Decode, Finished, Refused
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
-from tests.unit.worker_bench import decode, prompt
+from tests.unit.scheduling.worker_bench import decode, prompt
 
 
 def refusals(bench: DecodeBench) -> list[tuple[str, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Finished, Joined, Refused
-from shared.page_pool import PageState
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.worker_bench import decode, prompt
+from tests.unit.scheduling.worker_bench import decode, prompt
 
 
 def arriving(**settings: int) -> DecodeBench:

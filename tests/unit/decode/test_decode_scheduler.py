@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Finished, Generated, Joined, Load, Refused
-from shared.page_pool import PageState
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.worker_bench import EOS, ORDINARY, decode, prompt
+from tests.unit.scheduling.worker_bench import EOS, ORDINARY, decode, prompt
 
 
 def running(**settings: object) -> DecodeBench:

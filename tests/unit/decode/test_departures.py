@@ -17,7 +17,7 @@ from shared.messages import (
     Release,
 )
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.worker_bench import EOS, decode, prompt
+from tests.unit.scheduling.worker_bench import EOS, decode, prompt
 
 
 def running(rids: str = "a", **settings: object) -> DecodeBench:

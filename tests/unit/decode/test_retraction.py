@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from decode.retraction import Retraction
+from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Decode, Finished, Load, Message, Refused
-from shared.page_pool import PageState
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.worker_bench import EOS, Bench, decode, prompt
+from tests.unit.scheduling.worker_bench import EOS, Bench, decode, prompt
 
 
 def crowd(rids: str, prompt_len: int = 7, max_new_tokens: int = 20) -> list[Decode]:

@@ -7,11 +7,11 @@ import ctypes
 import torch
 from torch import Tensor
 
+from shared.engine.gguf.packing import BLOCK_FORMATS, BLOCK_INPUTS, Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose
 from shared.engine.native.decoder import KIND_NUMBERS
 from shared.engine.native.kernels import Kernels
-from shared.engine.packing import BLOCK_FORMATS, BLOCK_INPUTS, Kind, pack_blocks, pack_float
 
 KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shared.engine.packing import Kind, unpack
+from shared.engine.gguf.packing import Kind, unpack
 from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
 from tests.unit.engine.product import KINDS, Product, packed_weight
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from shared.engine.memory import RESERVE_BYTES, Budget, Demand, choose_pages, memory_budget
+from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages, memory_budget
 from shared.errors import ConfigError, ModelError
 
 GIB = 2**30

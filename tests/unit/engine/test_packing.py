@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shared.engine.packing import (
+from shared.engine.gguf.packing import (
     BLOCK_FORMATS,
     PACKED_FILE,
     Kind,

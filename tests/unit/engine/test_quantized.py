@@ -11,8 +11,8 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
-from shared.engine.gguf import convert
-from shared.engine.packing import PACKED_FILE, PackedFile, PackedWeight, unpack, write_packed
+from shared.engine.gguf.convert import convert
+from shared.engine.gguf.packing import PACKED_FILE, PackedFile, PackedWeight, unpack, write_packed
 from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.tiny_gguf import write_tiny_gguf
 

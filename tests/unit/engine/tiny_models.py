@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from shared.engine.packing import PackedWeight, pack_blocks, write_packed
+from shared.engine.gguf.packing import PackedWeight, pack_blocks, write_packed
 
 VOCAB_SIZE = 257
 CONTEXT_LEN = 512

@@ -7,7 +7,7 @@ from typing import Any
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.schedule_batch import ExtendRow
-from tests.unit.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
+from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
 
 CONTEXT_LEN = 256
 

@@ -7,7 +7,7 @@ import pytest
 from shared.messages import Cancel, Dismiss, Leaving, Load, Message, Prefilled, Refused, Release, Renew
 from shared.transfer.protocol import Collected
 from tests.unit.prefill.bench import CONTEXT_LEN, PrefillBench
-from tests.unit.worker_bench import EOS, ORDINARY, prefill, prompt
+from tests.unit.scheduling.worker_bench import EOS, ORDINARY, prefill, prompt
 
 # ---- one request -----------------------------------------------------------------------------------------------
 

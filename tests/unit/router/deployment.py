@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from router.config import RouterConfig
-from router.dispatch import RouterCore
-from router.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
+from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
 from shared.baton import Baton, Holder
-from shared.link_events import PeerDown, PeerUp, Received
+from shared.links.events import PeerDown, PeerUp, Received
 from shared.messages import (
     Decode,
     Finished,

@@ -17,19 +17,18 @@ from types import TracebackType
 
 import uvloop
 
-from router.api.app import make_app
-from router.api.generation import Generation
-from router.api.prompts import Prompts
 from router.config import RouterConfig
-from router.dispatch import RouterCore
-from router.effects import Failed
-from router.server import Server, listen
+from router.core.dispatch import RouterCore
+from router.core.effects import Failed
+from router.discovery.router_peers import Siblings
+from router.http.app import make_app
+from router.http.completions import Generation
+from router.http.prompts import Prompts
+from router.http.server import Server, listen
 from router.shell import RouterShell
-from router.siblings import Siblings
-from router.text import Tokenizer
+from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
-from shared.link_events import PeerDown, Received
-from shared.links_in_memory import MemoryLinks
+from shared.links.events import PeerDown, Received
 from shared.messages import (
     Cancel,
     Decode,
@@ -45,8 +44,9 @@ from shared.messages import (
     Role,
     Row,
 )
-from shared.metrics import Metrics
-from shared.probes import Health
+from shared.process.metrics import Metrics
+from shared.process.probes import Health
+from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
 MODEL = "tiny"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from router.detokenizer import BROKEN, PENDING_TOKENS_MAX, Detokenizer, StopStrings
+from router.text.detokenizer import BROKEN, PENDING_TOKENS_MAX, Detokenizer, StopStrings
 from tests.unit.router.tiny_model import END_ID, SPECIAL, byte_fallback, byte_level
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()

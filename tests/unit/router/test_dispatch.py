@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.effects import Aborted, Completed, Ended, Send, Tokens, Usage
+from router.core.effects import Aborted, Completed, Ended, Send, Tokens, Usage
 from shared.messages import Cancel, Decode, Prefill, Release, Renew
 from tests.unit.router.deployment import Deployment, decoding, request
 

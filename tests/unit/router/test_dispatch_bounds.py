@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.effects import Failed
+from router.core.effects import Failed
 from shared.messages import Cancel, Decode, Limits, Prefill
 from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
 

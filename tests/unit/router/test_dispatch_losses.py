@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from router.effects import Completed, Failed, Usage
-from shared.link_events import Received
+from router.core.effects import Completed, Failed, Usage
+from shared.links.events import Received
 from shared.messages import Cancel, Decode, Prefill, Prefilled, Release
 from tests.unit.router.deployment import Deployment, baton, decoding, request
 

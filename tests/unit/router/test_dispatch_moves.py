@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from router.effects import Failed
+from router.core.effects import Failed
 from shared.messages import Cancel, Decode, Dismiss, Leaving, Move, Prefill, Release, Renew
 from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.effects import Completed, Send
+from router.core.effects import Completed, Send
 from shared.messages import (
     Cancel,
     Decode,

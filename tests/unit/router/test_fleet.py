@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from router.fleet import MODELS_MAX, Fleet, Worker
+from router.core.fleet import MODELS_MAX, Fleet, Worker
 from shared.messages import Limits
 from tests.unit.router.deployment import hello
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.known_pods import (
+from router.discovery.known_pods import (
     Change,
     Changed,
     Denied,
@@ -24,7 +24,7 @@ from router.known_pods import (
     Unreachable,
     Watching,
 )
-from router.worker_address import WorkerAddress
+from router.discovery.worker_address import WorkerAddress
 
 AWAY = Unreachable("list of pods: refused")
 FORBIDDEN = Denied("watch", "prod", "pods is forbidden")

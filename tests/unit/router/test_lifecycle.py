@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.lifecycle import ENDED, TRANSITIONS, Event, Lifecycle, State, diagram, next_state
+from router.core.lifecycle import ENDED, TRANSITIONS, Event, Lifecycle, State, diagram, next_state
 from shared.errors import InvariantError
 
 PATHS = {  # what must be possible, written down apart from the table
@@ -43,7 +43,7 @@ def test_every_event_is_in_the_table_and_every_live_state_can_end_each_way() -> 
 
 
 def test_a_refused_transition_leaves_the_state_and_names_the_request() -> None:
-    from router.lifecycle import Generated
+    from router.core.lifecycle import Generated
 
     life = Lifecycle("r1")
     with pytest.raises(InvariantError, match="r1: a waiting request cannot meet Generated"):

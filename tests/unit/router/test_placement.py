@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from router.config import RouterConfig
-from router.fleet import Fleet, Worker
-from router.placement import POLICIES, Need, decode_workers, place_decode, place_prefill, prefill_workers
-from router.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
+from router.core.fleet import Fleet, Worker
+from router.core.placement import POLICIES, Need, decode_workers, place_decode, place_prefill, prefill_workers
+from router.core.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
 from shared.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello
 

@@ -1,0 +1,222 @@
+"""The workers as the router knows them: what they said at hello, how busy they are, what was given to them.
+
+A worker is known by its link peer, `<uid>/<epoch>`; one that restarted is another worker. Load is what the worker
+last reported plus what was assigned since, and never less than what this router alone has there. Nothing here
+decides; see `placement`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import structlog
+
+from router.core.prefix_index import PrefixIndex
+from router.discovery.worker_address import ROLES
+from shared.baton import pages_of
+from shared.messages import PROTOCOL, Hello, Load, Role
+
+log = structlog.get_logger(__name__)
+
+MODELS_MAX = 64  # names remembered after their last worker has gone
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one request means to a worker: tokens to compute (prefill) or to hold (decode)."""
+
+    tokens: int
+    pages: int
+    load_number: int  # how many loads the worker had reported by then
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One prefill or decode worker."""
+
+    peer: str
+    hello: Hello
+    arrival: int  # breaks the last ties
+    prefixes: PrefixIndex
+    up: bool = True
+    load: Load = field(default_factory=Load)
+    load_number: int = 0
+    assigned: dict[str, Assignment] = field(default_factory=dict)  # by rid
+    leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
+    reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will move here
+    leaving: bool = False  # it takes nothing new
+    last_chosen: int = 0
+    paused_until: float = 0.0  # it has just refused for lack of room
+
+    def __post_init__(self) -> None:
+        limits = self.hello.limits
+        self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until it says otherwise
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens that one request may have here; None: not told."""
+        limits = self.hello.limits
+        bounds = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
+        return min(bounds) if bounds else None
+
+    @property
+    def tokens(self) -> int:
+        """Uncached tokens queued (prefill) or tokens held (decode), with those not yet reported."""
+        reported = self.load.queued_tokens if self.hello.role == "prefill" else self.load.running_tokens
+        own = sum(assignment.tokens for assignment in self.assigned.values())
+        return max(own, reported + sum(assignment.tokens for assignment in self._unreported()))
+
+    @property
+    def requests(self) -> int:
+        """Requests queued or running, with those not yet reported."""
+        reported = self.load.queued + self.load.running
+        return max(len(self.assigned), reported + len(self._unreported()))
+
+    @property
+    def fullness(self) -> float:
+        """`tokens` as a share of what its pool holds; plain tokens where the pool was not told."""
+        return self.tokens / (self.hello.limits.pages * self.hello.limits.page_size or 1)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` tokens take here."""
+        page_size = self.hello.limits.page_size
+        return pages_of(tokens, page_size) if page_size else 0
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a request of `tokens` tokens could ever be held."""
+        return self.capacity is None or tokens <= self.capacity
+
+    def has_room(self, pages: int, now: float) -> bool:
+        """Whether a decode worker can take a request of `pages` pages at once."""
+        unreported = self._unreported()
+        taken = sum(assignment.pages for assignment in unreported) + sum(self.reserved.values())
+        return (
+            self.takes_work(now)
+            and self.load.slots_free > len(unreported) + len(self.reserved)
+            and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
+            and self.load.free_pages - taken >= pages
+        )
+
+    def takes_prefill(self, per_slot: float, now: float) -> bool:
+        """Whether a prefill worker may be given one more: a bounded number stands before it."""
+        bound = max(1, int(self.hello.limits.slots * per_slot))
+        return self.takes_work(now) and len(self.assigned) < bound
+
+    def takes_work(self, now: float) -> bool:
+        """Whether it takes anything new at all."""
+        return self.load.accepting and not self.leaving and now >= self.paused_until
+
+    def assign(self, rid: str, tokens: int, pages: int) -> None:
+        """Count a request in, until `unassign`."""
+        assert rid not in self.assigned, rid
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number)
+
+    def unassign(self, rid: str) -> None:
+        """Count a request out."""
+        del self.assigned[rid]
+
+    def report(self, load: Load) -> None:
+        """Take the worker's own word for all that was assigned before."""
+        self.load = load
+        self.load_number += 1
+
+    def _unreported(self) -> list[Assignment]:
+        return [each for each in self.assigned.values() if each.load_number == self.load_number]
+
+
+class Fleet:
+    """All workers that are up, in the order they came, and the models they have served."""
+
+    def __init__(self, prefix_blocks_max: int, models: tuple[str, ...] = ()):
+        self.workers: dict[str, Worker] = {}
+        self._models: OrderedDict[str, int | None] = OrderedDict.fromkeys(models)  # name: context in tokens
+        self._named = frozenset(models)
+        self._prefix_blocks_max = prefix_blocks_max
+        self._arrivals = 0
+        self._choices = 0
+        self._missed = self.missing
+
+    def up(self, peer: str, hello: Hello) -> Worker | str:
+        """Take a worker in; a word that says why, if it cannot be used."""
+        assert peer not in self.workers, peer
+        if hello.protocol != PROTOCOL:
+            return "protocol"
+        if hello.role == "router":
+            return "role"
+        self._arrivals += 1
+        worker = Worker(peer, hello, self._arrivals, PrefixIndex(self._prefix_blocks_max))
+        self.workers[peer] = worker
+        self._remember(hello.model_name)
+        self._note_missing()
+        return worker
+
+    def leave(self, worker: Worker) -> None:
+        """It takes nothing new any more."""
+        worker.leaving = True
+        self._note_missing()
+
+    def down(self, peer: str) -> Worker | None:
+        """Forget a worker, and return what it was; whoever still holds it sees that it is not `up`."""
+        worker = self.workers.pop(peer, None)
+        if worker is not None:
+            worker.up = False
+            self._note_missing()
+        return worker
+
+    def role(self, role: Role) -> list[Worker]:
+        """The workers of a role, in the order they came."""
+        return [worker for worker in self.workers.values() if worker.hello.role == role]
+
+    @property
+    def missing(self) -> list[Role]:
+        """Roles of which no worker takes anything new: requests wait for one."""
+        return [role for role in ROLES if all(worker.leaving for worker in self.role(role))]
+
+    def paired(self, worker: Worker) -> bool:
+        """Whether there is a worker of the other role, not leaving, that it can exchange pages with."""
+        mine = worker.hello
+        return any(
+            other.hello.role != mine.role
+            and not other.leaving
+            and (other.hello.model, other.hello.kv_format) == (mine.model, mine.kv_format)
+            for other in self.workers.values()
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names that are no 404, in the order they were first told."""
+        return tuple(self._models)
+
+    def context_len(self, model: str) -> int | None:
+        """Tokens of prompt and output together that the largest workers serve; None: not told yet."""
+        return self._models.get(model)
+
+    def prompt_len_max(self, model: str) -> int | None:
+        """Tokens that the largest prefill worker can hold at once; None: not told."""
+        prefill = [w.capacity for w in self.role("prefill") if w.hello.model_name == model]
+        return max((capacity for capacity in prefill if capacity is not None), default=None)
+
+    def chosen(self, worker: Worker) -> None:
+        """Note that a request went to it: ties go to whoever was chosen longest ago."""
+        self._choices += 1
+        worker.last_chosen = self._choices
+
+    def _note_missing(self) -> None:
+        missed, self._missed = self._missed, self.missing
+        for role in ROLES:
+            if role in self._missed and role not in missed:
+                log.warning("no worker of a role is left: its requests wait", worker_role=role)
+            elif role in missed and role not in self._missed:
+                log.info("a role has a worker", worker_role=role)
+
+    def _remember(self, model: str) -> None:
+        mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]
+        prefill = [w.hello.limits.context_len for w in mine if w.hello.role == "prefill"]
+        decode = [w.capacity or 0 for w in mine if w.hello.role == "decode"]
+        bounds = [most for most in (max(prefill, default=0), max(decode, default=0)) if most]
+        self._models[model] = min(bounds) if bounds else None
+        serving = {worker.hello.model_name for worker in self.workers.values()} | self._named
+        for name in [name for name in self._models if name not in serving]:
+            if len(self._models) > MODELS_MAX:
+                del self._models[name]

@@ -1,0 +1,146 @@
+"""One live request as the router keeps it: its tokens so far, where it is, and what /debug may tell of it.
+
+Plain mutable data; `request_table` is the only writer. The output lives here and nowhere else until the request
+ends: it is what a new attempt continues from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.core.effects import ClientRequest, Usage
+from router.core.fleet import Worker
+from router.core.lifecycle import Lifecycle, State
+from router.core.placement import Need
+from shared.baton import Baton
+from shared.messages import FinishReason
+
+VISITS_MAX = 32  # placements told by /debug; a request that is refused again and again shows its last ones
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One placement: for /debug."""
+
+    worker: str
+    role: str
+    attempt: int
+    why: str
+    after_seconds: float  # since the request came
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request between its arrival and its end, and a while longer for /debug."""
+
+    request: ClientRequest
+    arrival: int  # numbers requests in the order they came; breaks every tie
+    arrived_at: float
+    lifecycle: Lifecycle
+    need: Need  # what the placement it waits for must know; renewed at each entry into a queue
+    blocks: tuple[int, ...] = ()
+
+    attempt: int = 1
+    losses: int = 0
+    output: list[int] = field(default_factory=list)  # delivered, across attempts
+    worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
+    holder: Worker | None = None  # worker that leases the pages to this attempt
+    target: Worker | None = None  # where room is reserved for it: it was asked to move there
+    moving: bool = False  # it has left its decode worker, and joined no other yet
+    baton: Baton | None = None
+    model: str = ""  # fingerprint of whoever sampled the first token
+    determinism: str = ""
+    avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most losses_max
+    joined: bool = False  # the decode worker of this attempt has the pages
+    wait_until: float = 0.0  # survives a refusal for lack of room
+    ready_until: float = 0.0
+
+    state_since: float = 0.0
+    token_at: float = 0.0  # when the last token came
+    seconds: dict[str, float] = field(default_factory=dict)  # by state that was left
+    visits: list[Visit] = field(default_factory=list)
+    cached_tokens: int | None = None  # in the first attempt's prompt
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    transport: str = ""  # of the last fetch
+    link_bytes_per_second: float = 0.0  # what that link was measured to carry
+    retractions: int = 0
+    moves: int = 0  # by pages, from one decode worker to another
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def state(self) -> State:
+        return self.lifecycle.state
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Higher priority first, then first come."""
+        return (-self.request.priority, self.arrival)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output: what the next worker starts from."""
+        return self.request.token_ids + tuple(self.output)
+
+    @property
+    def waits_on(self) -> Worker | None:
+        """The worker whose loss the state feels: that which works on it, else that which holds its pages."""
+        return self.worker or self.holder
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.request.token_ids), len(self.output), self.cached_tokens or 0)
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why nothing can follow the output so far; the worker may have died before saying so."""
+        params = self.request.params
+        if self.output:
+            last = self.output[-1]
+            if last in params.stop_token_ids or (
+                last in self.request.eos_token_ids and not params.ignore_eos
+            ):
+                return "stop"
+        return "length" if len(self.output) >= params.max_new_tokens else None
+
+    def visit(self, worker: Worker, why: str, now: float) -> None:
+        """Note a placement."""
+        after = now - self.arrived_at
+        self.visits.append(Visit(worker.peer, worker.hello.role, self.attempt, why, after))
+        del self.visits[:-VISITS_MAX]
+
+    def debug(self) -> dict[str, object]:
+        """What /debug tells: neither text nor token ids. Milliseconds are of the stages that have ended."""
+        return {
+            "id": self.rid,
+            "state": self.state.value,
+            "attempts": self.attempt,
+            "losses": self.losses,
+            "priority": self.request.priority,
+            "prompt_tokens": len(self.request.token_ids),
+            "completion_tokens": len(self.output),
+            "cached_tokens": self.cached_tokens or 0,
+            "fetched_bytes": self.fetched_bytes,
+            "fetch_milliseconds": _milliseconds(self.fetch_seconds),
+            "transport": self.transport,
+            "link_bytes_per_second": round(self.link_bytes_per_second),
+            "retractions": self.retractions,
+            "moves": self.moves,
+            "workers": [
+                {
+                    "worker": visit.worker,
+                    "role": visit.role,
+                    "attempt": visit.attempt,
+                    "why": visit.why,
+                    "after_milliseconds": _milliseconds(visit.after_seconds),
+                }
+                for visit in self.visits
+            ],
+            "stage_milliseconds": {state: _milliseconds(seconds) for state, seconds in self.seconds.items()},
+        }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

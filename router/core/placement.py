@@ -1,0 +1,159 @@
+"""Which worker gets a request: pure functions of the request and the fleet.
+
+First who *may* have it (model, KV format, size, room), then who *should* (the policy, by name). Among equals the
+worker that was chosen longest ago wins, so that light traffic uses the whole fleet and nothing depends on chance.
+The names of the policies are those that SGLang's router and its data-parallel controller use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from router.config import RouterConfig
+from router.core.fleet import Fleet, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What placement must know of a request that waits for a worker."""
+
+    rid: str
+    model_name: str
+    tokens: int  # prompt and output so far
+    tokens_max: int  # … when it has all its output
+    blocks: tuple[int, ...] = ()  # names of its prefix blocks, see `prefix_index`
+    session: str = ""
+    model: str = ""  # fingerprint it must continue on; "": any
+    kv_format: str = ""  # fingerprint of the pages it brings; "": it brings none
+    determinism: str = ""  # fingerprint it had better continue on
+    avoided: tuple[str, ...] = ()  # peers that have failed it
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Requests of a group compete for the same workers."""
+        return (self.model_name, self.model, self.kv_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A worker, and why."""
+
+    worker: Worker
+    why: str
+    hit_tokens: int = 0  # expected in its prefix cache
+
+
+def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
+    """Workers that could compute this prompt and, if more than one token is to come, hand it to somebody."""
+    return [
+        worker
+        for worker in fleet.role("prefill")
+        if worker.hello.model_name == need.model_name
+        and need.model in ("", worker.hello.model)
+        and worker.fits(need.tokens)
+        and (need.tokens_max - need.tokens <= 1 or fleet.paired(worker))
+    ]
+
+
+def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
+    """Workers that could fetch these pages and hold the request until its end."""
+    return [
+        worker
+        for worker in fleet.role("decode")
+        if (worker.hello.model, worker.hello.kv_format) == (need.model, need.kv_format)
+        and worker.fits(need.tokens_max)
+    ]
+
+
+def place_prefill(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
+    """The prefill worker for a request, or None while all of them have enough to do."""
+    free = [worker for worker in workers if worker.takes_prefill(settings.prefilling_per_slot, now)]
+    return _choose(need, free, settings.prefill_policy, settings)
+
+
+def place_decode(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
+    """The decode worker for a request: room first, then the policy; None while none has room."""
+    roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), now)]
+    return _choose(need, roomy, settings.decode_policy, settings)
+
+
+def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Choice | None:
+    if not workers:
+        return None
+    return POLICIES[policy](need, _preferred(need, workers), settings)
+
+
+def _preferred(need: Need, workers: Sequence[Worker]) -> Sequence[Worker]:
+    untried = [worker for worker in workers if worker.peer not in need.avoided] or workers
+    equal = [worker for worker in untried if need.determinism in ("", worker.hello.determinism)]
+    return equal or untried
+
+
+def _least(workers: Sequence[Worker], cost: Callable[[Worker], float]) -> Worker:
+    return min(workers, key=lambda worker: (cost(worker), worker.last_chosen, worker.arrival))
+
+
+def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+    return Choice(_least(workers, lambda _: 0), "its turn")
+
+
+def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+    best = _least(workers, lambda worker: worker.requests)
+    return Choice(best, f"fewest requests: {best.requests}")
+
+
+def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+    best = _least(workers, lambda worker: worker.fullness)
+    return Choice(best, f"fewest tokens for its size: {best.tokens}")
+
+
+def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
+    """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
+    queued = [worker.tokens for worker in workers]
+    gap = max(queued) - min(queued)
+    if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
+        best = _least(workers, lambda worker: worker.tokens)
+        return Choice(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
+    hits = {worker.peer: _hit(need, worker, settings.cache_hit_tokens_min) for worker in workers}
+    best = _least(workers, lambda worker: worker.tokens + need.tokens - hits[worker.peer])
+    hit = hits[best.peer]
+    return Choice(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
+
+
+def _hit(need: Need, worker: Worker, least: int) -> int:
+    hit = min(worker.prefixes.hit_tokens(need.blocks), need.tokens - 1)
+    return hit if hit >= least else 0
+
+
+def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+    """Two by the request's own hash, then the less full one."""
+    first = zlib.crc32(need.rid.encode()) % len(workers)
+    step = 1 + zlib.crc32(need.rid.encode(), 1) % max(1, len(workers) - 1)
+    pair = [workers[first], workers[(first + step) % len(workers)]]
+    best = _least(pair, lambda worker: worker.fullness)
+    return Choice(best, f"the less full of two: {best.tokens} tokens")
+
+
+def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
+    """One session, one worker, by rendezvous hashing: only the sessions of a lost worker move."""
+    if not need.session:
+        return _total_tokens(need, workers, settings)
+    best = max(workers, key=lambda worker: (_weight(need.session, worker.hello.uid), worker.peer))
+    return Choice(best, "its session's worker")
+
+
+def _weight(session: str, uid: str) -> bytes:
+    return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
+
+
+POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterConfig], Choice]] = {
+    "cache_aware": _cache_aware,
+    "round_robin": _round_robin,
+    "total_requests": _total_requests,
+    "total_tokens": _total_tokens,
+    "power_of_two": _power_of_two,
+    "follow_bootstrap_room": _follow_bootstrap_room,
+}

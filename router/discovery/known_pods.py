@@ -1,0 +1,274 @@
+"""The pods of a release as a router knows them, and what follows for its links to workers.
+
+    unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> leaving --gone--> unknown
+                         `------------------- deletionTimestamp, gone -------------------^
+
+Takes observations, gives back changes; no clock, thread or I/O. A pod is its uid: one that was recreated under the
+same name is another. Only a Ready pod is dialed, but one that stops being Ready keeps its link: it may still be
+decoding, and if it is not, the link says so sooner than the API server does. That it is Ready again, as after a restart
+of its container, spares the link the rest of the wait before its next dial. For the same reason an outage of the API
+server changes nothing here: the last known fleet goes on serving.
+
+Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
+An address is hung up when no pod has it any more; that another process answers there is noticed by the link.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from router.discovery.worker_address import ROLES, WorkerAddress
+
+log = structlog.get_logger(__name__)
+
+PodState = Literal["waiting", "dialed", "leaving"]
+POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "leaving")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What discovery needs of a pod."""
+
+    uid: str
+    name: str
+    role: str  # the component label; pods of other components are not looked at
+    url: str = ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "": none yet
+    ready: bool = False
+    leaving: bool = False  # it has a deletionTimestamp
+    ended: bool = False  # Succeeded or Failed: the object stays, its IP address may be another's already
+
+
+# ---- observations ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """These are all pods there are."""
+
+    pods: tuple[Pod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """A watch was accepted, from the last list or event on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A pod is new or has changed."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A pod has gone."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The API server gave no answer, or none that helps."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The API server knows this router and lets it not do this."""
+
+    verb: str
+    namespace: str
+    said: str
+
+
+Observation = Listed | Watching | Changed | Removed | Unreachable | Denied
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Keep a link to this worker from now on."""
+
+    worker: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Redial:
+    """At this address, dialed before, a worker is Ready again: if the link is down, now is the time to try."""
+
+    worker: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """This worker, dialed before, is going to end; its link stays until it has. Said once."""
+
+    worker: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """End the link to this worker: it has gone."""
+
+    worker: WorkerAddress
+
+
+Change = Dial | Redial | Leaving | HangUp
+
+
+class KnownPods:
+    """Observations in, changes out; see the head of this file. `now` in seconds, of any steady clock."""
+
+    def __init__(self, now: float):
+        self.ready = False  # a list and a watch have worked; stays true, whatever becomes of the API server
+        self.reachable = False
+        self.waiting_for = "the first list of pods"  # what is missing until `ready`
+        self._pods: dict[str, Pod] = {}  # the workers' pods
+        self._routers: dict[str, Pod] = {}
+        self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and leaving ones
+        self._ready: set[str] = set()  # uids of those workers that are Ready
+        self._left: set[str] = set()  # uids whose leaving was told
+        self._unusable: set[str] = set()  # uids that were complained of
+        self._heard_at = now
+        self._trouble: Unreachable | Denied | None = None
+        self._troubled_at = now
+
+    def observe(self, observation: Observation, now: float) -> list[Change]:
+        """Take in what the API server said, or that it said nothing; changes in the order to carry them out."""
+        if isinstance(observation, Unreachable | Denied):
+            self._suffer(observation, now)
+            return []
+        self._heard_at = now
+        match observation:
+            case Watching():
+                self._recover(now)
+            case Listed(pods):
+                self._pods.clear()
+                self._routers.clear()
+                for pod in pods:
+                    self._keep(pod)
+            case Changed(pod):
+                self._forget(pod.uid)
+                self._keep(pod)
+            case Removed(uid):
+                self._forget(uid)
+        return self._settle()
+
+    def age_seconds(self, now: float) -> float:
+        """Since the API server last said anything about the pods; before, since the start."""
+        return now - self._heard_at
+
+    @property
+    def pods_by_state(self) -> Counter[PodState]:
+        """How many pods are in each state."""
+        return Counter(self._state(pod) for pod in self._pods.values() if not pod.ended)
+
+    @property
+    def routers(self) -> dict[str, str]:
+        """The URL of each router, Ready or not, by the name of its pod."""
+        return {pod.name: pod.url for pod in self._routers.values() if pod.url and not pod.ended}
+
+    def _keep(self, pod: Pod) -> None:
+        if pod.role in ROLES:
+            self._pods[pod.uid] = pod
+        elif pod.role == "router":
+            self._routers[pod.uid] = pod
+
+    def _forget(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        self._routers.pop(uid, None)
+
+    # ---- links -------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> list[Change]:
+        before = _by_url(self._workers.values())
+        self._workers = {pod.uid: worker for pod in self._pods.values() if (worker := self._wanted(pod))}
+        after = _by_url(self._workers.values())
+        recovered = self._newly_ready()
+        self._left &= self._workers.keys()
+        self._unusable &= self._pods.keys()
+        return [
+            *(HangUp(worker) for url, worker in before.items() if url not in after),
+            *(Leaving(self._workers[uid]) for uid in self._newly_leaving()),
+            *(Dial(worker) for url, worker in after.items() if url not in before),
+            *(Redial(worker) for worker in recovered if worker.url in before),
+        ]
+
+    def _wanted(self, pod: Pod) -> WorkerAddress | None:
+        """The worker to have a link to, if any: a new one must be Ready to serve, one that is linked need not be."""
+        if pod.ready and not pod.url and pod.uid not in self._unusable:
+            self._unusable.add(pod.uid)
+            log.warning("discovery.unusable", pod=pod.name, reason="Ready, but no container port named links")
+        if pod.ended or not pod.url:
+            return None
+        worker = WorkerAddress(pod.role, pod.url, pod.name)
+        kept = self._workers.get(pod.uid) == worker
+        return worker if kept or (pod.ready and not pod.leaving) else None
+
+    def _newly_ready(self) -> list[WorkerAddress]:
+        before, self._ready = self._ready, {uid for uid in self._workers if self._pods[uid].ready}
+        return [worker for uid, worker in self._workers.items() if uid in self._ready - before]
+
+    def _newly_leaving(self) -> list[str]:
+        leaving = [uid for uid in self._workers if self._pods[uid].leaving and uid not in self._left]
+        self._left.update(leaving)
+        return leaving
+
+    def _state(self, pod: Pod) -> PodState:
+        if pod.leaving:
+            return "leaving"
+        return "dialed" if pod.uid in self._workers else "waiting"
+
+    # ---- the API server ----------------------------------------------------------------------------------------
+
+    def _recover(self, now: float) -> None:
+        if not self.ready:
+            log.info("discovery.synced", pods=len(self._pods))
+        elif self._trouble is not None:
+            seconds = round(now - self._troubled_at, 1)
+            log.info("discovery.back", pods=len(self._pods), seconds=seconds)
+        self.ready = self.reachable = True
+        self._trouble = None
+
+    def _suffer(self, trouble: Unreachable | Denied, now: float) -> None:
+        """One line a change of state, not one an attempt."""
+        if self._trouble is None:
+            self._troubled_at = now
+        new = type(trouble) is not type(self._trouble)
+        self._trouble, self.reachable = trouble, False
+        if isinstance(trouble, Denied):
+            self.waiting_for = f"permission to {trouble.verb} pods in the namespace {trouble.namespace}"
+        else:
+            self.waiting_for = f"the API server: {trouble.reason}"
+        if not new:
+            return
+        if isinstance(trouble, Denied):
+            log.error(
+                "discovery.denied",
+                verb=trouble.verb,
+                resource="pods",
+                namespace=trouble.namespace,
+                remedy="bind a Role with get, list and watch of pods to the router's service account",
+                said=trouble.said,
+                pods=len(self._pods),
+            )
+        else:
+            doing = "serving with the last known fleet" if self.ready else "not ready until it answers"
+            log.warning("discovery.unreachable", reason=trouble.reason, doing=doing, pods=len(self._pods))
+
+
+def _by_url(workers: Iterable[WorkerAddress]) -> dict[str, WorkerAddress]:
+    """The first worker of each address."""
+    found: dict[str, WorkerAddress] = {}
+    for worker in workers:
+        found.setdefault(worker.url, worker)
+    return found

@@ -1,0 +1,64 @@
+"""What has the workers dialed: the shape of every discovery, and the simplest one, a list that does not change.
+
+Discovery dials and hangs up; whether a dialed worker is well is known to its link. The one for Kubernetes is in
+`router.discovery.kubernetes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from router.discovery.worker_address import WorkerAddress
+from shared.process.metrics import Metrics
+from shared.process.probes import Health
+
+
+class Dialer(Protocol):
+    """The side of `shared.links.sockets.RouterLinks` that discovery needs."""
+
+    def connect(self, address: str) -> None: ...
+
+    def redial(self, address: str) -> None: ...
+
+    def disconnect(self, address: str) -> None: ...
+
+
+class Discovery(Protocol):
+    """Has the workers dialed and says when the router is ready. Belongs to the event loop's thread.
+
+    `routers`: the URL of each router of the release, by its uid, as far as is known.
+    """
+
+    def start(self) -> None: ...
+
+    def routers(self) -> Mapping[str, str]: ...
+
+    def publish(self, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StaticDiscovery:
+    """Workers that were told: all are dialed at once, and for ever."""
+
+    def __init__(self, workers: Sequence[WorkerAddress], links: Dialer, health: Health):
+        self._workers = workers
+        self._links = links
+        self._health = health
+
+    def start(self) -> None:
+        """Dial them all; the router is ready."""
+        for worker in self._workers:
+            self._links.connect(worker.url)
+        self._health.become_ready()
+
+    def routers(self) -> Mapping[str, str]:
+        """None that is known."""
+        return {}
+
+    def publish(self, metrics: Metrics) -> None:
+        """Nothing to show: the list is a setting."""
+
+    def close(self) -> None:
+        """Nothing to end: the links are closed by who opened them."""

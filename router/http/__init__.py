@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI's requests in, JSON and server-sent events out."""

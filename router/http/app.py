@@ -1,0 +1,169 @@
+"""The router's HTTP application: which path is answered by what, and that every error has OpenAI's shape.
+
+FastAPI routes; the endpoints that read bodies are plain ASGI (`generation`, `tokens`), so FastAPI's own validation
+and its 422 never take part. Around everything lies `Envelope`: it draws the request's id, writes the one log line of
+a request, and turns what nobody caught into a 500 that tells nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.discovery.router_peers import Siblings
+from router.http.completions import Completions, Generation
+from router.http.responses import error_body, send_json
+from router.http.tokenize import Tokens
+from router.shell import RouterShell
+from shared.process.metrics import CONTENT_TYPE
+from shared.process.probes import Health
+
+log = structlog.get_logger(__name__)
+
+MODEL_OWNER = "segue"
+
+
+def make_app(
+    generation: Generation,
+    shell: RouterShell,
+    siblings: Siblings,
+    health: Health,
+    render_metrics: Callable[[], bytes],
+) -> ASGIApp:
+    """The application around a running shell."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    hot: dict[str, ASGIApp] = {
+        "/v1/completions": Completions(generation, chat=False),
+        "/v1/chat/completions": Completions(generation, chat=True),
+        "/tokenize": Tokens(generation, to_text=False),
+        "/detokenize": Tokens(generation, to_text=True),
+    }
+    app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
+    _add_models(app, generation)
+    _add_probes(app, health, render_metrics)
+    _add_debug(app, shell, siblings, generation.settings.prompts_max)
+    return Envelope(app, siblings.draw_rid)
+
+
+def _add_models(app: FastAPI, generation: Generation) -> None:
+    created = int(time.time())
+
+    def model(name: str) -> dict[str, Any]:
+        length = generation.tokenizer.context_len or None
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": MODEL_OWNER,
+            "max_model_len": length,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [model(generation.settings.model_name)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> JSONResponse:
+        if name != generation.settings.model_name:
+            body = error_body(404, "the model does not exist", param="model", code="model_not_found")
+            return JSONResponse(body, 404)
+        return JSONResponse(model(name))
+
+
+def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes]) -> None:
+    @app.get("/livez")
+    async def livez() -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    @app.get("/health")  # as vLLM and SGLang call it
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        if health.ready:
+            return Response(health.report(), media_type="application/json")
+        return JSONResponse(error_body(503, f"the router is not ready: {health.doing}"), 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render_metrics(), media_type=CONTENT_TYPE)
+
+
+def _add_debug(app: FastAPI, shell: RouterShell, siblings: Siblings, prompts_max: int) -> None:
+    def own(rid: str) -> dict[str, Any] | None:
+        found = shell.debug(rid)
+        if found is not None:
+            return found
+        choices = [shell.debug(f"{rid}-{index}") for index in range(prompts_max)]
+        return {"id": rid, "choices": [choice for choice in choices if choice]} if choices[0] else None
+
+    @app.get("/debug/requests/{request_id}")
+    async def debug(request_id: str) -> Response:
+        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        found = own(rid)
+        if found is not None:
+            return JSONResponse(found)
+        url = siblings.of(rid)
+        if url is None:
+            return JSONResponse(error_body(404, "no request of this id is known any more"), 404)
+        answer = await siblings.ask(url, f"/debug/requests/{quote(rid, safe='')}")
+        if answer is None:
+            return JSONResponse(error_body(502, "the router that served it gives no answer"), 502)
+        status, body = answer
+        return Response(body, status, media_type="application/json")
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and wrong methods; the path itself is the client's text and is not repeated."""
+    del request
+    assert isinstance(error, HTTPException)
+    messages = {404: "there is nothing at this path", 405: "this path does not know this method"}
+    message = messages.get(error.status_code, "the request cannot be served")
+    code = "method_not_allowed" if error.status_code == 405 else None
+    return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
+
+
+class Envelope:
+    """Around the application: ids, one log line a request, and a last resort."""
+
+    def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):
+        self._app = app
+        self._draw_rid = draw_rid
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other kinds of ASGI scope pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        rid = scope["segue.rid"] = self._draw_rid()
+        began, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", rid.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # a bug: say where, never with which values
+            log.error("unhandled error", rid=rid, error=type(error).__name__, at=_places(error))
+            if status == 0:
+                body = error_body(500, "the server failed; its log knows where")
+                await send_json(send_with_id, 500, body)
+        log.debug("answered", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
+
+
+def _places(error: Exception) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

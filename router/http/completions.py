@@ -1,0 +1,300 @@
+"""POST /v1/completions and /v1/chat/completions: from the body to the last byte of the answer.
+
+Plain ASGI under FastAPI, for these two carry all the traffic. One HTTP request is one `Answer` with a choice for each
+prompt, and each choice is one request to the core. Two tasks serve it: this one writes, another listens for the
+client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an event
+inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from router.config import RouterConfig
+from router.core.effects import ClientRequest, Failed
+from router.http.openai_objects import ChatShape, CompletionShape, Head, Shape, usage_json
+from router.http.prompts import Prompts, TokenIds
+from router.http.request_body import BodyReader, TooLargeError, convert, decode_object, refuse_too_large
+from router.http.request_fields import (
+    ChatFields,
+    CompletionFields,
+    GenerationFields,
+    asked_max_tokens,
+    include_usage,
+    max_new_tokens,
+    refuse_unimplemented,
+    sampling_params,
+    stop_strings,
+)
+from router.http.response_stream import Answer, Choice, Piece
+from router.http.responses import (
+    DisconnectedError,
+    failure_body,
+    send_failure,
+    send_json,
+    send_request_error,
+    send_start,
+)
+from router.shell import RouterShell
+from router.text.detokenizer import Detokenizer, StopStrings
+from router.text.tokenizer import Tokenizer
+from shared.errors import RequestError
+
+log = structlog.get_logger(__name__)
+
+COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
+DONE = b"data: [DONE]\n\n"
+
+
+class Generation:
+    """What both endpoints share: the parts of the router, and the answers being written."""
+
+    def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: RouterConfig):
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self._bodies = BodyReader(settings)
+        self._shell = shell
+        self._answers: set[Answer] = set()
+
+    def context_len(self) -> int:
+        """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
+        told = self._shell.context_len(self.settings.model_name)
+        known = [length for length in (self.tokenizer.context_len, told) if length]
+        if not known:
+            raise RequestError("no worker has told the model's context length yet", status=503)
+        return min(known)
+
+    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """The body as a JSON object."""
+        return decode_object(await self._bodies.read(scope, receive))
+
+    def check_model(self, name: str) -> None:
+        """Raise `RequestError` (404) for a model that is not served here."""
+        if name != self.settings.model_name:
+            raise RequestError(
+                f"the model does not exist; this server has {self.settings.model_name}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def fail_all(self, failure: Failed) -> None:
+        """End every answer that is being written."""
+        for answer in list(self._answers):
+            answer.fail(failure)
+
+    @contextlib.asynccontextmanager
+    async def submitted(
+        self, rid: str, requests: list[ClientRequest], stops: tuple[str, ...], context: bool
+    ) -> AsyncIterator[Answer]:
+        """Hand `requests` to the core for one answer; whatever is still running at the end is cancelled."""
+        rids = [request.rid for request in requests]
+
+        def cancel() -> None:
+            for one in rids:
+                self._shell.cancel(one)
+
+        answer = Answer(len(requests), self.settings.stream_backlog_bytes, cancel)
+        self._answers.add(answer)
+        try:
+            for index, request in enumerate(requests):
+                if not answer.complete:
+                    self._shell.submit(request, self._choice(index, request, answer, stops, context))
+            yield answer
+        finally:
+            self._answers.discard(answer)
+            cancel()
+            if answer.cut:
+                log.warning("stream cut: its client does not read", rid=rid)
+
+    def _choice(
+        self, index: int, request: ClientRequest, answer: Answer, stops: tuple[str, ...], context: bool
+    ) -> Choice:
+        skip = self.tokenizer.special_token_ids | set(request.params.stop_token_ids)
+        detokenizer = Detokenizer(self.tokenizer, skip, request.token_ids if context else ())
+        return Choice(index, answer, detokenizer, StopStrings(stops), lambda: self._shell.stop(request.rid))
+
+
+class Completions:
+    """The ASGI endpoint of one of the two paths."""
+
+    def __init__(self, generation: Generation, *, chat: bool):
+        self._generation = generation
+        self._settings = generation.settings
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever it holds."""
+        try:
+            fields = self._fields(await self._generation.read(scope, receive))
+            requests = await self._requests(scope["segue.rid"], fields)
+            await self._answer(scope, receive, send, fields, requests)
+        except TooLargeError as error:
+            await refuse_too_large(error, receive, send)
+        except RequestError as error:
+            await send_request_error(send, error, self._settings.retry_after_seconds)
+        except DisconnectedError:
+            pass
+
+    def _fields(self, body: dict[str, Any]) -> GenerationFields:
+        struct: type[GenerationFields] = ChatFields if self._chat else CompletionFields
+        refuse_unimplemented(body, struct.__struct_fields__)
+        fields = convert(body, struct)
+        self._generation.check_model(fields.model)
+        asked_max_tokens(fields)
+        include_usage(fields)
+        return fields
+
+    async def _requests(self, rid: str, fields: GenerationFields) -> list[ClientRequest]:
+        """One request to the core for each prompt, with all bounds checked."""
+        context_len = self._generation.context_len()
+        prompts = await self._token_ids(fields, context_len)
+        tokenizer = self._generation.tokenizer
+        requests = []
+        for index, token_ids in enumerate(prompts):
+            max_tokens = max_new_tokens(fields, len(token_ids), context_len)
+            requests.append(
+                ClientRequest(
+                    rid=rid if len(prompts) == 1 else f"{rid}-{index}",
+                    model=self._settings.model_name,
+                    token_ids=token_ids,
+                    params=sampling_params(fields, max_tokens, tokenizer.vocab_size),
+                    extra_key=_opaque(fields.cache_salt),
+                    session=_opaque(fields.prompt_cache_key),
+                    eos_token_ids=tokenizer.eos_token_ids,
+                )
+            )
+        return requests
+
+    async def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
+        prompts = self._generation.prompts
+        if isinstance(fields, ChatFields):
+            return [await prompts.chat(fields.messages, context_len)]
+        assert isinstance(fields, CompletionFields)
+        return await prompts.completion(fields.prompt, context_len)
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        fields: GenerationFields,
+        requests: list[ClientRequest],
+    ) -> None:
+        shape = self._shape(scope["segue.rid"], fields)
+        stops = stop_strings(fields)
+        write = self._stream if fields.stream else self._whole
+        async with self._generation.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
+            async with _listening(receive, answer):
+                await write(send, answer, shape, include_usage(fields))
+            if answer.cut:
+                await _abort(scope, receive)
+
+    def _shape(self, rid: str, fields: GenerationFields) -> Shape:
+        head = Head(
+            answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
+            created=int(time.time()),
+            model=fields.model,
+            chunk_usage=include_usage(fields),
+        )
+        return ChatShape(head) if self._chat else CompletionShape(head)
+
+    async def _whole(self, send: Send, answer: Answer, shape: Shape, with_usage: bool) -> None:
+        del with_usage  # an answer that is not streamed always tells it
+        texts: dict[int, list[Piece]] = {}
+        while pieces := await answer.take(None):
+            answer.written(pieces)
+            for piece in pieces:
+                texts.setdefault(piece.index, []).append(piece)
+        if answer.failure:
+            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+        elif not answer.abandoned:
+            whole = [_joined(texts[index]) for index in sorted(texts)]
+            await send_json(send, 200, shape.whole(whole, usage_json(answer.usage.values())))
+
+    async def _stream(self, send: Send, answer: Answer, shape: Shape, with_usage: bool) -> None:
+        silence = self._settings.keepalive_seconds
+        pieces = await answer.take(silence)
+        if answer.failure and not pieces:
+            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+            return
+        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
+        opened: set[int] = set()
+        while pieces or not answer.complete:
+            await send(_body(_events(pieces, shape, opened) if pieces else COMMENT))
+            answer.written(pieces)
+            pieces = await answer.take(silence)
+        if not answer.abandoned:
+            await send(_body(_last_events(answer, shape, with_usage), more=False))
+
+
+@contextlib.asynccontextmanager
+async def _listening(receive: Receive, answer: Answer) -> AsyncIterator[None]:
+    """Abandon the answer as soon as the client hangs up."""
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        answer.abandon()
+
+    task = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Drop the connection with what lies unread in it, and wait until that has happened."""
+    abort: Callable[[], None] | None = scope.get("extensions", {}).get("segue.abort", {}).get("abort")
+    if abort:
+        abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _opaque(text: str | None) -> str:
+    """A key that tells two texts apart and says neither: workers and logs see it."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    return Piece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason)
+
+
+def _event(body: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _events(pieces: list[Piece], shape: Shape, opened: set[int]) -> bytes:
+    """Server-sent events of some pieces, each choice opened before its first."""
+    events = []
+    for piece in pieces:
+        if piece.index not in opened:
+            opened.add(piece.index)
+            if opening := shape.opening(piece.index):
+                events.append(_event(opening))
+        events.append(_event(shape.chunk(piece)))
+    return b"".join(events)
+
+
+def _last_events(answer: Answer, shape: Shape, with_usage: bool) -> bytes:
+    if answer.failure:
+        return _event(failure_body(answer.failure))
+    usage = _event(shape.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
+    return usage + DONE
+
+
+def _body(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -1,0 +1,131 @@
+"""What OpenAI's answers look like: objects of completions and chat completions, whole and in chunks.
+
+Pure functions of text and counts; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from router.core.effects import Usage
+from router.http.response_stream import Piece
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """One kind of answer."""
+
+    def opening(self, index: int) -> Json | None:
+        """The chunk before the first piece of a choice, if this kind has one."""
+
+    def chunk(self, piece: Piece) -> Json:
+        """One piece of a stream."""
+
+    def usage_chunk(self, usage: Json) -> Json:
+        """The last chunk of a stream that was asked for usage."""
+
+    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+        """An answer that is not streamed; one piece a choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What every object of one answer repeats."""
+
+    answer_id: str
+    created: int  # seconds since 1970
+    model: str
+    chunk_usage: bool  # chunks say `usage: null` when the last one tells it
+
+    def chunk(self, kind: str, choices: list[Json]) -> Json:
+        body = self.whole(kind, choices)
+        return {**body, "usage": None} if self.chunk_usage else body
+
+    def whole(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+
+class CompletionShape:
+    """Objects of /v1/completions."""
+
+    def __init__(self, head: Head):
+        self._head = head
+
+    def opening(self, index: int) -> Json | None:
+        del index
+        return None
+
+    def chunk(self, piece: Piece) -> Json:
+        return self._head.chunk("text_completion", [self._choice(piece)])
+
+    def usage_chunk(self, usage: Json) -> Json:
+        return {**self._head.chunk("text_completion", []), "usage": usage}
+
+    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+        choices = [self._choice(piece) for piece in pieces]
+        return {**self._head.whole("text_completion", choices), "usage": usage}
+
+    @staticmethod
+    def _choice(piece: Piece) -> Json:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+
+
+class ChatShape:
+    """Objects of /v1/chat/completions."""
+
+    def __init__(self, head: Head):
+        self._head = head
+
+    def opening(self, index: int) -> Json | None:
+        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+
+    def chunk(self, piece: Piece) -> Json:
+        delta = {"content": piece.text} if piece.text else {}
+        return self._chunk(piece.index, delta, piece.finish_reason)
+
+    def usage_chunk(self, usage: Json) -> Json:
+        return {**self._head.chunk("chat.completion.chunk", []), "usage": usage}
+
+    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+        choices = [
+            {
+                "index": piece.index,
+                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": piece.finish_reason,
+            }
+            for piece in pieces
+        ]
+        return {**self._head.whole("chat.completion", choices), "usage": usage}
+
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self._head.chunk("chat.completion.chunk", [choice])
+
+
+def usage_json(usages: Iterable[Usage]) -> Json:
+    """OpenAI's usage object for all choices of an answer together."""
+    listed = list(usages)
+    prompt = sum(usage.prompt_tokens for usage in listed)
+    completion = sum(usage.completion_tokens for usage in listed)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in listed)},
+    }

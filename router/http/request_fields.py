@@ -1,0 +1,224 @@
+"""The fields of OpenAI's requests: which are understood, which are refused, and what they become.
+
+`CompletionFields` and `ChatFields` are the understood ones, as they come in JSON; `sampling_params` makes the engine's
+parameters of them. A known field that is not implemented is refused by name unless it holds a neutral value;
+a field nobody knows is ignored, as vLLM and SGLang do. Prompts are looked at in `prompts`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import structlog
+
+from shared.errors import RequestError
+from shared.sampling_params import SamplingParams, validate
+
+log = structlog.get_logger(__name__)
+
+STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
+STOP_CHARS_MAX = 1024
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+
+# Known, not implemented: the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "web_search_options": (),
+    "use_beam_search": (False,),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (),
+    "bad_words": ([],),
+}
+
+# Known, and without effect on what is generated here.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "verbosity",
+    }
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What completions and chat completions have in common; null means the default everywhere."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None  # requests of different salts share no prefix cache
+    prompt_cache_key: str | None = None  # requests of one key prefer one worker
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: Any
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Any
+    max_completion_tokens: int | None = None
+
+
+def refuse_unimplemented(fields: dict[str, Any], known: Iterable[str]) -> None:
+    """Raise `RequestError` for the first known field that asks for something not implemented."""
+    ignored = 0
+    for name, value in fields.items():
+        if name in _NEUTRAL:
+            if value is not None and not any(_same(value, neutral) for neutral in _NEUTRAL[name]):
+                raise RequestError(f"{name} is not supported by this server", param=name)
+        elif name not in known and name not in _WITHOUT_EFFECT:
+            ignored += 1
+    if ignored:
+        log.debug("unknown fields ignored", count=ignored)  # their names are the client's text
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equal and of one type: False is not 0."""
+    return type(value) is type(neutral) and value == neutral
+
+
+def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
+    """The stop strings of a request, within their bounds."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > STOP_STRINGS_MAX:
+        raise RequestError(f"stop takes at most {STOP_STRINGS_MAX} strings, got {len(stops)}", param="stop")
+    for stop in stops:
+        if not 1 <= len(stop) <= STOP_CHARS_MAX:
+            raise RequestError(
+                f"stop strings must have 1 to {STOP_CHARS_MAX} characters, got {len(stop)}", param="stop"
+            )
+    return tuple(stops)
+
+
+def include_usage(fields: GenerationFields) -> bool:
+    """Whether a stream ends with a chunk of usage."""
+    if fields.stream_options is None:
+        return False
+    if not fields.stream:
+        raise RequestError("stream_options is only allowed when stream is true", param="stream_options")
+    return bool(fields.stream_options.include_usage)
+
+
+def asked_max_tokens(fields: GenerationFields) -> tuple[str, int | None]:
+    """Name and value of the field that limits the output; None where the client gave none."""
+    name, asked = "max_tokens", fields.max_tokens
+    if isinstance(fields, ChatFields) and fields.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", fields.max_completion_tokens
+    if asked is not None and asked < 1:
+        raise RequestError(f"{name} must be at least 1, got {asked}", param=name)
+    return name, asked
+
+
+def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) -> int:
+    """How many tokens may be generated behind a prompt; raises `RequestError` if they do not fit."""
+    room = context_len - prompt_len
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens and leaves no room for output"
+            f" in the model's context of {context_len} tokens",
+            param="messages" if isinstance(fields, ChatFields) else "prompt",
+            code="context_length_exceeded",
+        )
+    name, asked = asked_max_tokens(fields)
+    if asked is not None and asked > room:
+        raise RequestError(
+            f"{name} is {asked}, but a prompt of {prompt_len} tokens leaves {room}"
+            f" of the model's context of {context_len} tokens",
+            param=name,
+            code="context_length_exceeded",
+        )
+    if asked is not None:
+        return asked
+    return room if isinstance(fields, ChatFields) else min(room, COMPLETION_MAX_TOKENS)
+
+
+def sampling_params(fields: GenerationFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """The engine's parameters; raises `RequestError` naming the field that is out of bounds."""
+    if fields.min_tokens is not None and not 0 <= fields.min_tokens <= max_tokens:
+        raise RequestError(
+            f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {fields.min_tokens}",
+            param="min_tokens",
+        )
+    given = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
+    params = SamplingParams(
+        max_new_tokens=max_tokens,
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+        top_k=0 if fields.top_k is None or fields.top_k == -1 else fields.top_k,
+        min_new_tokens=fields.min_tokens or 0,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        **given,
+    )
+    validate(params, vocab_size)
+    return params
+
+
+_SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+)
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for token_id, value in given.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
+        bias[int(token_id)] = value
+    return bias

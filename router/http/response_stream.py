@@ -1,0 +1,152 @@
+"""Answers on their way to clients: the text of each choice, and how much of it the client has not read yet.
+
+A `Choice` is one prompt of one HTTP request: it takes the tokens that the core gives out (as the shell's
+`Listener`), turns them into text, and looks for stop strings. The `Answer` joins the choices of one HTTP request: its
+choices put `Piece`s in, the one task that writes to the client takes them out. Everything runs on the event loop,
+so there are no locks. What a piece looks like on the wire is `router.api`'s business, when it is.
+
+The bound: pieces that were not yet taken, and those whose write the client has not let through, may add up to
+`backlog_bytes_max`; beyond it the answer is cut, for a slow reader must not cost memory. What comes at once while no
+write is held up is not the reader's fault and does not cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from router.core.effects import Aborted, Failed, Outcome, Usage
+from router.text.detokenizer import Detokenizer, StopStrings
+
+PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
+
+
+@dataclass(slots=True)
+class Piece:
+    """New text of one choice; with `finish_reason` the last of it."""
+
+    index: int
+    text: str
+    finish_reason: Literal["length", "stop"] | None = None
+
+
+class Answer:
+    """What the choices of one HTTP request have to say that was not yet written.
+
+    `on_abandon` is called once when nobody will read it; `cut` says that it was for an unread backlog.
+    """
+
+    def __init__(self, choices: int, backlog_bytes_max: int, on_abandon: Callable[[], None]):
+        self.failure: Failed | None = None
+        self.abandoned = False
+        self.cut = False
+        self.usage: dict[int, Usage] = {}  # of the choices that are complete
+        self._choices = choices
+        self._backlog_bytes_max = backlog_bytes_max
+        self._on_abandon = on_abandon
+        self._pieces: list[Piece] = []
+        self._backlog_bytes = 0
+        self._writing = False  # pieces were taken, and their write has not returned
+        self._changed = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more will come."""
+        return self.failure is not None or self.abandoned or len(self.usage) == self._choices
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece, or cut the answer if the client has left too much unread."""
+        if self.abandoned:
+            return
+        self._pieces.append(piece)
+        self._backlog_bytes += _piece_bytes(piece)
+        self._changed.set()
+        if self._writing and self._backlog_bytes > self._backlog_bytes_max:
+            self.cut = True
+            self.abandon()
+
+    def fail(self, failure: Failed) -> None:
+        """End the answer with an error; the first one counts."""
+        self.failure = self.failure or failure
+        self._changed.set()
+
+    def end(self, index: int, usage: Usage) -> None:
+        """Choice `index` is complete."""
+        self.usage[index] = usage
+        self._changed.set()
+
+    def abandon(self) -> None:
+        """Nobody reads this any more; a no-op once it is complete."""
+        if self.complete:
+            return
+        self.abandoned = True
+        self._pieces.clear()
+        self._changed.set()
+        self._on_abandon()
+
+    async def take(self, silence_seconds: float | None) -> list[Piece]:
+        """All pieces since the last call; waits for one or the end, empty after `silence_seconds`."""
+        if not self._pieces and not self.complete:
+            try:
+                async with asyncio.timeout(silence_seconds):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
+        self._changed.clear()
+        pieces, self._pieces = self._pieces, []
+        self._writing = True
+        return pieces
+
+    def written(self, pieces: list[Piece]) -> None:
+        """The client's connection has taken these pieces."""
+        self._backlog_bytes -= sum(map(_piece_bytes, pieces))
+        self._writing = False
+
+
+def _piece_bytes(piece: Piece) -> int:
+    return PIECE_BYTES + 4 * len(piece.text)  # a character has at most four bytes
+
+
+class Choice:
+    """One prompt's output. `stop` is called once, when a stop string was found."""
+
+    def __init__(
+        self,
+        index: int,
+        answer: Answer,
+        detokenizer: Detokenizer,
+        stop_strings: StopStrings,
+        stop: Callable[[], None],
+    ):
+        self._index = index
+        self._answer = answer
+        self._detokenizer = detokenizer
+        self._stop_strings = stop_strings
+        self._stop = stop
+        self._stopped = False
+
+    def tokens(self, token_ids: tuple[int, ...]) -> None:
+        """New tokens of this choice; after a stop string they are not wanted any more."""
+        if self._stopped:
+            return
+        text, self._stopped = self._stop_strings.push(self._detokenizer.push(token_ids))
+        if text:
+            self._answer.put(Piece(self._index, text))
+        if self._stopped:
+            self._stop()
+
+    def ended(self, outcome: Outcome) -> None:
+        """The core has nothing more to say about this choice."""
+        if isinstance(outcome, Failed):
+            self._answer.fail(outcome)
+        elif not isinstance(outcome, Aborted):
+            rest = "" if self._stopped else self._rest()
+            reason = "stop" if self._stopped else outcome.reason
+            self._answer.put(Piece(self._index, rest, reason))
+            self._answer.end(self._index, outcome.usage)
+
+    def _rest(self) -> str:
+        text, self._stopped = self._stop_strings.push(self._detokenizer.finish())
+        return text if self._stopped else text + self._stop_strings.finish()

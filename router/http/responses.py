@@ -1,0 +1,94 @@
+"""Answers over plain ASGI: JSON, and errors in OpenAI's shape.
+
+The one place that knows `{"error": {"message", "type", "param", "code"}}`. Messages are written by this program and
+quote numbers at most, never what a client sent as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from router.core.effects import Failed
+from shared.errors import RequestError
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_TYPES = {
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {404: "not_found", 429: "rate_limit_exceeded", 503: "service_unavailable", 504: "timeout"}
+
+
+class DisconnectedError(Exception):
+    """The client has gone."""
+
+
+class OverloadedError(RequestError):
+    """429: this router cannot take one more of something."""
+
+    def __init__(self, message: str):
+        super().__init__(message, status=429)
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, dict[str, str | None]]:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": message,
+            "type": _TYPES.get(status, "invalid_request_error"),
+            "param": param,
+            "code": code or _CODES.get(status),
+        }
+    }
+
+
+def failure_body(failure: Failed) -> dict[str, dict[str, str | None]]:
+    """The error object of a request that the core has failed."""
+    return error_body(failure.status, failure.message, failure.param, failure.code)
+
+
+def retry_after(seconds: float | None) -> Headers:
+    """The header, in whole seconds as HTTP wants it."""
+    return [] if seconds is None else [(b"retry-after", str(max(1, math.ceil(seconds))).encode())]
+
+
+async def send_json(send: Send, status: int, body: Any, headers: Headers = ()) -> None:
+    """A complete answer."""
+    await send_start(send, status, b"application/json", headers)
+    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
+
+
+async def send_start(send: Send, status: int, content_type: bytes, headers: Headers = ()) -> None:
+    """Status and headers."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", content_type), *headers],
+        }
+    )
+
+
+async def send_failure(send: Send, failure: Failed, retry_after_seconds: float) -> None:
+    """The answer to a request that the core has failed before anything was sent."""
+    seconds = failure.retry_after_seconds
+    if seconds is None and failure.status in (429, 503):
+        seconds = retry_after_seconds
+    await send_json(send, failure.status, failure_body(failure), retry_after(seconds))
+
+
+async def send_request_error(send: Send, error: RequestError, retry_after_seconds: float) -> None:
+    """The answer to a request that was refused here."""
+    failure = Failed(error.status, error.message, code=error.code, param=error.param)
+    await send_failure(send, failure, retry_after_seconds)

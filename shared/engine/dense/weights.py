@@ -1,0 +1,128 @@
+"""Weights of a Hugging Face folder: safetensors, whole or in shards, checked by name and shape.
+
+Only safetensors are read: a `.bin` or `.pt` file is a pickle, which runs code. Every tensor the model asks for must be
+there with the expected shape; tensors nobody asks for are ignored, as newer exports add some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shared.engine.dense.config import ModelConfig, read_json
+from shared.errors import ModelError
+
+_SAMPLE_BYTES = 4096
+_SAMPLE_EVERY_BYTES = 65536
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+
+OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
+
+
+class Weights:
+    """The tensors of a model folder by name; `take` reads one from disk. Used as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open every file; `ModelError` if one is missing, truncated or not safetensors."""
+        self._folder = folder
+        self._opened: dict[Path, Any] = {}
+        self._file_of: dict[str, Path] = {}
+        for path in weight_files(folder):
+            try:
+                opened = safe_open(path, framework="pt")
+                self._opened[path] = opened
+                names = opened.keys()  # type: ignore[no-untyped-call]
+                self._file_of.update(dict.fromkeys(names, path))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a complete safetensors file: {error}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Read a tensor; `ModelError` unless it exists with this shape."""
+        if name not in self._file_of:
+            raise ModelError(
+                f"{self._folder} holds no weight named {name}: expected one of shape {list(shape)}"
+            )
+        path = self._file_of[name]
+        found = tuple(self._opened[path].get_slice(name).get_shape())
+        if found != shape:
+            raise ModelError(f"{path}: {name} should have shape {list(shape)}, has {list(found)}")
+        tensor: Tensor = self._opened[path].get_tensor(name)
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"{path}: {name} is {tensor.dtype}; supported are unquantized floating-point weights"
+            )
+        return tensor.to(dtype)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, in order; `ModelError` if there are none or a shard is missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} has no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+        if foreign := [name for name in names if Path(name).name != name]:
+            raise ModelError(f"{index} names a file outside its folder: {foreign[0]}")
+        paths = [folder / name for name in names]
+    else:
+        paths = [folder / "model.safetensors"]
+    for path in paths:
+        if not path.exists():
+            pickled = sorted(
+                found.name for found in folder.glob("*") if found.suffix in {".bin", ".pt", ".pth"}
+            )
+            also = f" ({', '.join(pickled)} is never read: it could run code)" if pickled else ""
+            raise ModelError(f"{folder} lacks {path.name}: expected weights in safetensors{also}")
+    return paths
+
+
+def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> str:
+    """Hash of weights, shapes, dtype and tokenizer: a running request may be recomputed only where it is equal.
+
+    Of each weights file the header (names, shapes, dtypes), the size and 4 KiB in every 64 KiB are hashed: two models
+    differ nearly everywhere, and reading all of a large one would cost as long as loading it. A change of a few bytes
+    between samples stays unseen: this tells versions apart, it does not authenticate.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((config, dtype)).encode())
+    digest.update(samples_of(folder))
+    for name in _TOKENIZER_FILES:
+        if (folder / name).exists():
+            digest.update(name.encode() + (folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def samples_of(folder: Path) -> bytes:
+    """Hash of samples of all weights files: tells versions of a model apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in weight_files(folder):
+        _hash_samples(path, digest)
+    return digest.digest()
+
+
+def _hash_samples(path: Path, digest: hashlib.blake2b) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        digest.update(json.dumps([path.name, size, header_bytes]).encode())
+        digest.update(file.read(min(header_bytes, size)))
+        for start in range(8 + header_bytes, size, _SAMPLE_EVERY_BYTES):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE_BYTES))

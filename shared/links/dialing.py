@@ -1,0 +1,213 @@
+"""The router's end of its links: dials workers, greets them, and dials again whenever a session ends.
+
+    resting --redial_at--> greeting --Hello--> up
+       ^--------- refused, silent -----'        |
+       ^--------- gap, silence, Closed, send ---'
+
+Every session has a connection of its own, so nothing of an older session can arrive on it. Knows no sockets,
+no clock and no randomness (session numbers come from `draw_session`); what it decides lands in `outgoing` and
+`events`, and its shell carries both out in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
+from shared.links.session import (
+    LAST,
+    Envelope,
+    LinkCounters,
+    LinkSettings,
+    Session,
+    SessionError,
+    open_envelope,
+    seal,
+)
+from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT = encode(Heartbeat())
+UNREACHABLE_SECONDS = 60.0  # a worker that starts may load for so long; from then on it is worth a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a new connection to this address."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Send these on the connection to this address."""
+
+    address: str
+    frames: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Drop the connection to this address."""
+
+    address: str
+
+
+@dataclass(slots=True)
+class _WorkerLink:
+    address: str
+    redial_at: float
+    down_since: float
+    session: Session | None = None  # None: resting until redial_at
+    peer: str = ""  # "": greeting, or resting
+    failures: int = 0  # since the last PeerUp
+    missed: bool = False  # warned of, since the last PeerUp
+
+
+class DialingEnd:
+    """All sessions of one router."""
+
+    def __init__(
+        self, hello: Hello, settings: LinkSettings, counters: LinkCounters, draw_session: Callable[[], int]
+    ):
+        self.outgoing: list[Dial | Frames | HangUp] = []
+        self.events: list[LinkEvent] = []
+        self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
+        self._hello = hello
+        self._settings = settings
+        self.counters = counters
+        self._draw_session = draw_session
+        self._links: dict[str, _WorkerLink] = {}  # by address
+        self._peers: dict[str, _WorkerLink] = {}
+
+    def connect(self, address: str, now: float) -> None:
+        """Dial this worker from now on; a no-op for an address already dialed."""
+        if address not in self._links:
+            self._links[address] = _WorkerLink(address, redial_at=now, down_since=now)
+            self.deadline = min(self.deadline, now)
+
+    def redial(self, address: str, now: float) -> None:
+        """Dial this worker at once if it is known and its link rests."""
+        link = self._links.get(address)
+        if link is not None and link.session is None:
+            link.redial_at = now
+            self.deadline = min(self.deadline, now)
+
+    def disconnect(self, address: str, now: float) -> None:
+        """End the session with this worker and dial it no more."""
+        self.end(address, "disconnected here", now)
+        self._links.pop(address, None)
+
+    def receive(self, address: str, frames: list[bytes], now: float) -> None:
+        """Take one message from a worker; whatever is wrong with it ends this session only."""
+        link = self._links.get(address)
+        if link is None or link.session is None:
+            self.counters.out_of_session += 1
+            return
+        try:
+            envelope = open_envelope(frames)
+            link.session.accept(envelope, now)
+            message = decode_from_worker(envelope.body)
+            if isinstance(message, Closed):
+                self.end(address, f"closed by the worker: {message.reason}", now)
+            elif not link.peer:
+                self._greeted(link, envelope, message, now)
+            elif isinstance(message, Hello):
+                raise SessionError("malformed: a Hello within a session")
+            elif not isinstance(message, Heartbeat):
+                self.events.append(Received(link.peer, message))
+        except (SessionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self.counters.malformed += 1
+            self.end(address, str(error), now)
+
+    def send(self, peer: str, session: int, body: bytes, now: float) -> None:
+        """Send within `session`; dropped and counted when that is over, which its sender is yet to hear."""
+        link = self._peers.get(peer)
+        if link is None or link.session is None or link.session.session != session:
+            self.counters.messages_unsent += 1
+        elif len(body) > self._settings.message_bytes_max:
+            self.end(link.address, f"message of {len(body)} bytes is over message_bytes_max", now)
+        else:
+            self.outgoing.append(Frames(link.address, link.session.next_frames(body, now)))
+
+    def end(self, address: str, reason: str, now: float) -> None:
+        """End the session with this worker, if there is one, and dial again after a rest."""
+        link = self._links.get(address)
+        if link is None or link.session is None:
+            return
+        closed = seal(link.session.session, LAST, encode(Closed(reason)))
+        self.outgoing += [Frames(address, closed), HangUp(address)]
+        link.session = None
+        rest_seconds = min(
+            self._settings.redial_seconds * 2 ** min(link.failures, 16), self._settings.redial_seconds_max
+        )
+        link.failures += 1
+        link.redial_at = now + rest_seconds
+        self.deadline = min(self.deadline, link.redial_at)
+        if link.peer:
+            del self._peers[link.peer]
+            self.events.append(PeerDown(link.peer, reason))
+            self.counters.sessions_ended += 1
+            log.info("link.down", peer=link.peer, address=address, reason=reason)
+            link.peer, link.down_since = "", now
+        elif not link.missed and now - link.down_since >= UNREACHABLE_SECONDS:
+            link.missed = True
+            log.warning(
+                "link.unreachable", address=address, reason=reason, seconds=round(now - link.down_since)
+            )
+        elif link.failures == 1:
+            log.info("link.unreachable", address=address, reason=reason)
+
+    def tick(self, now: float) -> None:
+        """Dial, send the heartbeats that are due and end the sessions that went silent."""
+        if now < self.deadline:
+            return
+        self.deadline = float("inf")
+        for link in self._links.values():
+            if link.session is not None and now >= link.session.silent_at:
+                self.end(link.address, "silence", now)
+            elif link.session is None and now >= link.redial_at:
+                self._dial(link, now)
+            elif link.session is not None and now >= link.session.heartbeat_at:
+                self.outgoing.append(Frames(link.address, link.session.next_frames(HEARTBEAT, now)))
+            if link.session is None:
+                self.deadline = min(self.deadline, link.redial_at)
+            else:
+                self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+
+    def close(self, now: float) -> None:
+        """End all sessions and dial no more."""
+        for address in list(self._links):
+            self.disconnect(address, now)
+
+    def _dial(self, link: _WorkerLink, now: float) -> None:
+        link.session = Session(self._draw_session(), self._settings, now)
+        hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
+        self.outgoing += [Dial(link.address), Frames(link.address, link.session.next_frames(hello, now))]
+
+    def _greeted(self, link: _WorkerLink, envelope: Envelope, message: object, now: float) -> None:
+        if not isinstance(message, Hello) or message.session != envelope.session:
+            raise SessionError("malformed: the first message of a session is its Hello")
+        peer = peer_name(message)
+        refusal = ""
+        if message.protocol != PROTOCOL or message.role == "router":
+            refusal = (
+                f"expected a worker of protocol {PROTOCOL}, met {message.role} of protocol {message.protocol}"
+            )
+        elif peer in self._peers:
+            refusal = f"the same worker is linked through {self._peers[peer].address}"
+        if refusal:
+            self.counters.refused_hello += 1
+            log.warning("link.refused", peer=peer, address=link.address, reason=refusal)
+            self.end(link.address, refusal, now)
+            return
+        link.peer, link.failures, link.missed = peer, 0, False
+        self._peers[peer] = link
+        self.counters.sessions_begun += 1
+        self.events.append(PeerUp(peer, message))
+        log.info("link.up", peer=peer, address=link.address)

@@ -1,0 +1,153 @@
+"""The worker's end of its links: sessions are opened by routers that dial, and kept here.
+
+A connection is known by the bytes that the ROUTER socket gives it; a router by its name. One router has at
+most one session: a new `Hello` of it ends the old one. Knows no sockets and no clock; what it decides lands
+in `outgoing` and `events`, and its shell carries both out in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
+from shared.links.session import (
+    LAST,
+    Envelope,
+    LinkCounters,
+    LinkSettings,
+    Session,
+    SessionError,
+    open_envelope,
+    seal,
+)
+from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT = encode(Heartbeat())
+
+
+@dataclass(slots=True)
+class _RouterSession:
+    peer: str
+    session: Session
+
+
+class ListeningEnd:
+    """All sessions of one worker."""
+
+    def __init__(self, hello: Hello, settings: LinkSettings, counters: LinkCounters):
+        self.outgoing: list[tuple[bytes, list[bytes]]] = []  # (connection, frames)
+        self.events: list[LinkEvent] = []
+        self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
+        self._hello = hello
+        self._settings = settings
+        self.counters = counters
+        self._links: dict[bytes, _RouterSession] = {}  # by connection
+        self._connections: dict[str, bytes] = {}  # by peer
+
+    def receive(self, connection: bytes, frames: list[bytes], now: float) -> None:
+        """Take one message from a connection; whatever is wrong with it ends that session only."""
+        try:
+            envelope = open_envelope(frames)
+            link = self._links.get(connection)
+            if link is None or (envelope.number == 0 and envelope.session != link.session.session):
+                self._open(connection, envelope, now)
+            elif envelope.session != link.session.session:
+                self.counters.out_of_session += 1  # the end of an older session of this very connection
+            else:
+                link.session.accept(envelope, now)
+                self._deliver(connection, link, envelope)
+        except (SessionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self.counters.malformed += 1
+            self.end(connection, str(error))
+
+    def send(self, peer: str, session: int, body: bytes, now: float) -> None:
+        """Send within `session`; dropped and counted when that is over, which its sender is yet to hear."""
+        connection = self._connections.get(peer)
+        link = self._links[connection] if connection is not None else None
+        if connection is None or link is None or link.session.session != session:
+            self.counters.messages_unsent += 1
+        elif len(body) > self._settings.message_bytes_max:
+            self.end(connection, f"message of {len(body)} bytes is over message_bytes_max")
+        else:
+            self.outgoing.append((connection, link.session.next_frames(body, now)))
+
+    def end(self, connection: bytes, reason: str) -> None:
+        """End this connection's session, if it has one, and tell its router."""
+        link = self._links.pop(connection, None)
+        if link is None:
+            return
+        del self._connections[link.peer]
+        self.counters.sessions_ended += 1
+        self.events.append(PeerDown(link.peer, reason))
+        self._say_closed(connection, link.session.session, reason)
+        log.info("link.down", peer=link.peer, reason=reason)
+
+    def tick(self, now: float) -> None:
+        """Send the heartbeats that are due and end the sessions that went silent."""
+        if now < self.deadline:
+            return
+        self.deadline = float("inf")
+        for connection, link in list(self._links.items()):
+            if now >= link.session.silent_at:
+                self.end(connection, "silence")
+                continue
+            if now >= link.session.heartbeat_at:
+                self.outgoing.append((connection, link.session.next_frames(HEARTBEAT, now)))
+            self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+
+    def close(self) -> None:
+        """End all sessions."""
+        for connection in list(self._links):
+            self.end(connection, "closed here")
+
+    def _open(self, connection: bytes, envelope: Envelope, now: float) -> None:
+        if envelope.number != 0:
+            self.counters.out_of_session += 1
+            if envelope.number != LAST:
+                self._say_closed(connection, envelope.session, "no such session")
+            return
+        hello = decode_from_router(envelope.body)
+        if not isinstance(hello, Hello) or hello.session != envelope.session:
+            raise SessionError("malformed: the first message of a session is its Hello")
+        if hello.protocol != PROTOCOL or hello.role != "router":
+            self._refuse(connection, hello)
+            return
+        self._admit(connection, hello, now)
+
+    def _refuse(self, connection: bytes, hello: Hello) -> None:
+        self.counters.refused_hello += 1
+        reason = f"expected a router of protocol {PROTOCOL}, met {hello.role} of protocol {hello.protocol}"
+        log.warning("link.refused", peer=peer_name(hello), reason=reason)
+        self._say_closed(connection, hello.session, reason)
+
+    def _admit(self, connection: bytes, hello: Hello, now: float) -> None:
+        peer = peer_name(hello)
+        self.end(connection, "a new session on the same connection")
+        self.end(self._connections.get(peer, b""), "a new session of the same router")
+        link = _RouterSession(peer, Session(hello.session, self._settings, now))
+        link.session.accept(Envelope(hello.session, 0, b""), now)
+        self._links[connection] = link
+        self._connections[peer] = connection
+        self.counters.sessions_begun += 1
+        answer = encode(msgspec.structs.replace(self._hello, session=hello.session))
+        self.outgoing.append((connection, link.session.next_frames(answer, now)))
+        self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+        self.events.append(PeerUp(peer, hello))
+        log.info("link.up", peer=peer)
+
+    def _deliver(self, connection: bytes, link: _RouterSession, envelope: Envelope) -> None:
+        message = decode_from_router(envelope.body)
+        if isinstance(message, Closed):
+            self.end(connection, f"closed by the router: {message.reason}")
+        elif isinstance(message, Hello):
+            raise SessionError("malformed: a Hello within a session")
+        elif not isinstance(message, Heartbeat):
+            self.events.append(Received(link.peer, message))
+
+    def _say_closed(self, connection: bytes, session: int, reason: str) -> None:
+        self.outgoing.append((connection, seal(session, LAST, encode(Closed(reason)))))

@@ -1,0 +1,255 @@
+"""Links between the router and its workers over ZMQ: workers listen, routers dial, CURVE always.
+
+`WorkerLinks` and `RouterLinks` look alike to their owner: `receive` gives `LinkEvent`s, `send` takes a
+message for a peer, neither ever blocks on the network. What a session is, and when it ends, is decided in
+`link_session`, `link_listening` and `link_dialing`; who is admitted in `link_admission`. Here are the
+sockets only.
+
+A send that ZMQ cannot take at once (high-water mark, unknown connection) ends the session: nothing is
+dropped in silence and nothing waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shared.errors import StartError
+from shared.links.authenticator import Admission
+from shared.links.dialing import Dial, DialingEnd, Frames
+from shared.links.events import LinkEvent
+from shared.links.keys import derive_keys
+from shared.links.listening import ListeningEnd
+from shared.links.session import LinkCounters, LinkSettings
+from shared.links.thread import READ_BATCH, LinkThread
+from shared.messages import Hello, Message
+
+Socket = zmq.Socket[bytes]
+
+LINGER_SECONDS = 0.1  # enough for a last `Closed`
+
+
+def _limit(socket: Socket, settings: LinkSettings) -> None:
+    socket.sndhwm = socket.rcvhwm = settings.unsent_messages_max
+    socket.maxmsgsize = settings.message_bytes_max
+    socket.handshake_ivl = int(settings.silence_seconds * 1000)
+    socket.linger = int(LINGER_SECONDS * 1000)
+
+
+class _ListeningWire:
+    """One ROUTER socket behind its admission."""
+
+    def __init__(self, end: ListeningEnd, host: str, port: int, seed: bytes, settings: LinkSettings):
+        self._end = end
+        self._context = zmq.Context()
+        self._door = self._context.socket(zmq.ROUTER)
+        _limit(self._door, settings)
+        self._door.router_mandatory = True
+        self._admission = Admission(self._context, self._door, seed, end.counters)
+        try:
+            self._door.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise StartError(f"cannot listen for routers on {host}:{port}: {error.strerror}") from None
+        self.address = self._door.get_string(zmq.LAST_ENDPOINT)
+
+    def register(self, poller: zmq.Poller) -> None:
+        for socket in (self._door, self._admission.questions, self._admission.monitor):
+            poller.register(socket, zmq.POLLIN)
+
+    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+        self._admission.answer()
+        self._admission.observe()
+        if self._door not in ready:
+            return
+        for _ in range(READ_BATCH):
+            try:
+                connection, *frames = self._door.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if unread_full:
+                self._end.end(connection, "unread_messages_max reached")
+            else:
+                self._end.receive(connection, frames, now)
+
+    def flush(self, now: float) -> None:
+        del now
+        for connection, frames in self._end.outgoing:  # grows by the Closed of sessions that end here
+            try:
+                self._door.send_multipart([connection, *frames], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self._end.end(connection, f"cannot send: {error.strerror}")
+        self._end.outgoing.clear()
+
+    def close(self, now: float) -> None:
+        self._end.close()
+        self.flush(now)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._door.disable_monitor()
+        self._admission.close()
+        self._door.close()
+        self._context.term()
+
+
+class WorkerLinks:
+    """The links of one worker process: routers dial `address`. Raises StartError when the port is taken."""
+
+    def __init__(self, host: str, port: int, seed: bytes, hello: Hello, settings: LinkSettings):
+        self.counters = LinkCounters()
+        end = ListeningEnd(hello, settings, self.counters)
+        wire = _ListeningWire(end, host, port, seed, settings)
+        self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
+        self._thread = LinkThread(end, wire, settings)
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """Wait for events, or `wake`, up to the timeout."""
+        return self._thread.receive(timeout_seconds)
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return; from any thread."""
+        self._thread.wake()
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue a message for the session of `peer` that `receive` told of; from any thread."""
+        self._thread.send(peer, message)
+
+    def close(self) -> None:
+        """End all sessions, saying so."""
+        self._thread.close()
+
+
+class _DialedWire:
+    """One DEALER socket for each session."""
+
+    def __init__(self, end: DialingEnd, seed: bytes, settings: LinkSettings):
+        self._end = end
+        self._settings = settings
+        self._context = zmq.Context()
+        self._keys = derive_keys(seed, "router")
+        self._worker_key = derive_keys(seed, "worker").public
+        self._sockets: dict[str, tuple[Socket, Socket]] = {}  # address: dealer and its monitor
+        self._poller = zmq.Poller()
+
+    def register(self, poller: zmq.Poller) -> None:
+        self._poller = poller
+
+    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+        for address, (dealer, monitor) in list(self._sockets.items()):
+            if dealer in ready and unread_full:
+                self._end.end(address, "unread_messages_max reached", now)
+            elif dealer in ready:
+                self._read(address, dealer, now)
+            elif monitor in ready and _has_ended(monitor):
+                self._end.end(address, "disconnected", now)
+
+    def flush(self, now: float) -> None:
+        for step in self._end.outgoing:  # grows by the Closed and HangUp of sessions that end here
+            if isinstance(step, Dial):
+                self._dial(step.address, now)
+            elif isinstance(step, Frames):
+                self._send(step, now)
+            else:
+                self._hang_up(step.address)
+        self._end.outgoing.clear()
+
+    def close(self, now: float) -> None:
+        self._end.close(now)
+        self.flush(now)
+        self._context.term()
+
+    def _read(self, address: str, dealer: Socket, now: float) -> None:
+        for _ in range(READ_BATCH):
+            try:
+                self._end.receive(address, dealer.recv_multipart(zmq.NOBLOCK), now)
+            except zmq.Again:
+                return
+
+    def _dial(self, address: str, now: float) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        _limit(dealer, self._settings)
+        dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
+        dealer.curve_secretkey = self._keys.secret
+        dealer.curve_publickey = self._keys.public
+        dealer.curve_serverkey = self._worker_key
+        monitor = dealer.get_monitor_socket()
+        self._sockets[address] = (dealer, monitor)
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            self._end.end(address, f"cannot dial: {error.strerror}", now)
+
+    def _send(self, step: Frames, now: float) -> None:
+        try:
+            if step.address in self._sockets:
+                self._sockets[step.address][0].send_multipart(step.frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._end.end(step.address, f"cannot send: {error.strerror}", now)
+
+    def _hang_up(self, address: str) -> None:
+        if address not in self._sockets:
+            return
+        dealer, monitor = self._sockets.pop(address)
+        self._poller.unregister(dealer)
+        self._poller.unregister(monitor)
+        dealer.disable_monitor()
+        monitor.close(linger=0)
+        dealer.close()
+
+
+def _has_ended(monitor: Socket) -> bool:
+    ended = False
+    while monitor.poll(0):
+        event = parse_monitor_message(monitor.recv_multipart())
+        ended |= event["event"] in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED)
+    return ended
+
+
+class RouterLinks:
+    """The links of one router process: one dialed worker an address.
+
+    `on_ready` is called on the link thread whenever `receive(0)` has something after it had nothing; an
+    asyncio process passes a function that calls `loop.call_soon_threadsafe` with its drain.
+    """
+
+    def __init__(
+        self, seed: bytes, hello: Hello, settings: LinkSettings, on_ready: Callable[[], None] | None = None
+    ):
+        self.counters = LinkCounters()
+        self._end = DialingEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))
+        wire = _DialedWire(self._end, seed, settings)
+        self._thread = LinkThread(self._end, wire, settings, on_ready=on_ready)
+
+    def connect(self, address: str) -> None:
+        """Dial `tcp://host:port` from now on, again and again; a no-op for an address already dialed."""
+        self._thread.command(lambda now: self._end.connect(address, now))
+
+    def redial(self, address: str) -> None:
+        """If the link to this worker rests between two dials, dial at once."""
+        self._thread.command(lambda now: self._end.redial(address, now))
+
+    def disconnect(self, address: str) -> None:
+        """End the session with this worker and dial it no more."""
+        self._thread.command(lambda now: self._end.disconnect(address, now))
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """Wait for events, or `wake`, up to the timeout."""
+        return self._thread.receive(timeout_seconds)
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return; from any thread."""
+        self._thread.wake()
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue a message for the session of `peer` that `receive` told of; from any thread."""
+        self._thread.send(peer, message)
+
+    def close(self) -> None:
+        """End all sessions, saying so."""
+        self._thread.close()

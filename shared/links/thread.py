@@ -1,0 +1,215 @@
+"""The I/O thread of a process's links, and the two queues between it and everybody else.
+
+    caller's threads                    link thread
+    send, connect  --> commands  -->    poll -> commands -> read -> tick -> flush
+    receive        <-- inbox     <--    events
+
+So heartbeats flow while the caller is busy with a long step. Sockets are touched by the link thread alone,
+from its start to its end. Knows neither roles nor frames: `End` decides, `Wire` holds the sockets.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import structlog
+import zmq
+
+from shared.errors import InvariantError
+from shared.links.events import LinkEvent, PeerDown, PeerUp
+from shared.links.session import LinkSettings
+from shared.messages import Message, encode
+
+log = structlog.get_logger(__name__)
+
+READ_BATCH = 256  # messages read from one socket before heartbeats and commands get their turn
+CLOSE_SECONDS = 5.0
+WAIT_SECONDS_MAX = 60.0
+
+Command = Callable[[float], None]  # called on the link thread with `now`
+
+
+class End(Protocol):
+    """What decides: `ListeningEnd` or `DialingEnd`."""
+
+    events: list[LinkEvent]
+    deadline: float
+
+    def tick(self, now: float) -> None: ...
+
+    def send(self, peer: str, session: int, body: bytes, now: float) -> None: ...
+
+
+class Wire(Protocol):
+    """What holds the sockets of an end."""
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Tell the poller what to wait for, once."""
+
+    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+        """Feed the end from the sockets that are ready; with `unread_full`, refuse to."""
+
+    def flush(self, now: float) -> None:
+        """Carry out what the end has decided, never blocking."""
+
+    def close(self, now: float) -> None:
+        """End all sessions and close all sockets."""
+
+
+class Inbox:
+    """Events that wait for `receive`, and the sessions that its caller has heard of."""
+
+    def __init__(self, unread_messages_max: int, on_ready: Callable[[], None] | None):
+        self.sessions: dict[str, int] = {}  # by peer: up, as far as the receiver knows
+        self._unread_messages_max = unread_messages_max
+        self._on_ready = on_ready
+        self._events: list[LinkEvent] = []
+        self._woken = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def full(self) -> bool:
+        return len(self._events) >= self._unread_messages_max
+
+    def put(self, events: list[LinkEvent]) -> None:
+        with self._changed:
+            was_empty = not self._events
+            self._events += events
+            self._changed.notify()
+        if was_empty and self._on_ready is not None:
+            self._on_ready()
+
+    def fail(self, failure: BaseException) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify()
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self, timeout_seconds: float) -> list[LinkEvent]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._woken or self._failure, timeout_seconds)
+            if self._failure is not None:
+                raise InvariantError("the link thread has died") from self._failure
+            self._woken = False
+            events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, PeerUp):
+                self.sessions[event.peer] = event.hello.session
+            elif isinstance(event, PeerDown):
+                self.sessions.pop(event.peer, None)
+        return events
+
+
+class LinkThread:
+    """Runs an end and its wire until `close`."""
+
+    def __init__(
+        self,
+        end: End,
+        wire: Wire,
+        settings: LinkSettings,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._end = end
+        self._wire = wire
+        self._silence_seconds = settings.silence_seconds
+        self._clock = clock
+        self._turned_at = clock()
+        self._inbox = Inbox(settings.unread_messages_max, on_ready)
+        self._commands: deque[Command] = deque()
+        self._closing = False
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._poller = zmq.Poller()
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+        self._thread.start()
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """Wait for events, or `wake`, up to the timeout. Raises InvariantError when the thread has died."""
+        return self._inbox.take(timeout_seconds)
+
+    def wake(self) -> None:
+        """Let a waiting `receive` return; from any thread."""
+        self._inbox.wake()
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue one message for the session of `peer` that `receive` told of; from any thread.
+
+        It is dropped and counted when that session is over: its PeerDown is then on the way, or was received.
+        """
+        session = self._inbox.sessions.get(peer, -1)
+        self.command(partial(self._end.send, peer, session, encode(message)))
+
+    def command(self, command: Command) -> None:
+        """Run this on the link thread, in order; from any thread."""
+        self._commands.append(command)
+        self._ring()
+
+    def close(self) -> None:
+        """End all sessions, close the sockets and join the thread; a second time is a no-op."""
+        if self._closing:
+            return
+        self._closing = True
+        self._ring()
+        self._thread.join(CLOSE_SECONDS)
+        self._bell.close()
+        self._ringer.close()
+
+    def _ring(self) -> None:
+        try:
+            self._ringer.send(b"\0")
+        except BlockingIOError:
+            return  # it rings already
+
+    def _run(self) -> None:
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._wire.register(self._poller)
+        try:
+            while not self._closing:
+                self._turn()
+            now = self._clock()
+            self._carry_out_commands(now)  # what was sent before the goodbye goes before it
+            self._wire.close(now)
+        except BaseException as failure:
+            log.critical("link.thread_died", exc_info=True)
+            self._inbox.fail(failure)
+            raise
+
+    def _turn(self) -> None:
+        due_at = max(self._turned_at, min(self._end.deadline, self._turned_at + WAIT_SECONDS_MAX))
+        wait_seconds = max(due_at - self._clock(), 0.0)
+        ready = {source for source, _ in self._poller.poll(math.ceil(wait_seconds * 1000))}
+        now = self._turned_at = self._clock()
+        if now - due_at >= self._silence_seconds:
+            # We were frozen for so long that our peers gave us up: what has waited belongs to sessions that are over.
+            self._end.tick(now)
+        if self._bell.fileno() in ready:
+            self._bell.recv(4096)
+        self._carry_out_commands(now)
+        self._wire.read(ready, now, self._inbox.full)
+        self._end.tick(now)  # after reading: nobody is silent whose heartbeat has waited for us
+        self._wire.flush(now)
+        if self._end.events:
+            events, self._end.events = self._end.events, []
+            self._inbox.put(events)
+
+    def _carry_out_commands(self, now: float) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()(now)

@@ -1,0 +1,1 @@
+"""The `segue` command: a whole deployment on this machine, its model, and the smoke test."""

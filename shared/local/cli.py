@@ -1,0 +1,62 @@
+"""The `segue` command: `up` is the whole deployment on this machine; a role is `python -m ROLE`.
+
+Whatever is wrong is answered with one sentence and status 1, never with a traceback; also Ctrl-C while the rest is
+imported, which is why all of it is imported late.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] …
+
+up: serve a language model on this machine, with prefill and decode in processes of their own.
+`segue up --help` lists all flags; `segue --version` says the version.
+"""
+
+
+def main() -> NoReturn:
+    """Entry point of the `segue` command."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        run_or_leave(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.stderr.write("segue up: interrupted\n")
+        sys.exit(130)
+    sys.exit(0)
+
+
+def run_or_leave(argv: list[str]) -> None:
+    """Carry out the command; where it cannot start, leave with one sentence."""
+    from shared.errors import StartError
+    from shared.process.role_main import leave_with_sentence
+
+    try:
+        run(argv)
+    except StartError as error:
+        leave_with_sentence(f"up: {error}")
+
+
+def run(argv: list[str]) -> None:
+    """Carry out the command; raises StartError."""
+    from importlib.metadata import version
+
+    from shared.errors import ConfigError
+    from shared.process.settings import load
+
+    match argv:
+        case [] | ["-h" | "--help"]:
+            sys.stdout.write(USAGE)
+        case ["--version"]:
+            sys.stdout.write(f"segue {version('segue')}\n")
+        case ["up", *flags]:
+            from shared.local.console import Narration
+            from shared.local.up import LocalConfig, up
+
+            up(load(LocalConfig, flags, os.environ), Narration())
+        case [word, *_]:
+            raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")

@@ -1,0 +1,191 @@
+"""From what a user calls a model to a folder that every process can read, or one sentence why not.
+
+`--model` is a folder, a GGUF file, the name `smollm2`, or an id on the Hugging Face Hub, tried in this order. Only
+safetensors, JSON and tokenizer files are ever downloaded: no pickled weights, no code. GGUF is converted once, by a
+child process, since that needs torch and this process does without. Whatever can be refused is refused here, before
+any worker starts: what the config names and Segue cannot compute, what is gated, what does not fit on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shared.engine.dense.config import read_model_config
+from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
+from shared.errors import ModelError
+
+HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
+CONVERSION_BYTES = 1 << 30  # room on the disk that a conversion is started with at least
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+Say = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    """Where converted models live: `$XDG_CACHE_HOME/segue`, else `~/.cache/segue`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
+
+
+def name_of(model: str) -> str:
+    """What clients call a model that nobody gave a name."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def resolve(model: str, say: Say, endpoint: str | None = None) -> Path:
+    """The folder of `model`, checked. `say` hears what takes long; `endpoint` is another Hub. Raises ModelError."""
+    path = Path(model).expanduser()
+    if model.endswith(".gguf") or (model == DEFAULT_MODEL and not path.exists()):
+        folder = _converted(model, path, say)
+    elif model and path.is_dir():
+        folder = path.resolve()
+    elif model and path.exists():
+        raise ModelError(f"{model} is a file; expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}")
+    elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"there is no model {model}: expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}"
+        )
+    else:
+        folder = _from_hub(model, say, endpoint)
+    read_model_config(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} holds no safetensors weights; others (.bin, .pt) are never loaded")
+    if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer.model").exists():
+        raise ModelError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
+    return folder
+
+
+def _converted(model: str, path: Path, say: Say) -> Path:
+    """The folder that a GGUF file was converted into; converts it unless that has been done."""
+    target = cache_folder() / "models" / DEFAULT_MODEL
+    if model != DEFAULT_MODEL:
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}")
+        digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+        target = target.with_name(f"{path.stem}-{digest}")
+    source = default_gguf() if model == DEFAULT_MODEL else path
+    if is_converted(source, target):
+        return target
+    _require_room(target, CONVERSION_BYTES)
+    say(f"converting {model} into {target}, once")
+    child = subprocess.run(
+        [sys.executable, "-m", "shared.engine.gguf.convert", str(source), str(target)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode != 0:
+        last = (child.stderr.strip() or f"its conversion ended with status {child.returncode}").splitlines()[
+            -1
+        ]
+        raise ModelError(last)
+    return target
+
+
+def _from_hub(model: str, say: Say, endpoint: str | None) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        api = HfApi(endpoint=endpoint)
+        info = _within(
+            HUB_SECONDS_MAX, lambda: api.model_info(model, files_metadata=True, timeout=HUB_SECONDS_MAX - 2)
+        )
+    except GatedRepoError:
+        raise ModelError(f"{model} is gated: accept its terms on its Hub page and set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise ModelError(f"the Hub has no model {model}, or it is private and HF_TOKEN is not set") from None
+    except Exception as error:  # whatever the HTTP library of the day raises without a network
+        try:
+            return Path(snapshot_download(model, local_files_only=True, allow_patterns=WANTED))
+        except (LocalEntryNotFoundError, OSError):
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ModelError(
+                f"the Hub cannot be reached for {model} ({reason}), and it is not in the local cache"
+            ) from None
+    files = [file for file in info.siblings or [] if _wanted(file.rfilename)]
+    if not any(file.rfilename.endswith(".safetensors") for file in files):
+        raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")
+    _refuse_unsupported(api, model)
+    needed_bytes = sum(file.size or 0 for file in files)
+    say(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=WANTED, endpoint=endpoint, revision=info.sha))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise ModelError(f"the disk is full: {model} needs {needed_bytes / 1e9:.1f} GB") from None
+        raise ModelError(f"downloading {model} failed: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:
+        raise ModelError(f"downloading {model} failed: {' '.join(str(error).split())[:200]}") from None
+
+
+def _refuse_unsupported(api: Any, model: str) -> None:
+    """Read config.json before gigabytes of weights."""
+    try:
+        config = Path(api.hf_hub_download(model, "config.json"))
+    except Exception as error:
+        raise ModelError(f"{model} has no readable config.json: {type(error).__name__}") from None
+    read_model_config(config.parent)
+
+
+def _wanted(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in WANTED)
+
+
+def _require_room(target: Path, needed_bytes: int) -> None:
+    """Raise ModelError unless the disk under `target` has so much room."""
+    existing = next(parent for parent in target.parents if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise ModelError(
+            f"the disk is full: {existing} has {free / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB are needed"
+        )
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """`ask()` on a thread that may be left behind: resolving a name can hang for minutes."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append((ask(), None))
+        except Exception as error:
+            answers.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    value, error = answers[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def main() -> None:
+    """`python -m shared.local.model_store MODEL`: make the model ready ahead of time, and say where it is."""
+    try:
+        folder = resolve(sys.argv[1], lambda line: sys.stderr.writelines([line, "\n"]))
+    except ModelError as error:
+        sys.exit(f"segue: {error}")
+    sys.stdout.write(f"{sys.argv[1]} is in {folder}\n")
+
+
+if __name__ == "__main__":
+    main()

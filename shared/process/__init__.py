@@ -1,0 +1,1 @@
+"""What every process has: settings, start and end, logs, metrics, probes, and its share of the machine."""

@@ -1,0 +1,165 @@
+"""The one loop: receive, land, plan, launch, settle the step before, carry out.
+
+Both roles run it around their scheduler. In overlap mode (the default) step N+1 is planned and launched while step N
+still runs, and N's results are settled while N+1 runs; so a plan must not need anything that only the CPU knows about
+N. Normal mode is the same loop at depth 0: each step is settled before the next is planned.
+
+    overlap   plan 2 │ launch 2 │ settle 1 │ plan 3 │ launch 3 │ settle 2 │ …
+    device    ── step 1 ──────────┼────── step 2 ───────────────┼── step 3 …
+
+A turn has two halves, `begin` and `finish`, and only `finish` waits for the device: a test under a virtual clock
+calls them one by one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from shared.effects import AbandonFetch, Backup, Effect, Restore, Send, StartFetch
+from shared.links.events import LinkEvent
+from shared.messages import WorkerToRouter
+from shared.schedule_batch import ScheduleBatch
+from shared.scheduling.device import Device
+from shared.transfer.protocol import Fetcher, FetchEvent
+
+BUSY_POLL_SECONDS = 0.001  # while a fetch or a copy is under way: neither has anything to block on
+IDLE_WAIT_SECONDS_MAX = 0.25  # so that liveness is shown and gauges stay fresh
+
+
+class Scheduler(Protocol):
+    """What plans the steps: a core without I/O, clock or threads."""
+
+    def on_link(self, event: LinkEvent, now: float) -> None: ...
+    def on_fetch(self, event: FetchEvent, now: float) -> None: ...
+    def on_copy(self, copy_id: int, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def reclaim(self, completed_step: int) -> None: ...
+    def settles_first(self) -> bool: ...
+    def plan(self, now: float) -> ScheduleBatch | None: ...
+    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None: ...
+    def drain(self) -> list[Effect]: ...
+    def next_deadline(self) -> float | None: ...
+    def awaits_transfer(self) -> bool: ...
+    def check(self) -> None: ...
+
+
+class WorkerEndpoint(Protocol):
+    """The worker's end of its links to the routers."""
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]: ...
+    def send(self, peer: str, message: WorkerToRouter) -> None: ...
+
+
+class EventLoop:
+    """One scheduler, its device, its fetcher and its links."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        fetcher: Fetcher,
+        links: WorkerEndpoint,
+        clock: Callable[[], float],
+        *,
+        overlap: bool = True,
+    ):
+        self._scheduler = scheduler
+        self._device = device
+        self._fetcher = fetcher
+        self._links = links
+        self._clock = clock
+        self._depth = 1 if overlap else 0
+        self._in_flight: deque[ScheduleBatch] = deque()
+        self._launched = False
+        self._progressed = False
+        self._checked = False
+
+    def turn(self) -> None:
+        """One turn; blocks while there is nothing to do."""
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
+        """Everything up to the launch. Blocks on the links only when idle, on the device only for exceptions."""
+        events = self._links.receive(self.patience_seconds())
+        self._progressed = False
+        now = self._clock()
+        for event in events:
+            self._scheduler.on_link(event, now)
+        if self._land(now) or events:
+            self._checked = False
+        self._scheduler.tick(now)
+        if self._in_flight and self._scheduler.settles_first():
+            self._settle_oldest()
+        self._launch(now)
+        self._carry_out()
+
+    def finish(self) -> None:
+        """Settle the step that `awaits` names, if any."""
+        if self.awaits is not None:
+            self._settle_oldest()
+            self._carry_out()
+
+    @property
+    def awaits(self) -> int | None:
+        """The step that `finish` will wait for."""
+        if len(self._in_flight) > self._depth or (self._in_flight and not self._launched):
+            return self._in_flight[0].step
+        return None
+
+    def _land(self, now: float) -> bool:
+        """Pass on what fetches and copies have to tell; whether there was anything."""
+        self._scheduler.reclaim(self._device.completed())
+        fetch_events, copies = self._fetcher.poll(), self._device.copies_done()
+        for event in fetch_events:
+            self._scheduler.on_fetch(event, now)
+        for copy_id in copies:
+            self._scheduler.on_copy(copy_id, now)
+        return bool(fetch_events or copies)
+
+    def _launch(self, now: float) -> None:
+        batch = self._scheduler.plan(now)
+        self._launched = batch is not None
+        if batch is not None:
+            self._device.launch(batch)
+            self._in_flight.append(batch)
+            self._progressed = True
+            self._checked = False
+        elif not self._in_flight and not self._checked:
+            self._scheduler.check()
+            self._checked = True
+
+    def _settle_oldest(self) -> None:
+        batch = self._in_flight.popleft()
+        token_ids = self._device.wait(batch.step)
+        self._scheduler.reclaim(batch.step)
+        self._scheduler.settle(batch, token_ids, self._clock())
+        self._progressed = True
+
+    def patience_seconds(self) -> float:
+        """How long the next `begin` may block: not at all while the last turn changed anything."""
+        if self._in_flight or self._progressed:
+            return 0.0
+        deadline = self._scheduler.next_deadline()
+        patience = IDLE_WAIT_SECONDS_MAX
+        if deadline is not None:
+            patience = min(patience, max(0.0, deadline - self._clock()))
+        if self._scheduler.awaits_transfer():
+            patience = min(patience, BUSY_POLL_SECONDS)
+        return patience
+
+    def _carry_out(self) -> None:
+        for effect in self._scheduler.drain():
+            match effect:
+                case Send(peer, message):
+                    self._links.send(peer, message)
+                case StartFetch(fetch_id, baton, start_page, into):
+                    self._fetcher.start(fetch_id, baton, start_page, into)
+                case AbandonFetch(fetch_id):
+                    self._fetcher.abandon(fetch_id)
+                case Backup(copy_id, pages, host_pages):
+                    self._device.start_backup(copy_id, pages, host_pages)
+                case Restore(copy_id, host_pages, pages):
+                    self._device.start_restore(copy_id, host_pages, pages)

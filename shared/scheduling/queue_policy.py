@@ -1,0 +1,150 @@
+"""Who goes next: the order in which waiting requests are tried, and who waits a round for a shared prefix.
+
+Pure functions over requests and the radix cache. They launch nothing and remove nothing from a queue. The rules and
+their constants are SGLang's (schedule_policy.py), except where a function says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from shared.kv.radix_cache import Node, RadixCache, ancestry
+from shared.req import Req
+
+PREFIX_AWARE_WAITING_MAX = 128  # with more waiting, looking each one up costs more than it brings
+
+
+def order_waiting(
+    policy: str,
+    waiting: Sequence[Req],
+    cache: RadixCache,
+    running: Sequence[Req] = (),
+    *,
+    prefix_aware_max: int = PREFIX_AWARE_WAITING_MAX,
+) -> list[Req]:
+    """`waiting` in the order in which to try them; ties go by arrival.
+
+    fcfs: by arrival. lpm: longest cached prefix first. dfs-weight: by subtree of the radix cache, the one with most
+    waiting first. lof: most output to come first. random: shuffled anew with every arrival, the same on every run.
+    routing-key: those first whose `extra_key` most of `running` share. priority: highest first. With more
+    than `prefix_aware_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve nobody. Raises
+    `ValueError` for any other name.
+    """
+    if policy not in QUEUE_POLICIES:
+        raise ValueError(f"queue policy must be one of {sorted(QUEUE_POLICIES)}, got {policy!r}")
+    arrived = sorted(waiting, key=lambda req: req.arrival)
+    if len(arrived) > prefix_aware_max and policy in ("lpm", "dfs-weight"):
+        return arrived
+    return QUEUE_POLICIES[policy](arrived, cache, running)
+
+
+def _fcfs(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del cache, running
+    return arrived
+
+
+def _lpm(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del running
+    return sorted(arrived, key=lambda req: -_cached_tokens(req, cache)[1])
+
+
+def _dfs_weight(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del running
+    if not arrived:
+        return arrived
+    ends_at: dict[Node, list[Req]] = {}
+    children: dict[Node, dict[Node, None]] = {}
+    weights: Counter[Node] = Counter()
+    root = None
+    for req in arrived:
+        node, _ = _cached_tokens(req, cache)
+        ends_at.setdefault(node, []).append(req)
+        for root in ancestry(node):  # the last one is the root, of every request
+            weights[root] += 1
+            if root.parent is not None:
+                children.setdefault(root.parent, {})[root] = None
+    assert root is not None
+    backwards: list[Req] = []
+    pending = [root]
+    while (
+        pending
+    ):  # each node before its children, the lightest first: read backwards, deepest and heaviest first
+        node = pending.pop()
+        backwards.extend(reversed(ends_at.get(node, [])))
+        pending.extend(sorted(children.get(node, {}), key=lambda child: -weights[child]))
+    return backwards[::-1]
+
+
+def _lof(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del cache, running
+    return sorted(arrived, key=lambda req: -req.remaining_new_tokens)
+
+
+def _random(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del cache, running
+    newest = arrived[-1].arrival if arrived else 0  # in the hash, so that no rid is unlucky for ever
+
+    def draw(req: Req) -> bytes:
+        return hashlib.blake2b(f"{newest} {req.rid}".encode(), digest_size=8).digest()
+
+    return sorted(arrived, key=draw)
+
+
+def _routing_key(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del cache
+    sharing = Counter(req.extra_key for req in running)
+    return sorted(arrived, key=lambda req: -sharing[req.extra_key])
+
+
+def _priority(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
+    del cache, running
+    return sorted(arrived, key=lambda req: -req.priority)
+
+
+QUEUE_POLICIES: dict[str, Callable[[list[Req], RadixCache, Sequence[Req]], list[Req]]] = {
+    "fcfs": _fcfs,
+    "lpm": _lpm,
+    "dfs-weight": _dfs_weight,
+    "lof": _lof,
+    "random": _random,
+    "routing-key": _routing_key,
+    "priority": _priority,
+}
+
+
+def _cached_tokens(req: Req, cache: RadixCache) -> tuple[Node, int]:
+    return cache.probe(req.token_ids[:-1], req.extra_key)
+
+
+class InBatchPrefix:
+    """Lets one of several waiting requests with a common prefix compute it, so that the others find it cached.
+
+    A request with at most `cached_tokens_max` tokens cached that shares `shared_tokens_min` or more (and at least
+    a page) with one before it is put off, for one round only: whether the first was admitted or not.
+    """
+
+    def __init__(self, cache: RadixCache, *, cached_tokens_max: int = 32, shared_tokens_min: int = 32):
+        self._cache = cache
+        self._cached_tokens_max = cached_tokens_max
+        self._shared_tokens = max(shared_tokens_min, cache.page_size)
+        self._put_off: dict[int, None] = {}  # arrival numbers
+
+    def go_now(self, ordered: Sequence[Req]) -> list[Req]:
+        """Those of `ordered`, all the requests waiting, to try in this round, in the same order."""
+        firsts: dict[tuple[str, tuple[int, ...]], Req] = {}
+        now: list[Req] = []
+        put_off: dict[int, None] = {}
+        for place, req in enumerate(ordered):
+            prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
+            whole = len(prefix[1]) == self._shared_tokens and place < PREFIX_AWARE_WAITING_MAX
+            first = firsts.setdefault(prefix, req) if whole else req
+            if req.arrival in self._put_off:
+                put_off[req.arrival] = None
+            elif first is not req and _cached_tokens(req, self._cache)[1] <= self._cached_tokens_max:
+                put_off[req.arrival] = None
+                continue
+            now.append(req)
+        self._put_off = put_off
+        return now

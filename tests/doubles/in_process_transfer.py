@@ -1,0 +1,204 @@
+"""Pages between workers of one process: the second transfer, for tests and for a deployment in one process.
+
+Copies real memory, by address, inside a fabric that knows who is alive. Time passes by polling alone: a read under way
+moves one span at a poll, so a lease may end between two pages; `freeze`, `thaw` and `kill` do to a worker what SIGSTOP,
+SIGCONT and SIGKILL do to a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.baton import Baton, Holder
+from shared.transfer.fetches import Collection, Fetches, FetchLimits
+from shared.transfer.link_speed import LinkProbe
+from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
+
+decode_collection = msgspec.msgpack.Decoder(Collection).decode
+
+
+@dataclass(slots=True)
+class _Member:
+    """What the fabric knows of a worker."""
+
+    frozen: bool = False
+    notifications: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class InProcessFabric:
+    """The workers that can reach each other, by agent name."""
+
+    members: dict[str, _Member] = field(default_factory=dict)
+
+    def join(self, agent: str) -> _Member:
+        """A worker comes up; its name has never been used before."""
+        assert agent not in self.members, f"agent {agent} joined twice"
+        self.members[agent] = _Member()
+        return self.members[agent]
+
+    def freeze(self, agent: str) -> None:
+        """It answers no read until it is thawed."""
+        self.members[agent].frozen = True
+
+    def thaw(self, agent: str) -> None:
+        self.members[agent].frozen = False
+
+    def kill(self, agent: str) -> None:
+        """Its memory is gone: reads of it fail."""
+        del self.members[agent]
+
+
+@dataclass(slots=True)
+class _Read:
+    agent: str
+    spans: list[Span]
+    notification: bytes = b""
+    state: ReadState = ReadState.READING
+
+
+class InProcessReader:
+    """One generation of reads. Implements `Reader`."""
+
+    def __init__(self, fabric: InProcessFabric, slots: int):
+        self._fabric = fabric
+        self._words = WordTable(slots)
+        self._reads: dict[int, _Read] = {}
+        self._posted = 0
+
+    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+        """See `Reader`."""
+        return self._post(holder, _Read(holder.agent, list(spans)))
+
+    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+        """See `Reader`."""
+        self._words.clear(slot)
+        span = word_span(holder, lease, self._words.address_of(slot))
+        return self._post(holder, _Read(holder.agent, [span], notification))
+
+    def word(self, slot: int) -> int:
+        """See `Reader`."""
+        return self._words.read(slot)
+
+    def state(self, handle: int) -> ReadState:
+        """See `Reader`. Moves one span."""
+        read = self._reads[handle]
+        if read.state is ReadState.READING:
+            self._move(read)
+        return read.state
+
+    def release(self, handle: int) -> None:
+        """See `Reader`."""
+        assert self._reads.pop(handle).state is ReadState.DONE, "a read was released while bytes may land"
+
+    def new_transport(self) -> str:
+        """See `Reader`."""
+        return "memory"
+
+    def close(self) -> None:
+        """See `Reader`."""
+        self._reads.clear()
+
+    def _post(self, holder: Holder, read: _Read) -> int:
+        if holder.agent not in self._fabric.members:
+            raise NotPostedError(f"{peer_name(holder)} cannot be read: it is gone")
+        self._posted += 1
+        self._reads[self._posted] = read
+        return self._posted
+
+    def _move(self, read: _Read) -> None:
+        member = self._fabric.members.get(read.agent)
+        if member is None:
+            read.state = ReadState.FAILED
+        elif not member.frozen:
+            span = read.spans.pop(0)
+            ctypes.memmove(span.target, span.source, span.size_bytes)
+            if not read.spans:
+                read.state = ReadState.DONE
+                if read.notification:
+                    member.notifications.append(read.notification)
+
+
+class InProcessTransfer:
+    """Fetches pages from workers of the same fabric. Implements `Fetcher`; `words` is its `LeaseWords`."""
+
+    def __init__(
+        self,
+        fabric: InProcessFabric,
+        uid: str,
+        epoch: int,
+        pages: PageMemory,
+        lease_count: int,
+        kv_format: str,
+        *,
+        limits: FetchLimits | None = None,
+        clock: Callable[[], float],
+    ):
+        limits = limits or FetchLimits()
+        agent = f"{uid}-{epoch:016x}"
+        self.words = WordTable(lease_count)
+        self._member = fabric.join(agent)
+        self._holder = Holder(
+            uid,
+            epoch,
+            agent,
+            b"",
+            pages.address,
+            pages.page_bytes,
+            self.words.address,
+            pages.device_id,
+            "DRAM",
+            pages.known_page,
+        )
+
+        def make_reader() -> InProcessReader:
+            return InProcessReader(fabric, limits.fetches_max)
+
+        self._fetches = Fetches(self._holder, pages, kv_format, make_reader, limits, clock)
+
+    @property
+    def holder(self) -> Holder:
+        """See `Fetcher.holder`."""
+        return self._holder
+
+    @property
+    def outstanding(self) -> int:
+        """Fetches that have not ended: while above 0, poll rather than block."""
+        return self._fetches.outstanding
+
+    @property
+    def link_probe(self) -> LinkProbe:
+        """What is known of the links to those that were read from."""
+        return self._fetches.link_probe
+
+    @property
+    def readers_fenced(self) -> int:
+        """How often a reader was closed to end reads that nothing else ended."""
+        return self._fetches.readers_fenced
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        """See `Fetcher.start`."""
+        self._fetches.start(fetch_id, baton, start_page, into)
+
+    def abandon(self, fetch_id: int) -> None:
+        """See `Fetcher.abandon`."""
+        self._fetches.abandon(fetch_id)
+
+    def poll(self) -> list[FetchEvent]:
+        """See `Fetcher.poll`."""
+        events = self._fetches.poll()
+        notes, self._member.notifications = self._member.notifications, []
+        for note in notes:
+            read = decode_collection(note)
+            events.append(Collected(read.lease, read.nonce, read.rid, read.attempt))
+        return events
+
+    def close(self) -> None:
+        """Nothing lands here any more."""
+        self._fetches.close()

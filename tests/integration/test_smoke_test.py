@@ -1,0 +1,20 @@
+"""The check-up of a real deployment; `helm test` runs the same."""
+
+from __future__ import annotations
+
+import re
+
+from shared.local.smoke_test import check_up
+from tests.integration.deployment import Deployment
+
+
+def test_every_checkup_sees_kv_move(one_each: Deployment) -> None:
+    for _ in range(2):  # the second time the decode worker has cached the first one's pages
+        *_, found, link = check_up(one_each.url)
+        moved = re.fullmatch(r"(\d+) bytes of KV moved for it in [\d.]+ ms: the link gave (\d+) MB/s", found)
+        assert moved is not None, found
+        assert int(moved[1]) > 0
+        assert int(moved[2]) > 0
+        measured = re.fullmatch(r"measured by itself it carries (\d+) MB/s over cma/memory", link)
+        assert measured is not None, link
+        assert int(measured[1]) > 0

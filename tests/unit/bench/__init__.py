@@ -1,1 +1,0 @@
-"""The client of `segue bench`: its arithmetic and its reading of streams."""

@@ -1,0 +1,336 @@
+"""Both pure ends of a link against each other, under a virtual clock: numbering, silence, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from shared.links.dialing import Dial, DialingEnd, Frames, HangUp
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.links.listening import ListeningEnd
+from shared.links.session import LinkCounters, LinkSettings, seal
+from shared.messages import Cancel, Hello, Message, Refused, Renew, encode
+
+ADDRESS = "tcp://worker:1"
+ROUTER = "router-a/0000000000000001"
+WORKER = "decode-a/0000000000000002"
+SETTINGS = LinkSettings(message_bytes_max=10_000)
+
+
+class Cable:
+    """A router's end and a worker's end, and a network between them that tests may tamper with."""
+
+    def __init__(self, *, router_protocol: int = 1, worker_protocol: int = 1):
+        self.now = 100.0
+        sessions = count(1000)
+        self.router = DialingEnd(
+            Hello(session=0, role="router", uid="router-a", epoch=1, protocol=router_protocol),
+            SETTINGS,
+            LinkCounters(),
+            lambda: next(sessions),
+        )
+        self.worker_counters = LinkCounters()
+        self.worker_protocol = worker_protocol
+        self.worker = self.new_worker(epoch=2)
+        self.connection = b""  # "": not connected
+        self.connections = count(1)
+        self.cut = False  # nothing gets through
+        self.to_worker: Callable[[list[list[bytes]]], list[list[bytes]]] = lambda batch: batch
+        self.to_router: Callable[[list[list[bytes]]], list[list[bytes]]] = lambda batch: batch
+        self.router_saw: list[LinkEvent] = []
+        self.worker_saw: list[LinkEvent] = []
+        self.router.connect(ADDRESS, self.now)
+
+    def new_worker(self, epoch: int) -> ListeningEnd:
+        hello = Hello(session=0, role="decode", uid="decode-a", epoch=epoch, protocol=self.worker_protocol)
+        return ListeningEnd(hello, SETTINGS, self.worker_counters)
+
+    def run(self, seconds: float = 0.0, *, worker_frozen: bool = False, router_frozen: bool = False) -> None:
+        """Let this much time pass in steps of 50 ms, carrying what both ends send."""
+        end = self.now + seconds
+        while True:
+            if not router_frozen:
+                self.router.tick(self.now)
+            if not worker_frozen:
+                self.worker.tick(self.now)
+            for _ in range(4):
+                self._carry(worker_frozen, router_frozen)
+            if self.now >= end:
+                return
+            self.now += 0.05
+
+    def router_sends(self, message: Message, *, session: int | None = None) -> None:
+        up = self.last_up(self.router_saw)
+        self.router.send(up.peer, up.hello.session if session is None else session, encode(message), self.now)
+
+    def worker_sends(self, message: Message) -> None:
+        up = self.last_up(self.worker_saw)
+        self.worker.send(up.peer, up.hello.session, encode(message), self.now)
+
+    def last_up(self, events: list[LinkEvent]) -> PeerUp:
+        return [event for event in events if isinstance(event, PeerUp)][-1]
+
+    def _carry(self, worker_frozen: bool, router_frozen: bool) -> None:
+        if not router_frozen:
+            self._carry_to_worker(worker_frozen)
+        if not worker_frozen:
+            sent = [frames for connection, frames in self.worker.outgoing if connection == self.connection]
+            self.worker.outgoing.clear()
+            for frames in [] if self.cut else self.to_router(sent):
+                self.router.receive(ADDRESS, frames, self.now)
+        self.router_saw += self.router.events
+        self.worker_saw += self.worker.events
+        self.router.events, self.worker.events = [], []
+
+    def _carry_to_worker(self, worker_frozen: bool) -> None:
+        steps, self.router.outgoing = self.router.outgoing, []
+        for step in steps:
+            if isinstance(step, Dial):
+                self.connection = b"connection %d" % next(self.connections)
+            elif isinstance(step, HangUp):
+                self.connection = b""
+            elif not (self.cut or worker_frozen):
+                for frames in self.to_worker([step.frames]):
+                    self.worker.receive(self.connection, frames, self.now)
+
+
+def downs(events: list[LinkEvent]) -> list[str]:
+    return [event.reason for event in events if isinstance(event, PeerDown)]
+
+
+def received(events: list[LinkEvent]) -> list[Message]:
+    return [event.message for event in events if isinstance(event, Received)]
+
+
+def kinds(events: list[LinkEvent]) -> list[type[LinkEvent]]:
+    return [type(event) for event in events]
+
+
+def connected() -> Cable:
+    cable = Cable()
+    cable.run()
+    assert kinds(cable.router_saw) == [PeerUp]
+    assert kinds(cable.worker_saw) == [PeerUp]
+    return cable
+
+
+def test_both_ends_learn_each_others_hello_and_name() -> None:
+    cable = connected()
+    assert cable.last_up(cable.router_saw).peer == WORKER
+    assert cable.last_up(cable.worker_saw).peer == ROUTER
+    sessions = {cable.last_up(events).hello.session for events in (cable.router_saw, cable.worker_saw)}
+    assert sessions == {1000}
+
+
+def test_messages_arrive_in_order_both_ways() -> None:
+    cable = connected()
+    commands = [Cancel(str(number), 0) for number in range(50)]
+    answers = [Refused(str(number), 0, "stale") for number in range(50)]
+    for command, answer in zip(commands, answers, strict=True):
+        cable.router_sends(command)
+        cable.worker_sends(answer)
+    cable.run()
+    assert received(cable.worker_saw) == commands
+    assert received(cable.router_saw) == answers
+
+
+def test_heartbeats_keep_a_quiet_link_up_and_are_seen_by_nobody() -> None:
+    cable = connected()
+    cable.run(60.0)
+    assert kinds(cable.router_saw) == kinds(cable.worker_saw) == [PeerUp]
+
+
+def test_silence_ends_the_session_at_both_ends_and_a_new_hello_begins_another() -> None:
+    cable = connected()
+    cable.cut = True
+    cable.run(SETTINGS.silence_seconds - 1.1)
+    assert downs(cable.router_saw) == downs(cable.worker_saw) == []
+    cable.run(1.2)
+    assert downs(cable.router_saw) == downs(cable.worker_saw) == ["silence"]
+    cable.run(20.0)
+    cable.cut = False
+    cable.run(SETTINGS.silence_seconds + SETTINGS.redial_seconds_max)
+    assert kinds(cable.router_saw) == kinds(cable.worker_saw) == [PeerUp, PeerDown, PeerUp]
+    cable.router_sends(Cancel("a", 0))
+    cable.run()
+    assert received(cable.worker_saw) == [Cancel("a", 0)]
+
+
+def test_a_worker_frozen_past_the_silence_limit_reads_nothing_of_the_old_session() -> None:
+    cable = connected()
+    cable.router_sends(Cancel("before", 0))
+    waiting = [step.frames for step in cable.router.outgoing if isinstance(step, Frames)]
+    connection = cable.connection
+    cable.run(SETTINGS.silence_seconds + 0.5, worker_frozen=True)
+    cable.worker.tick(cable.now)  # as the link thread does on waking, before it reads its sockets
+    cable.worker.receive(connection, waiting[0], cable.now)
+    assert cable.worker_counters.out_of_session == 1
+    cable.run(SETTINGS.silence_seconds + SETTINGS.redial_seconds_max)
+    assert kinds(cable.worker_saw) == [PeerUp, PeerDown, PeerUp]
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    assert received(cable.worker_saw) == []
+
+
+def test_a_worker_that_was_cut_off_briefly_learns_of_the_new_session_by_its_hello() -> None:
+    cable = connected()
+    cable.router.end(ADDRESS, "disconnected", cable.now)
+    cable.router.outgoing = [
+        step for step in cable.router.outgoing if isinstance(step, HangUp)
+    ]  # Closed is lost
+    cable.run(1.0)
+    assert downs(cable.worker_saw) == ["a new session of the same router"]
+    assert kinds(cable.worker_saw) == kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+
+
+def test_a_restarted_worker_is_another_peer() -> None:
+    cable = connected()
+    cable.worker = cable.new_worker(epoch=3)
+    cable.run(SETTINGS.heartbeat_seconds + SETTINGS.redial_seconds_max)
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    assert cable.last_up(cable.router_saw).peer == "decode-a/0000000000000003"
+
+
+@pytest.mark.parametrize("direction", ["to_worker", "to_router"])
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        pytest.param(lambda batch: batch[1:], "gap", id="a lost message is a gap"),
+        pytest.param(lambda batch: batch[:1] * 2 + batch[1:], "repeat", id="a repeated message is a repeat"),
+        pytest.param(lambda batch: [batch[0][:2]], "malformed", id="a missing body is malformed"),
+        pytest.param(lambda batch: [[*batch[0][:2], b"\xc1"]], "malformed", id="no msgpack is malformed"),
+        pytest.param(lambda batch: [[b"x", *batch[0][1:]]], "malformed", id="a short number is malformed"),
+    ],
+)
+def test_what_is_not_the_next_message_ends_the_session_and_a_new_one_begins(
+    direction: str, tamper: Callable[[list[list[bytes]]], list[list[bytes]]], reason: str
+) -> None:
+    cable = connected()
+    setattr(cable, direction, lambda batch: tamper(batch) if batch else batch)
+    cable.router_sends(Cancel("lost", 0))
+    cable.worker_sends(Refused("lost", 0, "stale"))
+    cable.run()
+    setattr(cable, direction, lambda batch: batch)
+    cable.router_sends(Renew("next", 0))
+    cable.worker_sends(Refused("next", 0, "stale"))
+    cable.run(1.0)
+    assert kinds(cable.router_saw).count(PeerUp) == kinds(cable.worker_saw).count(PeerUp) == 2
+    saw = cable.worker_saw if direction == "to_worker" else cable.router_saw
+    assert len(downs(saw)) == 1
+    assert reason in downs(saw)[0].lower()
+
+
+def test_a_message_for_a_session_that_is_over_is_never_sent_in_the_next_one() -> None:
+    cable = connected()
+    cable.router.end(ADDRESS, "disconnected", cable.now)
+    cable.run(1.0)
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    cable.router_sends(Cancel("old", 0), session=1000)
+    cable.router_sends(Cancel("new", 0))
+    cable.run()
+    assert received(cable.worker_saw) == [Cancel("new", 0)]
+    assert cable.router.counters.messages_unsent == 1
+
+
+def test_a_message_over_the_size_limit_ends_the_session() -> None:
+    cable = connected()
+    cable.router_sends(Cancel("x" * 20_000, 0))
+    cable.run()
+    assert "message_bytes_max" in downs(cable.router_saw)[0]
+    assert "message_bytes_max" in downs(cable.worker_saw)[0]
+
+
+@pytest.mark.parametrize(("router_protocol", "worker_protocol"), [(2, 1), (1, 2)])
+def test_another_protocol_is_refused_and_counted(router_protocol: int, worker_protocol: int) -> None:
+    cable = Cable(router_protocol=router_protocol, worker_protocol=worker_protocol)
+    cable.run(5.0)
+    assert PeerUp not in kinds(cable.router_saw)
+    assert cable.worker_counters.refused_hello + cable.router.counters.refused_hello >= 2
+
+
+def test_redials_slow_down_to_their_limit() -> None:
+    cable = Cable()
+    cable.cut = True
+    cable.run(60.0)
+    dials_per_minute = 60.0 / (SETTINGS.silence_seconds + SETTINGS.redial_seconds_max)
+    assert dials_per_minute - 1 <= next(cable.connections) - 1 <= dials_per_minute + 3
+
+
+def test_who_is_told_that_a_worker_is_back_dials_it_without_rest() -> None:
+    cable = connected()
+    cable.cut = True
+    cable.run(20.0)
+    while cable.connection:  # until it rests
+        cable.run(0.05)
+    cable.cut = False
+    cable.run()
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown]
+    cable.router.redial(ADDRESS, cable.now)
+    cable.router.redial("tcp://nobody:1", cable.now)
+    cable.run()
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    cable.router.redial(ADDRESS, cable.now)
+    cable.run(1.0)
+    assert kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+
+
+def test_a_worker_that_may_still_be_loading_is_no_warning_and_one_that_stays_away_is_one() -> None:
+    cable = Cable()
+    cable.cut = True
+    levels = []
+    for seconds in (50.0, 200.0):
+        with capture_logs() as lines:
+            cable.run(seconds)
+        levels.append([line["log_level"] for line in lines if line["event"] == "link.unreachable"])
+    assert levels == [["info"], ["warning"]]
+
+
+def test_closing_says_goodbye() -> None:
+    cable = connected()
+    cable.worker.close()
+    cable.run()
+    assert downs(cable.router_saw) == ["closed by the worker: closed here"]
+    cable.run(5.0)
+    cable.router.close(cable.now)
+    cable.run(10.0)
+    assert kinds(cable.worker_saw) == [PeerUp, PeerDown, PeerUp, PeerDown]
+
+
+def test_the_same_worker_at_two_addresses_is_linked_once() -> None:
+    cable = connected()
+    other = "tcp://alias:1"
+    cable.router.connect(other, cable.now)
+    cable.router.tick(cable.now)
+    cable.router.outgoing.clear()
+    hello = Hello(session=1001, role="decode", uid="decode-a", epoch=2)
+    cable.router.receive(other, seal(1001, 0, encode(hello)), cable.now)
+    assert cable.router.counters.refused_hello == 1
+    assert cable.router.events == []
+
+
+@given(st.lists(st.lists(st.binary(max_size=24), max_size=4), max_size=20), st.binary(max_size=64))
+def test_no_bytes_of_an_admitted_peer_raise(messages: list[list[bytes]], body: bytes) -> None:
+    cable = connected()
+    session = cable.last_up(cable.worker_saw).hello.session
+    cable.worker.receive(cable.connection, seal(session, 1, body), cable.now)
+    cable.router.receive(ADDRESS, seal(session, 1, body), cable.now)
+    for frames in messages:
+        cable.worker.receive(cable.connection, frames, cable.now)
+        cable.router.receive(ADDRESS, frames, cable.now)
+    cable.run(10.0)
+    assert kinds(cable.router_saw)[-1] is kinds(cable.worker_saw)[-1] is PeerUp
+
+
+def test_deeply_nested_bytes_end_the_session_only() -> None:
+    cable = connected()
+    body = b"\x82\xa4type\xa6Cancel\xa1x" + b"\x91" * 9_000 + b"\xc0"
+    with pytest.raises((RecursionError, msgspec.MsgspecError)):
+        msgspec.msgpack.decode(b"\x91" * 9_000 + b"\xc0")
+    cable.worker.receive(cable.connection, seal(1000, 1, body), cable.now)
+    cable.run()
+    assert len(downs(cable.worker_saw)) == 1

@@ -1,0 +1,110 @@
+"""The I/O thread of links, with an end and a wire that only write down when they are called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from shared.links.events import LinkEvent
+from shared.links.session import LinkSettings
+from shared.links.thread import LinkThread
+from tests.waiting import until
+
+SETTINGS = LinkSettings(silence_seconds=3.0)
+HEARTBEAT_AT = 130.0
+
+
+class Recorded:
+    """An end, a wire and a clock; `read` waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.now = 100.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.events: list[LinkEvent] = []
+        self.deadline = HEARTBEAT_AT
+
+    def tick(self, now: float) -> None:
+        del now
+        self.calls.append("tick")
+
+    def send(self, peer: str, session: int, body: bytes, now: float) -> None:
+        del peer, session, body, now
+        self.calls.append("send")
+
+    def register(self, poller: zmq.Poller) -> None:
+        del poller
+        self.calls.append("register")
+
+    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+        del ready, now, unread_full
+        self.calls.append("read")
+        self.gate.wait(10)
+
+    def flush(self, now: float) -> None:
+        del now
+        self.calls.append("flush")
+
+    def close(self, now: float) -> None:
+        del now
+        self.calls.append("close")
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture
+def thread(recorded: Recorded) -> Iterator[LinkThread]:
+    thread = LinkThread(recorded, recorded, SETTINGS, clock=lambda: recorded.now)
+    until(lambda: recorded.calls == ["register"], 5, "its start")
+    yield thread
+    thread.close()
+
+
+@pytest.mark.parametrize(
+    ("late_seconds", "calls"),
+    [
+        pytest.param(2.9, ["read", "tick", "flush"], id="late by less: a heartbeat that waits is heard"),
+        pytest.param(3.0, ["tick", "read", "tick", "flush"], id="frozen: what waits is of ended sessions"),
+    ],
+)
+def test_a_thread_that_comes_late_by(
+    recorded: Recorded, thread: LinkThread, late_seconds: float, calls: list[str]
+) -> None:
+    recorded.calls.clear()
+    recorded.now = HEARTBEAT_AT + late_seconds
+    thread.command(lambda now: setattr(recorded, "deadline", now + 30))
+    until(lambda: "flush" in recorded.calls, 5, "a turn")
+    assert recorded.calls[: len(calls)] == calls
+
+
+def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread: LinkThread) -> None:
+    recorded.gate.clear()
+    thread.command(lambda _: None)
+    until(lambda: "read" in recorded.calls, 5, "reading")
+    recorded.calls.clear()
+    recorded.now = HEARTBEAT_AT + SETTINGS.silence_seconds
+    recorded.gate.set()
+    until(lambda: recorded.calls.count("flush") >= 2, 5, "the next turn")
+    assert recorded.calls[:5] == ["tick", "flush", "tick", "read", "tick"]
+
+
+def test_what_was_sent_while_the_thread_was_busy_goes_before_the_goodbye(
+    recorded: Recorded, thread: LinkThread
+) -> None:
+    recorded.gate.clear()
+    thread.command(lambda _: None)
+    until(lambda: "read" in recorded.calls, 5, "reading")
+    thread.command(lambda _: recorded.calls.append("sent"))
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    until(lambda: thread._closing, 5, "the wish to close")
+    recorded.gate.set()
+    closing.join()
+    assert recorded.calls[-2:] == ["sent", "close"]

@@ -1,0 +1,56 @@
+"""What a user reads while a deployment loads, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+
+from rich.console import Console
+
+from shared.local.console import Narration
+
+
+def narrate(*, terminal: bool) -> str:
+    shown = io.StringIO()
+    narration = Narration(Console(file=shown, force_terminal=terminal, width=60))
+    for what in ("starting", "loading weights 3%", "loading weights 60%", "checking the transfer"):
+        narration.doing("decode-0", what)
+    narration.chosen("decode-0", {"device": "cpu (no CUDA device)", "pages": 64})
+    narration.ready("127.0.0.1:8000", "it's [bold]", 4.2)
+    return shown.getvalue()
+
+
+def test_off_a_terminal_each_stage_is_one_line() -> None:
+    assert narrate(terminal=False).splitlines()[:4] == [
+        "decode-0: starting",
+        "decode-0: loading weights",
+        "decode-0: checking the transfer",
+        "decode-0: ready, device cpu (no CUDA device), pages 64",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    assert "━" in narrate(terminal=True)
+
+
+def test_the_command_in_the_ready_line_survives_the_shell() -> None:
+    line = narrate(terminal=False).splitlines()[-1]
+    words = shlex.split(line.partition("try: ")[2])
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"
+
+
+def test_choices_are_said_once_and_others_are_said_to_be_like_them() -> None:
+    shown = io.StringIO()
+    narration = Narration(Console(file=shown, width=60))
+    for name, pages in (("prefill-0", 64), ("prefill-1", 64), ("decode-0", 32), ("prefill-0", 64)):
+        narration.chosen(name, {"pages": pages})
+    narration.chosen("decode-0", {"pages": 16})
+    assert shown.getvalue().splitlines() == [
+        "prefill-0: ready, pages 64",
+        "prefill-1: ready like prefill-0",
+        "decode-0: ready, pages 32",
+        "prefill-0: ready again",
+        "decode-0: ready, pages 16",
+    ]

@@ -1,0 +1,156 @@
+"""What a user may call a model, and the sentence for each way it can go wrong. The Hub is a server on this machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from shared.errors import ModelError
+from shared.local import model_store
+from shared.local.model_store import name_of, resolve
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that passes for a model as long as nobody computes with it."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def refusal(model: str, endpoint: str | None = None) -> str:
+    with pytest.raises(ModelError) as caught:
+        resolve(model, lambda _line: None, endpoint)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_is_itself(folder: Path) -> None:
+    assert resolve(str(folder), lambda _line: None) == folder
+
+
+def test_a_folder_is_called_by_its_last_part_and_an_id_by_itself(folder: Path) -> None:
+    assert name_of(str(folder)) == folder.name
+    assert name_of("org/name") == "org/name"
+    assert name_of("smollm2") == "smollm2"
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nothing", "no-such-name", "a/b/c", ""])
+def test_what_is_nowhere_is_named(model: str) -> None:
+    assert f"there is no model {model}" in refusal(model)
+
+
+def test_a_missing_gguf_file_is_named() -> None:
+    assert "there is no file /nowhere/x.gguf" in refusal("/nowhere/x.gguf")
+
+
+def test_a_broken_gguf_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "broken.gguf").write_bytes(b"not GGUF at all")
+    assert "is not a GGUF file" in refusal(str(tmp_path / "broken.gguf"))
+
+
+def test_an_unsupported_architecture_is_named_with_what_is_supported(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["MambaForCausalLM"]}))
+    answer = refusal(str(folder))
+    assert "MambaForCausalLM" in answer
+    assert "LlamaForCausalLM" in answer
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("config.json", "config.json"), ("model.safetensors", "safetensors"), ("tokenizer.json", "tokenizer")],
+)
+def test_an_incomplete_folder_says_what_it_lacks(folder: Path, missing: str, words: str) -> None:
+    (folder / missing).unlink()
+    assert words in refusal(str(folder))
+
+
+def test_pickled_weights_are_never_loaded(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "never loaded" in refusal(str(folder))
+
+
+def test_a_full_disk_is_said_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="the disk is full"):
+        model_store._require_room(tmp_path / "deep" / "model", 1 << 60)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the Hub does, by the name of the repository."""
+
+    released = threading.Event()
+
+    def do_GET(self) -> None:
+        if "gated" in self.path:
+            self._answer(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, {})
+        elif "silent" in self.path:
+            self.released.wait(60)
+        elif "pickled" in self.path:
+            siblings = [{"rfilename": "pytorch_model.bin", "size": 9}]
+            self._answer(200, {}, {"id": "org/pickled", "sha": "0" * 40, "siblings": siblings})
+        else:
+            self._answer(401, {"X-Error-Code": "RepoNotFound"}, {})
+
+    def _answer(self, status: int, headers: dict[str, str], body: dict[str, object]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Tests look at answers."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.released.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    Hub.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_gated_model_says_what_to_do(hub: str) -> None:
+    answer = refusal("org/gated", hub)
+    assert "gated" in answer
+    assert "HF_TOKEN" in answer
+
+
+def test_an_unknown_id_is_named(hub: str) -> None:
+    assert "the Hub has no model org/unknown" in refusal("org/unknown", hub)
+
+
+def test_an_id_with_pickled_weights_alone_is_refused_before_the_download(hub: str) -> None:
+    assert "no safetensors" in refusal("org/pickled", hub)
+
+
+def test_a_hub_that_is_not_there_is_said_at_once() -> None:
+    began_at = monotonic()
+    assert "cannot be reached for org/name" in refusal("org/name", "http://127.0.0.1:9")
+    assert monotonic() - began_at < 15
+
+
+def test_a_hub_that_never_answers_is_left_within_fifteen_seconds(hub: str) -> None:
+    began_at = monotonic()
+    assert "cannot be reached for org/silent" in refusal("org/silent", hub)
+    assert monotonic() - began_at < 15

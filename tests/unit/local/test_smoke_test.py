@@ -1,0 +1,104 @@
+"""The check-up believes nothing but a whole stream and KV that moved; against a router of a few lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from shared.errors import BenchError
+from shared.local.smoke_test import check_up
+
+
+def chunk(text: str, finish_reason: str | None = None) -> str:
+    return json.dumps({"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]})
+
+
+WHOLE = [chunk("Rayleigh"), chunk(" scattering", "stop"), "[DONE]"]
+BROKEN = [chunk("Rayleigh"), json.dumps({"error": {"message": "the worker is lost"}})]
+
+
+@contextlib.contextmanager
+def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -> Iterator[str]:
+    """The URL of a router whose streams say this."""
+    visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
+    answers = {
+        "/v1/models": {"data": [{"id": "tiny"}]},
+        "/debug/requests/r1": {
+            "fetched_bytes": fetched_bytes,
+            "fetch_milliseconds": 2.0,
+            "transport": transport,
+            "link_bytes_per_second": 2_500_000_000,
+            "workers": visits,
+        },
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.answer(json.dumps(answers[self.path]))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer("".join(f"data: {event}\n\n" for event in events))
+
+        def answer(self, body: str) -> None:
+            self.send_response(200)
+            self.send_header("x-request-id", "r1")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            """Nothing: pytest would show it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_a_whole_stream_whose_kv_moved_passes() -> None:
+    with router(WHOLE, 4_000_000) as url:
+        assert check_up(url) == [
+            "tiny streamed 2 pieces of text and ended properly",
+            "request r1 went to prefill p, then decode d",
+            "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
+            "measured by itself it carries 2500 MB/s over tcp/eth0",
+        ]
+
+
+def test_a_link_that_is_not_measured_yet_passes() -> None:
+    with router(WHOLE, 4_000_000, transport="") as url:
+        assert check_up(url)[-1] == "the link has not been measured yet"
+
+
+@pytest.mark.parametrize(
+    ("events", "fetched_bytes", "message"),
+    [
+        (WHOLE, 0, "no KV moved for request r1: it went to prefill p, decode d"),
+        (WHOLE[:-1], 4096, "not \\[DONE\\]"),
+        ([chunk("Rayleigh"), "[DONE]"], 4096, "1 pieces ended with \\[\\]"),
+        (["[DONE]"], 4096, "a stream of 0 pieces"),
+        (BROKEN, 4096, "broke off.*the worker is lost"),
+    ],
+)
+def test_less_than_that_fails(events: list[str], fetched_bytes: int, message: str) -> None:
+    with router(events, fetched_bytes) as url, pytest.raises(BenchError, match=message):
+        check_up(url)
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    with router(WHOLE, 1) as url:
+        pass
+    with pytest.raises(BenchError, match="gave no answer"):
+        check_up(url)

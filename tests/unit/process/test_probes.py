@@ -1,0 +1,92 @@
+"""Probes of a worker: alive while the loop turns, ready when it says so, answered beside it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from shared.errors import StartError
+from shared.process.metrics import Metrics
+from shared.process.probes import Health, Probes
+
+
+class HandClock:
+    """A clock that a test turns by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def health(clock: HandClock) -> Health:
+    return Health(loop_seconds_max=10.0, clock=clock)
+
+
+@pytest.fixture
+def probes(health: Health) -> Iterator[Probes]:
+    metrics = Metrics("decode")
+    metrics.set("segue_leases", 3)
+    probes = Probes("127.0.0.1", 0, health, metrics)
+    yield probes
+    probes.close()
+
+
+def get(probes: Probes, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{probes.port}{path}", timeout=5) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_worker_is_alive_while_loading_and_while_its_loop_turns(
+    probes: Probes, health: Health, clock: HandClock
+) -> None:
+    clock.now += 1000
+    assert get(probes, "/livez")[0] == 200
+    health.turned()
+    clock.now += 9
+    assert get(probes, "/livez")[0] == 200
+    clock.now += 2
+    assert get(probes, "/livez")[0] == 503
+    health.turned()
+    assert get(probes, "/livez")[0] == 200
+
+
+def test_readiness_says_why_not_and_what_was_chosen(probes: Probes, health: Health) -> None:
+    health.doing = "loading weights"
+    status, body = get(probes, "/readyz")
+    assert (status, json.loads(body)["doing"]) == (503, "loading weights")
+    health.facts = {"device": "cpu", "pages": 64}
+    health.become_ready()
+    status, body = get(probes, "/readyz")
+    assert (status, json.loads(body)["facts"]) == (200, {"device": "cpu", "pages": 64})
+    health.become_unready("draining")
+    assert get(probes, "/readyz")[0] == 503
+
+
+def test_metrics_are_served_and_nothing_else(probes: Probes) -> None:
+    status, body = get(probes, "/metrics")
+    assert status == 200
+    assert b'segue_leases{role="decode"} 3.0' in body
+    assert get(probes, "/etc/passwd")[0] == 404
+
+
+def test_a_port_in_use_is_one_sentence(health: Health) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}.*in use"):
+            Probes("127.0.0.1", port, health, Metrics("decode"))

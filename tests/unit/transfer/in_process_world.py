@@ -1,0 +1,62 @@
+"""A reader and holders over the in-process transfer: the world that fetching is tested in without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.baton import Holder
+from shared.transfer.protocol import Collected
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
+from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, PageBuffer, World, byte_of
+
+
+class InProcessHolder:
+    """Implements `HolderUnderTest`."""
+
+    def __init__(self, fabric: InProcessFabric, uid: str, clock: Clock):
+        self.fabric = fabric
+        self.buffer = PageBuffer()
+        for page in range(PAGES):
+            self.buffer.fill(page, byte_of(page))
+        self.transfer = InProcessTransfer(
+            fabric, uid, 5, self.buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
+        )
+
+    @property
+    def holder(self) -> Holder:
+        return self.transfer.holder
+
+    def write(self, lease: int, nonce: int) -> None:
+        self.transfer.words.write(lease, nonce)
+
+    def clear(self, lease: int) -> None:
+        self.transfer.words.clear(lease)
+
+    def collected(self) -> list[Collected]:
+        return [event for event in self.transfer.poll() if isinstance(event, Collected)]
+
+    def freeze(self) -> None:
+        self.fabric.freeze(self.holder.agent)
+
+    def thaw(self) -> None:
+        self.fabric.thaw(self.holder.agent)
+
+    def kill(self) -> None:
+        self.fabric.kill(self.holder.agent)
+
+
+def make_world(clock: Clock) -> Iterator[World]:
+    fabric, buffer = InProcessFabric(), PageBuffer()
+    reader = InProcessTransfer(
+        fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
+    )
+    holders: list[
+        InProcessHolder
+    ] = []  # batons name addresses: what they point to lives as long as the world
+
+    def make_holder() -> InProcessHolder:
+        holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock))
+        return holders[-1]
+
+    yield World(reader, buffer, clock, make_holder)
+    reader.close()

@@ -1,0 +1,312 @@
+"""The contract of fetching, on the in-process transfer; and the table of a fetch's states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import pytest
+
+from shared.baton import Holder
+from shared.errors import InvariantError, TransferError
+from shared.transfer.fetch_states import TRANSITIONS, Event, State, advance
+from shared.transfer.fetches import Fetches
+from shared.transfer.memory import WordTable
+from shared.transfer.protocol import Ended, Failed, Landed
+from shared.transfer.reader import NotPostedError, ReadState, Span
+from shared.transfer.self_fetch import self_fetch
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader, InProcessTransfer
+from tests.fetcher_contract import (
+    KV_FORMAT,
+    LIMITS,
+    PAGE_BYTES,
+    AnsweredReadsContract,
+    Clock,
+    FetcherContract,
+    HolderUnderTest,
+    World,
+    byte_of,
+)
+from tests.unit.transfer.in_process_world import InProcessHolder, make_world
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield from make_world(Clock())
+
+
+class TestInProcess(FetcherContract, AnsweredReadsContract):
+    """Both contracts: a frozen worker answers no read here."""
+
+
+@dataclass
+class TickingClock(Clock):
+    """Every look at it takes time, as posting does where the transport copies within the post."""
+
+    def __call__(self) -> float:
+        self.now += 0.005
+        return self.now
+
+
+@pytest.fixture
+def busy_world() -> Iterator[World]:
+    """One in which a turn has time to post a single portion."""
+    yield from make_world(TickingClock())
+
+
+SIX_PORTIONS = tuple(range(0, 24, 2))  # pages of a holder; two make a portion, of two spans
+
+
+def start(
+    world: World, fetch_id: int, source: HolderUnderTest, at: int, pages: Sequence[int] = SIX_PORTIONS
+) -> None:
+    """Fetch the pages into those from `at` on."""
+    world.reader.start(fetch_id, world.baton(source, tuple(pages)), 0, range(at, at + len(pages)))
+
+
+def make_source(world: World) -> HolderUnderTest:
+    source = world.make_holder()
+    source.write(3, 77)
+    return source
+
+
+def arrived(world: World, at: int, pages: Sequence[int] = SIX_PORTIONS) -> list[bool]:
+    return [world.pages.holds(at + place, byte_of(page)) for place, page in enumerate(pages)]
+
+
+def polls_until_landed(world: World) -> int:
+    start(world, 1, make_source(world), 0)
+    for polls in count(1):
+        match world.reader.poll():
+            case [Landed(fetched_bytes=size)]:
+                assert size == 12 * PAGE_BYTES
+                assert all(arrived(world, 0))
+                return polls
+            case []:
+                continue
+            case others:
+                raise AssertionError(others)
+    raise AssertionError
+
+
+def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(world: World, busy_world: World) -> None:
+    """Where posting costs nothing all six are under way at once, two polls long; the word is there at once."""
+    assert polls_until_landed(world) == 2
+    assert polls_until_landed(busy_world) >= 6
+
+
+def test_a_fetch_abandoned_before_its_first_portion_reads_nothing(busy_world: World) -> None:
+    source = make_source(busy_world)
+    start(busy_world, 1, source, 0)
+    start(busy_world, 2, source, 100)
+    busy_world.reader.abandon(2)
+    assert busy_world.next_event() == Ended(2)
+    assert isinstance(busy_world.next_event(), Landed)
+    assert all(arrived(busy_world, 0))
+    assert not any(arrived(busy_world, 100))
+
+
+def test_a_fetch_abandoned_between_portions_ends_when_those_posted_are_done(busy_world: World) -> None:
+    start(busy_world, 1, make_source(busy_world), 0)
+    busy_world.reader.abandon(1)
+    assert busy_world.next_event() == Ended(1)
+    assert arrived(busy_world, 0) == [True] * 2 + [False] * 10
+    assert busy_world.reader.outstanding == 0
+    assert busy_world.reader.poll() == []
+
+
+def test_a_fetch_that_timed_out_asks_for_no_more_portions(busy_world: World) -> None:
+    source = make_source(busy_world)
+    source.freeze()
+    start(busy_world, 1, source, 0)
+    busy_world.clock.now += LIMITS.fetch_seconds_max
+    [failed] = busy_world.reader.poll()
+    assert isinstance(failed, Failed)
+    assert not failed.ended
+    assert "timed out" in failed.reason
+    source.thaw()
+    assert busy_world.next_event() == Ended(1)
+    assert arrived(busy_world, 0) == [True] * 2 + [False] * 10
+
+
+def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: World) -> None:
+    """The loop is so slow that the second fetch gets its first portion after the time of a fetch is over."""
+    source = make_source(busy_world)
+    start(busy_world, 1, source, 0)
+    start(busy_world, 2, source, 100)
+    landed: list[int] = []
+    while busy_world.reader.outstanding:
+        busy_world.clock.now += 0.6 * LIMITS.fetch_seconds_max
+        for event in busy_world.reader.poll():
+            assert isinstance(event, Landed), event
+            assert event.seconds > 3 * LIMITS.fetch_seconds_max
+            landed.append(event.fetch_id)
+    assert landed == [1, 2]
+    assert all(arrived(busy_world, 0) + arrived(busy_world, 100))
+
+
+def test_no_fetch_waits_for_the_whole_of_a_longer_one(busy_world: World) -> None:
+    source = make_source(busy_world)
+    start(busy_world, 1, source, 0)
+    start(busy_world, 2, source, 100, SIX_PORTIONS[:4])
+    busy_world.poll_until(lambda: len(busy_world.events) == 2)
+    assert [event.fetch_id for event in busy_world.events if isinstance(event, Landed)] == [2, 1]
+
+
+def retire_the_reader(world: World) -> HolderUnderTest:
+    """Fetch 1 is given up for too long, and fetch 2 of the same reader has portions left to post."""
+    frozen, slow = make_source(world), make_source(world)
+    frozen.freeze()
+    start(world, 1, frozen, 100)
+    world.clock.now += LIMITS.fetch_seconds_max
+    assert isinstance(world.next_event(), Failed)
+    start(world, 2, slow, 0)
+    world.clock.now += LIMITS.fence_seconds
+    assert world.reader.poll() == []
+    assert not any(arrived(world, 4, SIX_PORTIONS[2:]))
+    return slow
+
+
+def test_the_fence_waits_for_the_portions_of_a_healthy_fetch(busy_world: World) -> None:
+    slow = retire_the_reader(busy_world)
+    assert isinstance(busy_world.next_event(), Landed)
+    assert all(arrived(busy_world, 0))
+    assert busy_world.next_event() == Ended(1)
+    assert busy_world.reader.readers_fenced == 1
+    start(busy_world, 3, slow, 100)
+    assert isinstance(busy_world.next_event(), Landed)
+
+
+def test_a_fetch_that_times_out_between_portions_goes_with_the_fenced_reader(busy_world: World) -> None:
+    retire_the_reader(busy_world).freeze()
+    busy_world.reader.poll()
+    busy_world.clock.now += LIMITS.fetch_seconds_max
+    busy_world.poll_until(lambda: busy_world.reader.outstanding == 0)
+    failed, *ended = busy_world.events
+    assert isinstance(failed, Failed)
+    assert failed.fetch_id == 2
+    assert ended == [Ended(1), Ended(2)]
+    assert busy_world.reader.readers_fenced == 1
+
+
+class FailingReader(InProcessReader):
+    """Its second post goes wrong in one of the ways that NIXL knows: refused, or broken when parts were posted."""
+
+    def __init__(self, *, refuses: bool):
+        self.source = InProcessHolder(InProcessFabric(), "source", Clock())
+        super().__init__(self.source.fabric, LIMITS.fetches_max)
+        self.refuses = refuses
+        self.asked = 0
+        self.broken: set[int] = set()
+
+    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+        self.asked += 1
+        if self.asked == 2 and self.refuses:
+            raise NotPostedError("the second post was refused")
+        handle = super().read_pages(holder, spans)
+        if self.asked == 2:
+            self.broken.add(handle)
+        return handle
+
+    def state(self, handle: int) -> ReadState:
+        return ReadState.FAILED if handle in self.broken else super().state(handle)
+
+
+class ReaderWithoutWords(InProcessReader):
+    """Reads pages, and refuses to read a lease word."""
+
+    def __init__(self) -> None:
+        self.source = InProcessHolder(InProcessFabric(), "source", Clock())
+        super().__init__(self.source.fabric, LIMITS.fetches_max)
+
+    def read_word(self, _holder: Holder, _lease: int, _slot: int, _note: bytes) -> int:
+        raise NotPostedError("words are not read today")
+
+
+def fetch_with(reader: FailingReader | ReaderWithoutWords, world: World) -> Fetches:
+    """Six portions under way."""
+    assert isinstance(world.reader, InProcessTransfer)
+    own, memory = (
+        world.reader.holder,
+        replace(world.pages.memory, probe_pages=0),
+    )  # reads of pages are counted
+    fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
+    fetches.start(1, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
+    return fetches
+
+
+def test_a_portion_that_is_refused_ends_the_fetch_when_those_before_it_are_done(world: World) -> None:
+    reader = FailingReader(refuses=True)
+    fetches = fetch_with(reader, world)
+    assert fetches.poll() == [Failed(1, "the second post was refused", ended=False), Ended(1)]
+    assert arrived(world, 0) == [True] * 2 + [False] * 10
+    assert (reader.asked, fetches.readers_fenced) == (2, 0)
+
+
+def test_a_word_that_is_refused_ends_the_fetch_once(world: World) -> None:
+    reader = ReaderWithoutWords()
+    fetches = fetch_with(reader, world)
+    events = [*fetches.poll(), *fetches.poll(), *fetches.poll()]
+    assert events == [Failed(1, "words are not read today", ended=True)]
+    for fetch_id in range(2, 3 + LIMITS.fetches_max):
+        fetches.start(fetch_id, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
+    assert fetches.outstanding == LIMITS.fetches_max, "its slot is back, and only once"
+
+
+def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: World) -> None:
+    reader = FailingReader(refuses=True)
+    world.clock = TickingClock()
+    fetches = fetch_with(reader, world)
+    assert fetches.poll() == [Failed(1, "the second post was refused", ended=True)]
+    assert fetches.outstanding == 0
+
+
+def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: World) -> None:
+    reader = FailingReader(refuses=False)
+    fetches = fetch_with(reader, world)
+    assert reader.asked == 2
+    failed, ended = fetches.poll()
+    assert isinstance(failed, Failed)
+    assert not failed.ended
+    assert ended == Ended(1)
+    assert (reader.asked, fetches.readers_fenced) == (2, 1)
+
+
+def test_the_self_fetch_passes_and_leaves_no_lease(world: World) -> None:
+    assert isinstance(world.reader, InProcessTransfer)
+    link = self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
+    assert link is not None
+    assert link.bytes_per_second > 0
+    assert link.transport == "memory"
+    assert world.reader.link_probe.links == {}, "a worker is no peer of itself"
+    assert world.reader.words.read(0) == 0
+    assert world.reader.poll() == []
+
+
+def test_a_self_fetch_that_cannot_land_is_an_error_in_one_sentence(world: World) -> None:
+    assert isinstance(world.reader, InProcessTransfer)
+    with pytest.raises(TransferError, match="self-fetch of a KV page ended with Failed"):
+        self_fetch(world.reader, world.pages.memory, "another format", clock=world.clock)
+
+
+def test_a_lease_word_in_use_is_never_given_to_another_lease() -> None:
+    words = WordTable(2)
+    words.write(1, 5)
+    with pytest.raises(AssertionError, match="in use"):
+        words.write(1, 6)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_every_pair_of_state_and_event_is_in_the_table_or_raises(state: State, event: Event) -> None:
+    if event in TRANSITIONS[state]:
+        assert advance(state, event) is TRANSITIONS[state][event]
+    else:
+        with pytest.raises(InvariantError, match=f"{state.value} met {event.value}"):
+            advance(state, event)
+
+
+def test_only_a_done_read_or_the_fence_ends_a_fetch_that_was_given_up() -> None:
+    ways = {event for event, state in TRANSITIONS[State.GIVEN_UP].items() if state is State.ENDED}
+    assert ways == {Event.READ_DONE, Event.FENCED}
