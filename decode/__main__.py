@@ -11,7 +11,7 @@ def serve(config: DecodeConfig) -> None:
     from decode.scheduler import DecodeScheduler
     from shared.process import worker
 
-    def build(parts: worker.Parts) -> DecodeScheduler:
+    def build(parts: worker.WorkerParts) -> DecodeScheduler:
         return DecodeScheduler(
             config,
             pages=parts.engine.limits.pages,

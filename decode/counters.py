@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.kv.lending import LendingCounters
+from shared.kv.lending import LeaseCounters
 
 
 @dataclass(slots=True)
-class DecodeCounters(LendingCounters):
+class DecodeCounters(LeaseCounters):
     """`observations` are (metric, value) pairs since the shell last took them."""
 
     requests: int = 0

@@ -1,6 +1,6 @@
 """Requests that continue on another worker: from the router's `Move` until their pages are lent.
 
-    asked ─► runs ─► departing (its step in flight settles) ─► lent, `Moving` is told
+    asked ─► runs ─► departing (its step in flight settles) ─► lent, `Migrating` is told
                          └─ may still finish
 
 Who is asked while its pages are on their way, here or back from host memory, departs as soon as it runs. One that
@@ -12,23 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
-from decode.output_buffer import Unsent
+from decode.output_buffer import OutputBuffer
 from decode.running_batch import RunningBatch
 from shared.effects import Effect, Send
 from shared.kv.kv_memory import KvMemory
 from shared.kv.lending import Lending
-from shared.messages import Moving
+from shared.messages import Migrating
 from shared.req import Req
 
 
 @dataclass(slots=True)
-class Departures:
+class Migrations:
     """Who is to go, and who has left the batch and waits for its last step to settle."""
 
     memory: KvMemory
     batch: RunningBatch
     lending: Lending
-    unsent: Unsent
+    unsent: OutputBuffer
     counters: DecodeCounters
     effects: list[Effect]
     _asked: list[Req] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Departures:
             self.memory.commit(req)
             baton = self.lending.lend(req, now)
             self.counters.moves += 1
-            self.effects.append(Send(req.router, Moving(req.rid, req.attempt, req.output_len, baton)))
+            self.effects.append(Send(req.router, Migrating(req.rid, req.attempt, req.output_len, baton)))
         return settled
 
     def forget(self, req: Req) -> bool:

@@ -9,7 +9,7 @@ from shared.effects import Send
 from shared.messages import Generated, Row
 
 
-class Unsent:
+class OutputBuffer:
     """Rows since the last flush, by router."""
 
     def __init__(self, flush_seconds: float):

@@ -17,11 +17,11 @@ from __future__ import annotations
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
-from decode.migration import Departures
-from decode.output_buffer import Unsent
+from decode.migration import Migrations
+from decode.output_buffer import OutputBuffer
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
-from decode.transfer_queue import Arrivals, Arrived, NotArrived
+from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
 from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
@@ -32,10 +32,10 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (
     Cancel,
     Decode,
-    Dismiss,
+    DrainAck,
     Finished,
     Load,
-    Move,
+    Migrate,
     RefusalReason,
     Refused,
     Release,
@@ -44,8 +44,8 @@ from shared.messages import (
 )
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
-from shared.scheduling.router_sessions import Audience
-from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
+from shared.scheduling.router_sessions import RouterSessions
+from shared.transfer.protocol import FetchEvent, LeaseWords, PagesRead
 
 
 class DecodeScheduler:
@@ -69,7 +69,7 @@ class DecodeScheduler:
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self._effects: list[Effect] = []
-        self._arrivals = Arrivals(self.memory, self.counters, self._effects)
+        self._arrivals = TransferQueue(self.memory, self.counters, self._effects)
         self._retraction = Retraction(
             self.memory, self.host, self.counters, self._effects, config.retract_steps, config.retractions_max
         )
@@ -77,12 +77,12 @@ class DecodeScheduler:
             self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
         )
         self._admission = Admission(config, self.memory, context_len, kv_format)
-        self._audience = Audience(config.load_seconds)
+        self._audience = RouterSessions(config.load_seconds)
         self._number = 0
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
         self._batch = RunningBatch(self.memory, self.counters, config.slots)
-        self._unsent = Unsent(config.flush_seconds)
-        self._departures = Departures(
+        self._unsent = OutputBuffer(config.flush_seconds)
+        self._departures = Migrations(
             self.memory, self._batch, self.lending, self._unsent, self.counters, self._effects
         )
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
@@ -102,13 +102,13 @@ class DecodeScheduler:
                     self._drop(req)
             case Received(peer, Decode() as command):
                 self._intake(peer, command, now)
-            case Received(_, Move(rid, attempt)):
+            case Received(_, Migrate(rid, attempt)):
                 self._departures.ask(self._reqs.get(rid), attempt)
             case Received(_, Renew() | Release() as command):
                 self.lending.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, Dismiss()):
+            case Received(peer, DrainAck()):
                 self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
@@ -116,13 +116,13 @@ class DecodeScheduler:
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A fetch landed, went stale, failed or was proven to have ended; or another worker has read pages of ours."""
         del now
-        if isinstance(event, Collected):
+        if isinstance(event, PagesRead):
             self.lending.on_collected(event)
             return
         match self._arrivals.on_fetch(event):
-            case Arrived() as arrived:
+            case Transferred() as arrived:
                 self._join(arrived)
-            case NotArrived(req, stale, detail):
+            case NotTransferred(req, stale, detail):
                 self._refuse(req, "stale" if stale else "unreachable", detail)
 
     def on_copy(self, copy_id: int, now: float) -> None:
@@ -287,7 +287,7 @@ class DecodeScheduler:
         if arrived := self._arrivals.start(req, baton):
             self._join(arrived)
 
-    def _join(self, arrived: Arrived) -> None:
+    def _join(self, arrived: Transferred) -> None:
         req = arrived.req
         self._batch.join(req)
         self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))

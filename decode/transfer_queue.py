@@ -23,22 +23,22 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.messages import Joined
 from shared.req import Req
-from shared.transfer.protocol import Ended, Failed, Landed, Link, Stale
+from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded, FetchOutcome, FetchStale, KvLink
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class Transferred:
     """The request's pages are its own and valid."""
 
     req: Req
     fetched_bytes: int = 0
     fetch_seconds: float = 0.0
-    link: Link | None = None  # over which they came, if it has been measured
+    link: KvLink | None = None  # over which they came, if it has been measured
 
     @property
     def joined(self) -> Joined:
         """What the router hears of it."""
-        req, link = self.req, self.link or Link("", 0.0)
+        req, link = self.req, self.link or KvLink("", 0.0)
         return Joined(
             req.rid,
             req.attempt,
@@ -51,7 +51,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class NotArrived:
+class NotTransferred:
     """The request holds nothing here any more; `stale` tells a lease that ended from a fetch that failed."""
 
     req: Req
@@ -60,7 +60,7 @@ class NotArrived:
 
 
 @dataclass(slots=True)
-class Arrivals:
+class TransferQueue:
     """The fetches in flight, and the pages of those that were never proven to have ended."""
 
     memory: KvMemory
@@ -110,8 +110,8 @@ class Arrivals:
         self._waiting = [entry for entry in self._waiting if entry[2] in fetching]
         return ready
 
-    def start(self, req: Req, baton: Baton) -> Arrived | None:
-        """Fetch what is not cached here into fresh pages; `Arrived` at once when nothing is missing.
+    def start(self, req: Req, baton: Baton) -> Transferred | None:
+        """Fetch what is not cached here into fresh pages; `Transferred` at once when nothing is missing.
 
         The request is matched and locked already, and the caller has made sure that the pages are free.
         """
@@ -119,7 +119,7 @@ class Arrivals:
         missing = self.memory.pages_for(baton.kv_len) - start_page
         if missing == 0:
             self.counters.full_hits += 1
-            return self._arrive(Arrived(req))
+            return self._arrive(Transferred(req))
         into = self.memory.give(req, missing, PageState.ARRIVING)
         assert into is not None
         fetch_id = self._next_fetch_id
@@ -128,30 +128,30 @@ class Arrivals:
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: Landed | Stale | Failed | Ended) -> Arrived | NotArrived | None:
+    def on_fetch(self, event: FetchOutcome) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
         req = self._fetching.pop(event.fetch_id, None)
         if req is None:
             self._on_given_up(event)
             return None
         match event:
-            case Landed(_, fetched_bytes, seconds, link):
+            case FetchLanded(_, fetched_bytes, seconds, link):
                 self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
-                return self._arrive(Arrived(req, fetched_bytes, seconds, link))
-            case Stale():
+                return self._arrive(Transferred(req, fetched_bytes, seconds, link))
+            case FetchStale():
                 self.counters.stale += 1
                 self.memory.release(req, PageState.ARRIVING)
-                return NotArrived(req, stale=True, detail="the lease ended before the pages were read")
-            case Failed(fetch_id, reason, ended):
+                return NotTransferred(req, stale=True, detail="the lease ended before the pages were read")
+            case FetchFailed(fetch_id, reason, ended):
                 self.counters.unreachable += 1
                 self._give_up(fetch_id, req, ended)
-                return NotArrived(req, stale=False, detail=reason)
-            case Ended(fetch_id):
+                return NotTransferred(req, stale=False, detail=reason)
+            case FetchEnded(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but nobody gave it up")
 
-    def _on_given_up(self, event: Landed | Stale | Failed | Ended) -> None:
+    def _on_given_up(self, event: FetchOutcome) -> None:
         """News of a fetch that was given up, perhaps in this very turn: all but one kind prove that it has ended."""
-        if isinstance(event, Failed) and not event.ended:
+        if isinstance(event, FetchFailed) and not event.ended:
             return
         pages = self._quarantined.pop(event.fetch_id)
         self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
@@ -178,7 +178,7 @@ class Arrivals:
             req.owned = []
         self.memory.release(req, PageState.ARRIVING)
 
-    def _arrive(self, arrived: Arrived) -> Arrived:
+    def _arrive(self, arrived: Transferred) -> Transferred:
         req = arrived.req
         req.kv_len = req.launched_len = len(req.token_ids) - 1
         self.memory.share(req)

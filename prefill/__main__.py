@@ -11,7 +11,7 @@ def serve(config: PrefillConfig) -> None:
     from prefill.scheduler import PrefillScheduler
     from shared.process import worker
 
-    def build(parts: worker.Parts) -> PrefillScheduler:
+    def build(parts: worker.WorkerParts) -> PrefillScheduler:
         return PrefillScheduler(
             config,
             pages=parts.engine.limits.pages,

@@ -20,20 +20,20 @@ from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.lending import Lending, LendingCounters
+from shared.kv.lending import LeaseCounters, Lending
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Dismiss, Load, Prefill, Prefilled, Refused, Release, Renew
+from shared.messages import Cancel, DrainAck, Load, Prefill, Prefilled, Refused, Release, Renew
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
-from shared.scheduling.router_sessions import Audience
-from shared.transfer.protocol import Collected, FetchEvent, LeaseWords
+from shared.scheduling.router_sessions import RouterSessions
+from shared.transfer.protocol import FetchEvent, LeaseWords, PagesRead
 
 
 @dataclass(slots=True)
-class PrefillCounters(LendingCounters):
+class PrefillCounters(LeaseCounters):
     """What has happened so far; `observations` are (metric, value) pairs since the shell last took them."""
 
     requests: int = 0
@@ -74,7 +74,7 @@ class PrefillScheduler:
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
             shared_tokens_min=config.shared_prefix_tokens_min,
         )
-        self._audience = Audience(config.load_seconds)
+        self._audience = RouterSessions(config.load_seconds)
         self._arrivals = 0
         self._waiting: dict[str, Req] = {}
         self._running: dict[str, Req] = {}  # in a slot
@@ -98,7 +98,7 @@ class PrefillScheduler:
                 self.lending.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, Dismiss()):
+            case Received(peer, DrainAck()):
                 self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
@@ -106,7 +106,7 @@ class PrefillScheduler:
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A reader tells that it is done."""
         del now
-        if isinstance(event, Collected):
+        if isinstance(event, PagesRead):
             self.lending.on_collected(event)
 
     def on_copy(self, copy_id: int, now: float) -> None:

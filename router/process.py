@@ -19,8 +19,8 @@ import uvloop
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import Failed
-from router.discovery.router_peers import Siblings
+from router.core.effects import RequestFailed
+from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import ROLES, static_workers
 from router.http.app import make_app
@@ -43,7 +43,7 @@ PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
 
-SHUTTING_DOWN = Failed(503, "this router is shutting down: ask again", retry_after_seconds=1.0)
+SHUTTING_DOWN = RequestFailed(503, "this router is shutting down: ask again", retry_after_seconds=1.0)
 
 
 def serve(config: RouterConfig) -> None:
@@ -95,8 +95,8 @@ async def _serve(
     generation = Generation(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
-    figures = Figures(core, links, discovery, health)
-    siblings = Siblings(hello.uid, discovery.routers)
+    figures = MetricsPublisher(core, links, discovery, health)
+    siblings = RouterPeers(hello.uid, discovery.routers)
     app = make_app(generation, shell, siblings, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
@@ -129,7 +129,7 @@ async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
         raise broken[0]
 
 
-class Figures:
+class MetricsPublisher:
     """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
 
     def __init__(self, core: RouterCore, links: RouterLinks, discovery: Discovery, health: Health):

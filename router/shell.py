@@ -15,14 +15,14 @@ from typing import Protocol
 import structlog
 
 from router.core.dispatch import RouterCore
-from router.core.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
+from router.core.effects import ClientRequest, Effect, NewTokens, Outcome, RequestEnded, Send
 from shared.links.events import LinkEvent
 from shared.messages import Message
 
 log = structlog.get_logger(__name__)
 
 
-class Links(Protocol):
+class RouterLinksEnd(Protocol):
     """The side of `shared.links.sockets.RouterLinks` that the shell needs."""
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]: ...
@@ -30,7 +30,7 @@ class Links(Protocol):
     def send(self, peer: str, message: Message) -> None: ...
 
 
-class Listener(Protocol):
+class TokenSink(Protocol):
     """Who hears of one request; `ended` is the last call."""
 
     def tokens(self, token_ids: tuple[int, ...]) -> None: ...
@@ -41,15 +41,15 @@ class Listener(Protocol):
 class RouterShell:
     """Owns the core. All methods but `links_ready` belong to the event loop's thread."""
 
-    def __init__(self, core: RouterCore, links: Links):
+    def __init__(self, core: RouterCore, links: RouterLinksEnd):
         self._core = core
         self._links = links
         self._loop = asyncio.get_running_loop()
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, TokenSink] = {}
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, request: ClientRequest, listener: Listener) -> None:
+    def submit(self, request: ClientRequest, listener: TokenSink) -> None:
         """Hand a request to the core. `listener` may hear its end before this returns."""
         self._listeners[request.rid] = listener
         self._core.submit(request, self._loop.time())
@@ -106,10 +106,10 @@ class RouterShell:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._links.send(effect.peer, effect.message)
-        elif isinstance(effect, Tokens):
+        elif isinstance(effect, NewTokens):
             if listener := self._listeners.get(effect.rid):
                 listener.tokens(effect.token_ids)
-        elif isinstance(effect, Ended) and (listener := self._listeners.pop(effect.rid, None)):
+        elif isinstance(effect, RequestEnded) and (listener := self._listeners.pop(effect.rid, None)):
             listener.ended(effect.outcome)
 
     def _set_timer(self) -> None:

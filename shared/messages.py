@@ -113,15 +113,15 @@ class Decode(Message, frozen=True):
     extra_key: str = ""
 
 
-class Move(Message, frozen=True):
-    """Another worker has room for this request: lend its pages, answer `Moving`."""
+class Migrate(Message, frozen=True):
+    """Another worker has room for this request: lend its pages, answer `Migrating`."""
 
     rid: str
     attempt: int
 
 
-class Dismiss(Message, frozen=True):
-    """Answers `Leaving`: nothing new comes from this router. What it sent before has arrived before."""
+class DrainAck(Message, frozen=True):
+    """Answers `Draining`: nothing new comes from this router. What it sent before has arrived before."""
 
 
 # ---- worker to router ------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Finished(Message, frozen=True):
     retractions: int = 0
 
 
-class Moving(Message, frozen=True):
+class Migrating(Message, frozen=True):
     """The request has left its slot with `output_len` tokens in all; whoever fetches the baton's pages goes on."""
 
     rid: str
@@ -189,7 +189,7 @@ class Moving(Message, frozen=True):
     baton: Baton
 
 
-class Leaving(Message, frozen=True):
+class Draining(Message, frozen=True):
     """The worker takes nothing new: it ends when nothing is left, or when its time to drain is over."""
 
 
@@ -214,9 +214,19 @@ class Load(Message, frozen=True):
     accepting: bool = True
 
 
-RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Move | Cancel | Dismiss
+RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Migrate | Cancel | DrainAck
 WorkerToRouter = (
-    Hello | Heartbeat | Closed | Prefilled | Joined | Generated | Moving | Finished | Refused | Load | Leaving
+    Hello
+    | Heartbeat
+    | Closed
+    | Prefilled
+    | Joined
+    | Generated
+    | Migrating
+    | Finished
+    | Refused
+    | Load
+    | Draining
 )
 
 encode = msgspec.msgpack.Encoder().encode

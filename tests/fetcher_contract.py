@@ -17,7 +17,15 @@ from typing import Protocol
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PROBE_PAGES, PageMemory
-from shared.transfer.protocol import Collected, Ended, Failed, Fetcher, FetchEvent, Landed, Stale
+from shared.transfer.protocol import (
+    FetchEnded,
+    Fetcher,
+    FetchEvent,
+    FetchFailed,
+    FetchLanded,
+    FetchStale,
+    PagesRead,
+)
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512
@@ -69,14 +77,14 @@ class HolderUnderTest(Protocol):
     def holder(self) -> Holder: ...
     def write(self, lease: int, nonce: int) -> None: ...
     def clear(self, lease: int) -> None: ...
-    def collected(self) -> list[Collected]: ...
+    def collected(self) -> list[PagesRead]: ...
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
     def kill(self) -> None: ...
 
 
 @dataclass
-class World:
+class FetchWorld:
     """A reader, and as many holders as the test asks for."""
 
     reader: TransferUnderTest
@@ -101,8 +109,8 @@ class World:
         self.poll_until(lambda: bool(self.events))
         return self.events.pop(0)
 
-    def heard(self, source: HolderUnderTest) -> Collected:
-        heard: list[Collected] = []
+    def heard(self, source: HolderUnderTest) -> PagesRead:
+        heard: list[PagesRead] = []
 
         def listen() -> bool:
             heard.extend(source.collected())
@@ -119,12 +127,12 @@ def byte_of(page: int) -> int:
 class FetcherContract:
     """The claims; `world` is a fixture of the subclass."""
 
-    def test_pages_land_where_they_were_wanted_and_nowhere_else(self, world: World) -> None:
+    def test_pages_land_where_they_were_wanted_and_nowhere_else(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, (5, 6, 9, 2)), 0, [10, 11, 12, 13])
         landed = world.next_event()
-        assert isinstance(landed, Landed)
+        assert isinstance(landed, FetchLanded)
         assert (landed.fetch_id, landed.fetched_bytes) == (1, 4 * PAGE_BYTES)
         for target, page in zip((10, 11, 12, 13), (5, 6, 9, 2), strict=True):
             assert world.pages.holds(target, byte_of(page))
@@ -132,130 +140,134 @@ class FetcherContract:
         assert world.pages.holds(14, 0)
         assert world.reader.outstanding == 0
 
-    def test_the_holder_hears_which_request_collected_which_lease(self, world: World) -> None:
+    def test_the_holder_hears_which_request_collected_which_lease(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, (5,)), 0, [0])
-        assert isinstance(world.next_event(), Landed)
-        assert world.heard(source) == Collected(3, 77, "a request", 2)
+        assert isinstance(world.next_event(), FetchLanded)
+        assert world.heard(source) == PagesRead(3, 77, "a request", 2)
 
-    def test_only_the_pages_from_the_start_page_on_are_fetched(self, world: World) -> None:
+    def test_only_the_pages_from_the_start_page_on_are_fetched(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, (5, 6, 7)), 1, [20, 21])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
         assert world.pages.holds(20, byte_of(6))
         assert world.pages.holds(21, byte_of(7))
 
-    def test_a_fetch_of_no_pages_reads_the_lease_word_alone(self, world: World) -> None:
+    def test_a_fetch_of_no_pages_reads_the_lease_word_alone(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, (5, 6)), 2, [])
         landed = world.next_event()
-        assert isinstance(landed, Landed)
+        assert isinstance(landed, FetchLanded)
         assert landed.fetched_bytes == 0
         assert world.heard(source).lease == 3
 
-    def test_a_baton_whose_lease_never_was_is_stale(self, world: World) -> None:
+    def test_a_baton_whose_lease_never_was_is_stale(self, world: FetchWorld) -> None:
         source = world.make_holder()
         world.reader.start(1, world.baton(source, (5,)), 0, [0])
-        assert world.next_event() == Stale(1)
+        assert world.next_event() == FetchStale(1)
 
-    def test_a_lease_that_ends_after_the_pages_were_asked_for_makes_them_stale(self, world: World) -> None:
+    def test_a_lease_that_ends_after_the_pages_were_asked_for_makes_them_stale(
+        self, world: FetchWorld
+    ) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, (5, 7, 9)), 0, [0, 1, 2])
         source.clear(3)
-        assert world.next_event() == Stale(1)
+        assert world.next_event() == FetchStale(1)
 
-    def test_a_word_that_serves_another_lease_now_proves_nothing(self, world: World) -> None:
+    def test_a_word_that_serves_another_lease_now_proves_nothing(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         source.clear(3)
         source.write(3, 78)
         world.reader.start(1, world.baton(source, (5,)), 0, [0])
-        assert world.next_event() == Stale(1)
+        assert world.next_event() == FetchStale(1)
 
-    def test_another_kv_format_is_refused_before_anything_is_read(self, world: World) -> None:
+    def test_another_kv_format_is_refused_before_anything_is_read(self, world: FetchWorld) -> None:
         source = world.make_holder()
         baton = Baton("a request", 2, source.holder, "another", 3, 77, 1, 1, (5,))
         world.reader.start(1, baton, 0, [0])
         self.expect_refusal(world, "another")
 
-    def test_a_range_of_heads_is_refused_before_anything_is_read(self, world: World) -> None:
+    def test_a_range_of_heads_is_refused_before_anything_is_read(self, world: FetchWorld) -> None:
         source = world.make_holder()
         baton = Baton("a request", 2, source.holder, KV_FORMAT, 3, 77, 1, 1, (5,), head_count=2)
         world.reader.start(1, baton, 0, [0])
         self.expect_refusal(world, "heads")
 
-    def test_pages_that_the_baton_does_not_name_are_refused(self, world: World) -> None:
+    def test_pages_that_the_baton_does_not_name_are_refused(self, world: FetchWorld) -> None:
         source = world.make_holder()
         world.reader.start(1, world.baton(source, (5, 6)), 1, [0, 1])
         self.expect_refusal(world, "baton")
 
-    def test_more_fetches_than_the_bound_are_refused(self, world: World) -> None:
+    def test_more_fetches_than_the_bound_are_refused(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         for fetch_id in range(LIMITS.fetches_max + 1):
             world.reader.start(fetch_id, world.baton(source, (5,)), 0, [fetch_id])
-        failed = [event for event in world.reader.poll() if isinstance(event, Failed)]
+        failed = [event for event in world.reader.poll() if isinstance(event, FetchFailed)]
         assert [(event.fetch_id, event.ended) for event in failed] == [(LIMITS.fetches_max, True)]
         assert "16 fetches" in failed[0].reason
 
-    def test_an_abandoned_fetch_tells_nothing_but_its_end(self, world: World) -> None:
+    def test_an_abandoned_fetch_tells_nothing_but_its_end(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, tuple(range(0, 400, 2))), 0, list(range(200)))
         world.reader.abandon(1)
-        assert world.next_event() == Ended(1)
+        assert world.next_event() == FetchEnded(1)
         assert world.reader.outstanding == 0
         assert world.reader.poll() == []
 
-    def test_an_abandoned_read_keeps_nobody_else_from_its_holder(self, world: World) -> None:
+    def test_an_abandoned_read_keeps_nobody_else_from_its_holder(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(1, world.baton(source, tuple(range(0, 400, 2))), 0, list(range(200)))
         world.reader.abandon(1)
         world.reader.start(2, world.baton(source, (5,)), 0, [300])
         world.poll_until(lambda: len(world.events) == 2)
-        assert Ended(1) in world.events
-        assert [event.fetch_id for event in world.events if isinstance(event, Landed)] == [2]
+        assert FetchEnded(1) in world.events
+        assert [event.fetch_id for event in world.events if isinstance(event, FetchLanded)] == [2]
 
-    def test_a_fetch_that_failed_at_once_and_was_abandoned_tells_only_its_end(self, world: World) -> None:
+    def test_a_fetch_that_failed_at_once_and_was_abandoned_tells_only_its_end(
+        self, world: FetchWorld
+    ) -> None:
         source = world.make_holder()
         world.reader.start(1, world.baton(source, (5,)), 7, [0])
         world.reader.abandon(1)
-        assert world.reader.poll() == [Ended(1)]
+        assert world.reader.poll() == [FetchEnded(1)]
 
-    def test_two_holders_are_read_at_the_same_time(self, world: World) -> None:
+    def test_two_holders_are_read_at_the_same_time(self, world: FetchWorld) -> None:
         first, second = world.make_holder(), world.make_holder()
         first.write(0, 11)
         second.write(0, 22)
         world.reader.start(1, world.baton(first, (1, 2), lease=0, nonce=11), 0, [0, 1])
         world.reader.start(2, world.baton(second, (3, 4), lease=0, nonce=22), 0, [2, 3])
         world.poll_until(lambda: len(world.events) == 2)
-        assert all(isinstance(event, Landed) for event in world.events)
+        assert all(isinstance(event, FetchLanded) for event in world.events)
         assert [world.pages.holds(page, byte_of(page + 1)) for page in range(4)] == [True] * 4
 
-    def test_a_killed_holder_fails_its_fetches_and_harms_no_other(self, world: World) -> None:
+    def test_a_killed_holder_fails_its_fetches_and_harms_no_other(self, world: FetchWorld) -> None:
         dead, alive = world.make_holder(), world.make_holder()
         dead.write(3, 77)
         alive.write(3, 77)
         world.reader.start(1, world.baton(dead, (5,)), 0, [0])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
         dead.kill()
         world.reader.start(2, world.baton(dead, (5,)), 0, [1])
         failed = world.next_event()
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, FetchFailed)
         if not failed.ended:
-            assert world.next_event() == Ended(2)
+            assert world.next_event() == FetchEnded(2)
         assert world.reader.outstanding == 0
         world.reader.start(3, world.baton(alive, (5,)), 0, [2])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
 
-    def expect_refusal(self, world: World, word: str) -> None:
+    def expect_refusal(self, world: FetchWorld, word: str) -> None:
         [failed] = world.reader.poll()
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, FetchFailed)
         assert failed.ended
         assert word in failed.reason
         assert world.reader.outstanding == 0
@@ -265,35 +277,37 @@ class FetcherContract:
 class AnsweredReadsContract:
     """For transfers whose holder answers reads with its own CPU: one that is frozen answers none."""
 
-    def test_a_read_from_a_frozen_holder_ends_when_the_holder_answers_after_all(self, world: World) -> None:
+    def test_a_read_from_a_frozen_holder_ends_when_the_holder_answers_after_all(
+        self, world: FetchWorld
+    ) -> None:
         source = self.freeze_in_mid_fetch(world)
         world.reader.start(2, world.baton(source, (5,)), 0, [0])
         refused = world.next_event()
-        assert isinstance(refused, Failed)
+        assert isinstance(refused, FetchFailed)
         assert refused.ended
         assert "has not ended" in refused.reason
         source.thaw()
-        assert world.next_event() == Ended(1)
+        assert world.next_event() == FetchEnded(1)
         assert world.reader.readers_fenced == 0
         world.reader.start(3, world.baton(source, (5,)), 0, [0])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
 
-    def test_a_read_from_a_holder_that_stays_frozen_is_fenced(self, world: World) -> None:
+    def test_a_read_from_a_holder_that_stays_frozen_is_fenced(self, world: FetchWorld) -> None:
         source, other = self.freeze_in_mid_fetch(world), world.make_holder()
         other.write(3, 77)
         world.clock.now += LIMITS.fence_seconds
-        assert world.next_event() == Ended(1)
+        assert world.next_event() == FetchEnded(1)
         assert world.reader.readers_fenced == 1
         world.reader.start(2, world.baton(other, (5,)), 0, [300])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
         source.kill()
 
-    def test_the_fence_waits_for_healthy_reads(self, world: World) -> None:
+    def test_the_fence_waits_for_healthy_reads(self, world: FetchWorld) -> None:
         self.freeze_in_mid_fetch(world)
         slow = world.make_holder()
         slow.write(3, 77)
         world.reader.start(2, world.baton(slow, (5,)), 0, [300])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
         slow.freeze()
         world.reader.start(3, world.baton(slow, (6,)), 0, [301])
         world.clock.now += LIMITS.fence_seconds
@@ -301,20 +315,20 @@ class AnsweredReadsContract:
             assert world.reader.poll() == []
         slow.thaw()
         world.poll_until(lambda: len(world.events) == 2)
-        assert isinstance(world.events[0], Landed)
-        assert world.events[1] == Ended(1)
+        assert isinstance(world.events[0], FetchLanded)
+        assert world.events[1] == FetchEnded(1)
 
-    def freeze_in_mid_fetch(self, world: World) -> HolderUnderTest:
+    def freeze_in_mid_fetch(self, world: FetchWorld) -> HolderUnderTest:
         source = world.make_holder()
         source.write(3, 77)
         world.reader.start(0, world.baton(source, (5,)), 0, [0])
-        assert isinstance(world.next_event(), Landed)
+        assert isinstance(world.next_event(), FetchLanded)
         source.freeze()
         world.reader.start(1, world.baton(source, tuple(range(0, 400, 2))), 0, list(range(200)))
         assert world.reader.poll() == []
         world.clock.now += LIMITS.fetch_seconds_max
         failed = world.next_event()
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, FetchFailed)
         assert not failed.ended
         assert "timed out" in failed.reason
         return source

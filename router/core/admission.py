@@ -6,37 +6,39 @@ Pure: an answer for a request and a fleet. What only a worker can know (its pool
 from __future__ import annotations
 
 from router.config import RouterConfig
-from router.core.effects import ClientRequest, Failed
+from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Fleet
 from router.discovery.worker_address import ROLES
 
 
-def refusal(request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig) -> Failed | None:
+def refusal(
+    request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig
+) -> RequestFailed | None:
     """Why a request is not admitted, while `waiting` others wait; None: it is."""
     if request.model not in fleet.models:
         message = f"The model {request.model!r} does not exist."
-        return Failed(404, message, code="model_not_found", param="model")
+        return RequestFailed(404, message, code="model_not_found", param="model")
     if not request.token_ids:
-        return Failed(400, "The prompt is empty; send at least one token.", param="prompt")
+        return RequestFailed(400, "The prompt is empty; send at least one token.", param="prompt")
     if waiting >= settings.queue_max:
         return _full(fleet, settings)
     return _too_long(request, fleet)
 
 
-def _full(fleet: Fleet, settings: RouterConfig) -> Failed:
+def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
     """Too many clients are a 429; a fleet that cannot serve even one is a 503, and no client's fault."""
     retry = settings.retry_after_seconds
     missing = next((role for role in ROLES if not fleet.role(role)), None)
     if missing is None:
         message = f"The queue of this router is full ({settings.queue_max} requests wait). Try again later."
-        return Failed(429, message, retry, code="queue_full")
+        return RequestFailed(429, message, retry, code="queue_full")
     message = (
         f"There is no {missing} worker, and {settings.queue_max} requests wait for one. Try again later."
     )
-    return Failed(503, message, retry, code="no_worker")
+    return RequestFailed(503, message, retry, code="no_worker")
 
 
-def _too_long(request: ClientRequest, fleet: Fleet) -> Failed | None:
+def _too_long(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:
     prompt, output = len(request.token_ids), request.params.max_new_tokens
     context = fleet.context_len(request.model)
     held = fleet.prompt_len_max(request.model)
@@ -45,8 +47,8 @@ def _too_long(request: ClientRequest, fleet: Fleet) -> Failed | None:
             f"This model's context is {context} tokens, but the request takes {prompt + output}: "
             f"{prompt} of the prompt and {output} of output. Shorten one of them."
         )
-        return Failed(400, message, code="context_length_exceeded")
+        return RequestFailed(400, message, code="context_length_exceeded")
     if held is not None and prompt > held:
         message = f"The prompt has {prompt} tokens, but the largest prefill worker holds {held}. Shorten it."
-        return Failed(400, message, code="context_length_exceeded")
+        return RequestFailed(400, message, code="context_length_exceeded")
     return None

@@ -18,7 +18,7 @@ def _from_zero(*keys: str) -> Callable[[], Counter[str]]:
 
 
 @dataclass(slots=True)
-class Counters:
+class RouterCounters:
     """Totals since the start.
 
     Observations are (name, seconds): queue_seconds (arrival to first placement), ttft_seconds, itl_seconds (one a

@@ -21,13 +21,13 @@ import structlog
 from router.config import RouterConfig
 from router.core import lifecycle, placement
 from router.core.admission import refusal
-from router.core.counters import Counters
-from router.core.effects import Aborted, ClientRequest, Completed, Effect, Failed
+from router.core.counters import RouterCounters
+from router.core.effects import ClientRequest, Effect, RequestAborted, RequestCompleted, RequestFailed
 from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import State
+from router.core.lifecycle import RequestState
 from router.core.live_request import LiveRequest
-from router.core.request_queue import Line
-from router.core.request_table import LiveRequests
+from router.core.request_queue import RequestQueue
+from router.core.request_table import RequestTable
 from shared import messages
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Message
@@ -38,15 +38,21 @@ AboutRequest = (
     messages.Prefilled
     | messages.Joined
     | messages.Row
-    | messages.Moving
+    | messages.Migrating
     | messages.Finished
     | messages.Refused
 )
 
-EXPECTED: dict[State, tuple[type, ...]] = {
-    State.PREFILLING: (messages.Prefilled, messages.Refused),
-    State.READY: (messages.Refused,),
-    State.DECODING: (messages.Joined, messages.Row, messages.Moving, messages.Finished, messages.Refused),
+EXPECTED: dict[RequestState, tuple[type, ...]] = {
+    RequestState.PREFILLING: (messages.Prefilled, messages.Refused),
+    RequestState.READY: (messages.Refused,),
+    RequestState.DECODING: (
+        messages.Joined,
+        messages.Row,
+        messages.Migrating,
+        messages.Finished,
+        messages.Refused,
+    ),
 }
 
 
@@ -55,9 +61,9 @@ class RouterCore:
 
     def __init__(self, settings: RouterConfig, now: float):
         self.settings = settings
-        self.counters = Counters()
+        self.counters = RouterCounters()
         self.fleet = Fleet(settings.prefix_blocks_max, (settings.model_name,))
-        self._requests = LiveRequests(settings, self.counters)
+        self._requests = RequestTable(settings, self.counters)
         self._now = now
         self._placeable = False  # something happened that may let a request be placed
 
@@ -78,7 +84,7 @@ class RouterCore:
         """The client has gone."""
         live = self._requests.live.get(rid)
         if live is not None:
-            self._requests.end(live, lifecycle.Cancelled(), Aborted(), now)
+            self._requests.end(live, lifecycle.Cancelled(), RequestAborted(), now)
             self._placeable = True
         self._settle(now)
 
@@ -86,7 +92,7 @@ class RouterCore:
         """A stop string was found in the text: the request is complete."""
         live = self._requests.live.get(rid)
         if live is not None:
-            self._requests.end(live, lifecycle.Stopped(), Completed("stop", live.usage), now)
+            self._requests.end(live, lifecycle.Stopped(), RequestCompleted("stop", live.usage), now)
             self._placeable = True
         self._settle(now)
 
@@ -134,7 +140,9 @@ class RouterCore:
     def requests_by_state(self) -> dict[str, int]:
         """How many live requests are in each state."""
         return {
-            state.value: self._requests.by_state[state] for state in State if state not in lifecycle.ENDED
+            state.value: self._requests.by_state[state]
+            for state in RequestState
+            if state not in lifecycle.ENDED
         }
 
     # ---- workers -----------------------------------------------------------------------------------------------
@@ -174,7 +182,7 @@ class RouterCore:
 
     def _leaving(self, worker: Worker) -> None:
         self.fleet.leave(worker)
-        self._requests.send(worker, messages.Dismiss())
+        self._requests.send(worker, messages.DrainAck())
         self._placeable = True
         log.info(
             "worker leaves", worker=worker.peer, requests=len(worker.assigned), leases=len(worker.leases)
@@ -193,7 +201,7 @@ class RouterCore:
         elif isinstance(message, messages.Load):
             worker.report(message)
             self._placeable = True
-        elif isinstance(message, messages.Leaving):
+        elif isinstance(message, messages.Draining):
             self._leaving(worker)
         elif isinstance(message, messages.Generated):
             for row in message.rows:
@@ -215,7 +223,7 @@ class RouterCore:
                 self._requests.join(live, message, now)
             case messages.Row():
                 self._generated(live, worker, message, now)
-            case messages.Moving():
+            case messages.Migrating():
                 self._moving(live, worker, message, now)
             case messages.Finished():
                 self._finished(live, worker, message, now)
@@ -251,7 +259,7 @@ class RouterCore:
         reason = message.finish or live.finish_reason()
         if reason is not None:
             finished = lifecycle.Finished(worker.peer)
-            done = Completed(reason, live.usage)
+            done = RequestCompleted(reason, live.usage)
             self._requests.end(live, finished, done, now, let_go=message.baton is None)
         elif message.baton is None:
             self._requests.try_again(live, lifecycle.Lost(worker.peer, "no_baton"), now, let_go=True)
@@ -269,7 +277,7 @@ class RouterCore:
         else:
             self._requests.generate(live, row.token_ids[known:], now)
 
-    def _moving(self, live: LiveRequest, worker: Worker, message: messages.Moving, now: float) -> None:
+    def _moving(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:
         if message.output_len != len(live.output):
             self._requests.try_again(live, lifecycle.Lost(worker.peer, "gap"), now)
         else:
@@ -282,27 +290,31 @@ class RouterCore:
             self._requests.try_again(live, lifecycle.Lost(worker.peer, "gap"), now, let_go=True)
         else:
             finished = lifecycle.Finished(worker.peer)
-            self._requests.end(live, finished, Completed(message.reason, live.usage), now, let_go=True)
+            self._requests.end(live, finished, RequestCompleted(message.reason, live.usage), now, let_go=True)
         self._placeable = True
 
     def _refused(self, live: LiveRequest, worker: Worker, message: messages.Refused, now: float) -> None:
         self.counters.refusals[message.reason] += 1
         self._placeable = True
         again = self._requests.try_again
-        if live.state is State.READY:
+        if live.state is RequestState.READY:
             self.counters.stale_batons["lease_ended"] += 1
             self._requests.forget_lease(live)
             again(live, lifecycle.LeaseEnded(worker.peer, "lease_ended"), now)
         elif message.reason == "too_long":
-            failed = Failed(400, "The request is too long for its worker.", code="context_length_exceeded")
+            failed = RequestFailed(
+                400, "The request is too long for its worker.", code="context_length_exceeded"
+            )
             self._requests.end(live, lifecycle.Rejected(worker.peer), failed, now, let_go=True)
-        elif live.state is State.DECODING and live.joined:
+        elif live.state is RequestState.DECODING and live.joined:
             # Sent back for lack of memory, not lost. It cannot go on for ever: each attempt has brought a token.
             again(live, lifecycle.Lost(worker.peer, "retracted"), now, let_go=True, counts=False)
-        elif message.reason == "no_room" and (live.state is State.PREFILLING or live.holder is not None):
+        elif message.reason == "no_room" and (
+            live.state is RequestState.PREFILLING or live.holder is not None
+        ):
             self._pause(worker, now)
             self._requests.step_back(live, lifecycle.NoRoom(worker.peer), now)
-        elif live.state is State.DECODING and message.reason in ("stale", "unreachable"):
+        elif live.state is RequestState.DECODING and message.reason in ("stale", "unreachable"):
             self.counters.stale_batons[message.reason] += 1
             again(live, lifecycle.Stale(worker.peer, message.reason), now, let_go=True)
         else:
@@ -314,7 +326,9 @@ class RouterCore:
         retry = self.settings.retry_after_seconds
         if kind == "request":
             seconds = self.settings.request_seconds_max
-            failed = Failed(504, f"The request took longer than {seconds:g} s.", code="request_timeout")
+            failed = RequestFailed(
+                504, f"The request took longer than {seconds:g} s.", code="request_timeout"
+            )
         elif kind == "ready" and live.moving:
             assert live.holder is not None, live.rid
             self._requests.try_again(live, lifecycle.LeaseEnded(live.holder.peer, "no_room"), now)
@@ -323,13 +337,13 @@ class RouterCore:
         elif kind == "ready":
             seconds = self.settings.ready_seconds_max
             message = f"No decode worker had room within {seconds:g} s. Try again later."
-            failed = Failed(503, message, retry, code="no_worker")
+            failed = RequestFailed(503, message, retry, code="no_worker")
         else:
             seconds = now - live.state_since
             nobody = " or ".join(self.fleet.missing)
             why = f"There was no {nobody} worker for" if nobody else "No worker took the request within"
             message = f"{why} {seconds:g} s. Try again later."
-            failed = Failed(503, message, retry, code="no_worker")
+            failed = RequestFailed(503, message, retry, code="no_worker")
         self._requests.end(live, lifecycle.Expired(cause=kind), failed, now)
         self._placeable = True
 
@@ -344,7 +358,7 @@ class RouterCore:
             self._serve(self._requests.waiting, self._to_prefill, now)
             self._empty_the_leaving(now)
 
-    def _serve(self, line: Line, place: Callable[[LiveRequest, float], bool], now: float) -> None:
+    def _serve(self, line: RequestQueue, place: Callable[[LiveRequest, float], bool], now: float) -> None:
         """Go down the line; behind one that waits for room, those that want the same room wait as well."""
         blocked: set[tuple[str, str, str]] = set()
         for live in line.in_order():
@@ -374,8 +388,8 @@ class RouterCore:
         for worker in [worker for worker in self.fleet.role("decode") if worker.leaving]:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
-                    need = self._requests.need_elsewhere(live)
-                    workers = placement.decode_workers(need, self.fleet)
-                    choice = placement.place_decode(need, workers, self.settings, now)
+                    live.refresh_need()
+                    workers = placement.decode_workers(live.need, self.fleet)
+                    choice = placement.place_decode(live.need, workers, self.settings, now)
                     if choice is not None:  # one that fits nowhere stands in no other's way
                         self._requests.ask_to_move(live, choice)

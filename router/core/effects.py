@@ -36,7 +36,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class RequestCompleted:
     """The request has all its output."""
 
     reason: FinishReason
@@ -44,7 +44,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The request ends with an error; `status` is the HTTP status, the other words are OpenAI's."""
 
     status: int  # 400, 404, 429, 500, 503 or 504
@@ -55,11 +55,22 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class RequestAborted:
     """The client has gone; nobody reads this."""
 
 
-Outcome = Completed | Failed | Aborted
+Outcome = RequestCompleted | RequestFailed | RequestAborted
+
+
+def outcome_word(outcome: Outcome) -> str:
+    """The outcome as metrics name it: a finish reason, an HTTP status, or `aborted`."""
+    match outcome:
+        case RequestCompleted(reason=reason):
+            return reason
+        case RequestFailed(status=status):
+            return str(status)
+        case RequestAborted():
+            return "aborted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class NewTokens:
     """New output of a request; `index` is the place of token_ids[0] in the output."""
 
     rid: str
@@ -80,11 +91,11 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     """The last effect of a request."""
 
     rid: str
     outcome: Outcome
 
 
-Effect = Send | Tokens | Ended
+Effect = Send | NewTokens | RequestEnded

@@ -1,8 +1,8 @@
 """The states of a request at the router, as one table.
 
-A request is in one `State`; what happens to it is an `Event`; `TRANSITIONS` says where that leads. A pair that is
-not in the table is a bug in this program and raises. Guards are events: whether a loss is one too many, or whether
-the output is complete, is decided by who makes the event (`dispatch`), so the table needs no conditions.
+A request is in one `RequestState`; what happens to it is a `RequestEvent`; `TRANSITIONS` says where that leads. A
+pair that is not in the table is a bug in this program and raises. Guards are events: whether a loss is one too many,
+or whether the output is complete, is decided by who makes the event (`dispatch`), so the table needs no conditions.
 
 `waiting` and `ready` wait for a worker to be chosen, `prefilling` and `decoding` for a worker to answer; a `ready`
 request depends on the worker that lends its pages. This file knows nothing of workers, messages or time.
@@ -21,7 +21,7 @@ from shared.errors import InvariantError
 log = structlog.get_logger(__name__)
 
 
-class State(enum.Enum):
+class RequestState(enum.Enum):
     """Where a request is."""
 
     WAITING = "waiting"  # queued for a prefill worker
@@ -34,126 +34,126 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RequestEvent:
     """Something that happened to a request; `worker` and `cause` are for the log."""
 
     worker: str = ""
     cause: str = ""
 
 
-class Placed(Event):
+class Placed(RequestEvent):
     """A worker was chosen and told."""
 
 
-class Prefilled(Event):
+class Prefilled(RequestEvent):
     """The first token of this attempt and a baton have come."""
 
 
-class Joined(Event):
+class Joined(RequestEvent):
     """The pages have arrived at the decode worker."""
 
 
-class Generated(Event):
+class Generated(RequestEvent):
     """Further tokens have come."""
 
 
-class Moving(Event):
+class Migrating(RequestEvent):
     """The decode worker lends the pages, so that another one goes on."""
 
 
-class NoRoom(Event):
+class NoRoom(RequestEvent):
     """The worker refused for lack of room; what was computed remains valid."""
 
 
-class Stale(Event):
+class Stale(RequestEvent):
     """The pages cannot be fetched any more, or not by that worker."""
 
 
-class Lost(Event):
+class Lost(RequestEvent):
     """The worker that the state waits on is gone, or what it says cannot be trusted."""
 
 
-class TakerLost(Event):
+class MigrationTargetLost(RequestEvent):
     """The worker that a request moved to is gone before it had the pages, and they are still lent."""
 
 
-class LeaseEnded(Event):
+class LeaseEnded(RequestEvent):
     """Whoever lent the pages has given them up."""
 
 
-class Finished(Event):
+class Finished(RequestEvent):
     """The output is complete."""
 
 
-class Stopped(Event):
+class Stopped(RequestEvent):
     """A stop string was found in the text."""
 
 
-class Cancelled(Event):
+class Cancelled(RequestEvent):
     """The client has gone."""
 
 
-class Expired(Event):
+class Expired(RequestEvent):
     """A time limit has passed."""
 
 
-class Exhausted(Event):
+class Exhausted(RequestEvent):
     """One more attempt would be one too many."""
 
 
-class Rejected(Event):
+class Rejected(RequestEvent):
     """A worker says that this request can never be served."""
 
 
-_ENDS: dict[type[Event], State] = {
-    Stopped: State.FINISHED,
-    Cancelled: State.CANCELLED,
-    Expired: State.FAILED,
+_ENDS: dict[type[RequestEvent], RequestState] = {
+    Stopped: RequestState.FINISHED,
+    Cancelled: RequestState.CANCELLED,
+    Expired: RequestState.FAILED,
 }
 
-TRANSITIONS: dict[State, dict[type[Event], State]] = {
-    State.WAITING: {
-        Placed: State.PREFILLING,
+TRANSITIONS: dict[RequestState, dict[type[RequestEvent], RequestState]] = {
+    RequestState.WAITING: {
+        Placed: RequestState.PREFILLING,
         **_ENDS,
     },
-    State.PREFILLING: {
-        Prefilled: State.READY,
-        NoRoom: State.WAITING,
-        Lost: State.WAITING,
-        Finished: State.FINISHED,
-        Rejected: State.FAILED,
-        Exhausted: State.FAILED,
+    RequestState.PREFILLING: {
+        Prefilled: RequestState.READY,
+        NoRoom: RequestState.WAITING,
+        Lost: RequestState.WAITING,
+        Finished: RequestState.FINISHED,
+        Rejected: RequestState.FAILED,
+        Exhausted: RequestState.FAILED,
         **_ENDS,
     },
-    State.READY: {
-        Placed: State.DECODING,
-        LeaseEnded: State.WAITING,
-        Lost: State.WAITING,
-        Exhausted: State.FAILED,
+    RequestState.READY: {
+        Placed: RequestState.DECODING,
+        LeaseEnded: RequestState.WAITING,
+        Lost: RequestState.WAITING,
+        Exhausted: RequestState.FAILED,
         **_ENDS,
     },
-    State.DECODING: {
-        Joined: State.DECODING,
-        Generated: State.DECODING,
-        Moving: State.READY,
-        NoRoom: State.READY,
-        TakerLost: State.READY,
-        Stale: State.WAITING,
-        Lost: State.WAITING,
-        Finished: State.FINISHED,
-        Rejected: State.FAILED,
-        Exhausted: State.FAILED,
+    RequestState.DECODING: {
+        Joined: RequestState.DECODING,
+        Generated: RequestState.DECODING,
+        Migrating: RequestState.READY,
+        NoRoom: RequestState.READY,
+        MigrationTargetLost: RequestState.READY,
+        Stale: RequestState.WAITING,
+        Lost: RequestState.WAITING,
+        Finished: RequestState.FINISHED,
+        Rejected: RequestState.FAILED,
+        Exhausted: RequestState.FAILED,
         **_ENDS,
     },
-    State.FINISHED: {},
-    State.CANCELLED: {},
-    State.FAILED: {},
+    RequestState.FINISHED: {},
+    RequestState.CANCELLED: {},
+    RequestState.FAILED: {},
 }
 
 ENDED = frozenset(state for state, row in TRANSITIONS.items() if not row)
 
 
-def next_state(state: State, event: type[Event]) -> State:
+def next_state(state: RequestState, event: type[RequestEvent]) -> RequestState:
     """The table's answer; raises `InvariantError` where it has none."""
     row = TRANSITIONS[state]
     if event not in row:
@@ -168,13 +168,13 @@ class Lifecycle:
 
     def __init__(self, rid: str):
         self.rid = rid
-        self._state = State.WAITING
+        self._state = RequestState.WAITING
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         return self._state
 
-    def advance(self, event: Event) -> State:
+    def advance(self, event: RequestEvent) -> RequestState:
         """Follow the table; returns the new state, raises `InvariantError` for a pair it does not have."""
         before, name = self._state, type(event).__name__
         try:
@@ -189,11 +189,11 @@ class Lifecycle:
 
 def diagram() -> str:
     """The table as a mermaid state diagram; events that lead the same way share an arrow."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.WAITING.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {RequestState.WAITING.value}"]
     for state, row in TRANSITIONS.items():
-        for target in State:
+        for target in RequestState:
             events = [event.__name__ for event, to in row.items() if to is target]
             if events:
                 lines.append(f"    {state.value} --> {target.value}: {' | '.join(events)}")
-    lines += [f"    {state.value} --> [*]" for state in State if state in ENDED]
+    lines += [f"    {state.value} --> [*]" for state in RequestState if state in ENDED]
     return "\n".join(lines) + "\n"

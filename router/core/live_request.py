@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet import Worker
-from router.core.lifecycle import Lifecycle, State
+from router.core.lifecycle import Lifecycle, RequestState
 from router.core.placement import Need
 from shared.baton import Baton
 from shared.messages import FinishReason
@@ -72,7 +72,7 @@ class LiveRequest:
         return self.request.rid
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         return self.lifecycle.state
 
     @property
@@ -104,6 +104,28 @@ class LiveRequest:
             ):
                 return "stop"
         return "length" if len(self.output) >= params.max_new_tokens else None
+
+    def refresh_need(self) -> None:
+        """Bring `need` up to the present: what the next worker must have to go on with it."""
+        request = self.request
+        self.need = Need(
+            rid=self.rid,
+            model_name=request.model,
+            tokens=len(request.token_ids) + len(self.output),
+            tokens_max=len(request.token_ids) + request.params.max_new_tokens,
+            blocks=self.blocks,
+            session=request.session,
+            model=self.model,
+            kv_format=self._kv_format(),
+            determinism=self.determinism,
+            avoided=self.avoided,
+        )
+
+    def _kv_format(self) -> str:
+        """Of its pages, where they are now."""
+        if self.baton is not None:
+            return self.baton.kv_format
+        return self.worker.hello.kv_format if self.worker is not None else ""
 
     def visit(self, worker: Worker, why: str, now: float) -> None:
         """Note a placement."""

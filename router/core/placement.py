@@ -38,7 +38,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placement:
     """A worker, and why."""
 
     worker: Worker
@@ -68,19 +68,23 @@ def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
     ]
 
 
-def place_prefill(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
+def place_prefill(
+    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
+) -> Placement | None:
     """The prefill worker for a request, or None while all of them have enough to do."""
     free = [worker for worker in workers if worker.takes_prefill(settings.prefilling_per_slot, now)]
     return _choose(need, free, settings.prefill_policy, settings)
 
 
-def place_decode(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> Choice | None:
+def place_decode(
+    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
+) -> Placement | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
     roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), now)]
     return _choose(need, roomy, settings.decode_policy, settings)
 
 
-def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Choice | None:
+def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Placement | None:
     if not workers:
         return None
     return POLICIES[policy](need, _preferred(need, workers), settings)
@@ -96,31 +100,31 @@ def _least(workers: Sequence[Worker], cost: Callable[[Worker], float]) -> Worker
     return min(workers, key=lambda worker: (cost(worker), worker.last_chosen, worker.arrival))
 
 
-def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
-    return Choice(_least(workers, lambda _: 0), "its turn")
+def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
+    return Placement(_least(workers, lambda _: 0), "its turn")
 
 
-def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
     best = _least(workers, lambda worker: worker.requests)
-    return Choice(best, f"fewest requests: {best.requests}")
+    return Placement(best, f"fewest requests: {best.requests}")
 
 
-def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
     best = _least(workers, lambda worker: worker.fullness)
-    return Choice(best, f"fewest tokens for its size: {best.tokens}")
+    return Placement(best, f"fewest tokens for its size: {best.tokens}")
 
 
-def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
+def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Placement:
     """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
     queued = [worker.tokens for worker in workers]
     gap = max(queued) - min(queued)
     if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
         best = _least(workers, lambda worker: worker.tokens)
-        return Choice(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
+        return Placement(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
     hits = {worker.peer: _hit(need, worker, settings.cache_hit_tokens_min) for worker in workers}
     best = _least(workers, lambda worker: worker.tokens + need.tokens - hits[worker.peer])
     hit = hits[best.peer]
-    return Choice(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
+    return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
 
 
 def _hit(need: Need, worker: Worker, least: int) -> int:
@@ -128,28 +132,28 @@ def _hit(need: Need, worker: Worker, least: int) -> int:
     return hit if hit >= least else 0
 
 
-def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Choice:
+def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
     """Two by the request's own hash, then the less full one."""
     first = zlib.crc32(need.rid.encode()) % len(workers)
     step = 1 + zlib.crc32(need.rid.encode(), 1) % max(1, len(workers) - 1)
     pair = [workers[first], workers[(first + step) % len(workers)]]
     best = _least(pair, lambda worker: worker.fullness)
-    return Choice(best, f"the less full of two: {best.tokens} tokens")
+    return Placement(best, f"the less full of two: {best.tokens} tokens")
 
 
-def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Choice:
+def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Placement:
     """One session, one worker, by rendezvous hashing: only the sessions of a lost worker move."""
     if not need.session:
         return _total_tokens(need, workers, settings)
     best = max(workers, key=lambda worker: (_weight(need.session, worker.hello.uid), worker.peer))
-    return Choice(best, "its session's worker")
+    return Placement(best, "its session's worker")
 
 
 def _weight(session: str, uid: str) -> bytes:
     return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
 
 
-POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterConfig], Choice]] = {
+POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterConfig], Placement]] = {
     "cache_aware": _cache_aware,
     "round_robin": _round_robin,
     "total_requests": _total_requests,

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from router.core.live_request import LiveRequest
 
 
-class Line:
+class RequestQueue:
     """Requests in the order of `LiveRequest.order`, which is unique."""
 
     def __init__(self) -> None:

@@ -21,25 +21,25 @@ from typing import Literal
 
 from router.config import RouterConfig
 from router.core import lifecycle
-from router.core.counters import Counters
+from router.core.counters import RouterCounters
 from router.core.deadlines import Deadlines
 from router.core.effects import (
-    Aborted,
     ClientRequest,
-    Completed,
     Effect,
-    Ended,
-    Failed,
+    NewTokens,
     Outcome,
+    RequestCompleted,
+    RequestEnded,
+    RequestFailed,
     Send,
-    Tokens,
+    outcome_word,
 )
 from router.core.fleet import Worker
-from router.core.lifecycle import Lifecycle, State
+from router.core.lifecycle import Lifecycle, RequestState
 from router.core.live_request import LiveRequest
-from router.core.placement import Choice, Need
+from router.core.placement import Need, Placement
 from router.core.prefix_index import block_names
-from router.core.request_queue import Line
+from router.core.request_queue import RequestQueue
 from shared import messages
 from shared.baton import Baton
 from shared.errors import InvariantError
@@ -48,15 +48,15 @@ from shared.messages import Message
 Deadline = Literal["wait", "ready", "request", "renew", "pause"]
 
 
-class LiveRequests:
+class RequestTable:
     """The requests between arrival and end. Effects are appended to `effects` in the order of their causes."""
 
-    def __init__(self, settings: RouterConfig, counters: Counters):
+    def __init__(self, settings: RouterConfig, counters: RouterCounters):
         self.live: dict[str, LiveRequest] = {}
-        self.by_state: Counter[State] = Counter()
+        self.by_state: Counter[RequestState] = Counter()
         self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug tells of them
-        self.waiting = Line()
-        self.ready = Line()
+        self.waiting = RequestQueue()
+        self.ready = RequestQueue()
         self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
         self.effects: deque[Effect] = deque()
         self._settings = settings
@@ -67,7 +67,7 @@ class LiveRequests:
     @property
     def before_decode(self) -> int:
         """Requests that tie up, or soon will, pages of a prefill worker."""
-        return self.by_state[State.PREFILLING] + self.by_state[State.READY]
+        return self.by_state[RequestState.PREFILLING] + self.by_state[RequestState.READY]
 
     def admit(self, request: ClientRequest, now: float) -> LiveRequest:
         """A new request enters the waiting line."""
@@ -80,7 +80,7 @@ class LiveRequests:
             arrival=self._arrivals,
             arrived_at=now,
             lifecycle=Lifecycle(request.rid),
-            need=_no_need(request),
+            need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
             blocks=blocks,
             state_since=now,
         )
@@ -92,12 +92,12 @@ class LiveRequests:
         self._wait(live)
         return live
 
-    def refuse(self, request: ClientRequest, failed: Failed) -> None:
+    def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
         """A request that never became one."""
         self._counters.requests[str(failed.status)] += 1
-        self.effects.append(Ended(request.rid, failed))
+        self.effects.append(RequestEnded(request.rid, failed))
 
-    def prefill(self, live: LiveRequest, choice: Choice, now: float) -> None:
+    def prefill(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """waiting → prefilling."""
         if live.attempt == 1 and not live.visits:
             self._counters.observe("queue_seconds", now - live.arrived_at)
@@ -123,25 +123,20 @@ class LiveRequests:
         live.model, live.determinism = hello.model, live.determinism or hello.determinism
         self._lent(live, baton, lifecycle.Prefilled(live.worker.peer), now)
 
-    def need_elsewhere(self, live: LiveRequest) -> Need:
-        """What another decode worker must have to go on with it now."""
-        live.need = self._need(live)
-        return live.need
-
-    def ask_to_move(self, live: LiveRequest, choice: Choice) -> None:
+    def ask_to_move(self, live: LiveRequest, choice: Placement) -> None:
         """There is room elsewhere: reserve it, and have the pages lent."""
         assert live.worker is not None, live.rid
         live.target = choice.worker
         choice.worker.reserved[live.rid] = choice.worker.pages_for(live.need.tokens)
-        self.send(live.worker, messages.Move(live.rid, live.attempt))
+        self.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def move(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding → ready: the decode worker lends the pages; where they go is decided anew."""
         assert live.worker is not None, live.rid
         live.moving = True
-        self._lent(live, baton, lifecycle.Moving(live.worker.peer), now)
+        self._lent(live, baton, lifecycle.Migrating(live.worker.peer), now)
 
-    def decode(self, live: LiveRequest, choice: Choice, now: float) -> None:
+    def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
         assert live.baton is not None, live.rid
         self._counters.observe("ready_seconds", now - live.state_since)
@@ -189,7 +184,7 @@ class LiveRequests:
         """Give tokens to the client: the one place where the output grows."""
         if not token_ids:
             return
-        self.effects.append(Tokens(live.rid, len(live.output), token_ids))
+        self.effects.append(NewTokens(live.rid, len(live.output), token_ids))
         gap = now - live.token_at
         inter_token = token_ids if live.output else token_ids[1:]
         if not live.output:
@@ -201,11 +196,11 @@ class LiveRequests:
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
 
-    def step_back(self, live: LiveRequest, event: lifecycle.Event, now: float) -> None:
+    def step_back(self, live: LiveRequest, event: lifecycle.RequestEvent, now: float) -> None:
         """The worker holds nothing of it: back into the line, with the same attempt and the same deadline."""
         self._unassign(live)
         self._advance(live, event, now)
-        if live.state is State.READY:
+        if live.state is RequestState.READY:
             self._get_ready(live)
         else:
             self._wait(live)
@@ -216,14 +211,14 @@ class LiveRequests:
         if lent and live.losses + 1 < self._settings.losses_max:
             live.losses += 1
             live.avoided += (peer,)
-            self.step_back(live, lifecycle.TakerLost(peer, cause), now)
+            self.step_back(live, lifecycle.MigrationTargetLost(peer, cause), now)
         else:
             self.try_again(live, lifecycle.Lost(peer, cause), now)
 
     def try_again(
         self,
         live: LiveRequest,
-        event: lifecycle.Event,
+        event: lifecycle.RequestEvent,
         now: float,
         *,
         let_go: bool = False,
@@ -235,7 +230,11 @@ class LiveRequests:
         """
         if (reason := live.finish_reason()) is not None:
             self.end(
-                live, lifecycle.Finished(cause=event.cause), Completed(reason, live.usage), now, let_go=let_go
+                live,
+                lifecycle.Finished(cause=event.cause),
+                RequestCompleted(reason, live.usage),
+                now,
+                let_go=let_go,
             )
             return
         if counts:
@@ -244,7 +243,9 @@ class LiveRequests:
         if live.losses >= self._settings.losses_max:
             message = f"The request was lost {live.losses} times on its workers and is given up."
             exhausted = lifecycle.Exhausted(event.worker, event.cause)
-            self.end(live, exhausted, Failed(500, message, code="attempts_exhausted"), now, let_go=let_go)
+            self.end(
+                live, exhausted, RequestFailed(500, message, code="attempts_exhausted"), now, let_go=let_go
+            )
             return
         self._counters.continuations[event.cause] += 1
         if live.moving:
@@ -258,7 +259,13 @@ class LiveRequests:
         self._wait(live)
 
     def end(
-        self, live: LiveRequest, event: lifecycle.Event, outcome: Outcome, now: float, *, let_go: bool = False
+        self,
+        live: LiveRequest,
+        event: lifecycle.RequestEvent,
+        outcome: Outcome,
+        now: float,
+        *,
+        let_go: bool = False,
     ) -> None:
         """The last move of a request; whoever still works on it or holds its pages is told, unless it has `let_go`."""
         self._let_go(live, told=let_go)
@@ -270,9 +277,9 @@ class LiveRequests:
         self.ended[live.rid] = live.debug()
         while len(self.ended) > self._settings.ended_requests_max:
             self.ended.popitem(last=False)
-        self._counters.requests[_word(outcome)] += 1
+        self._counters.requests[outcome_word(outcome)] += 1
         self._counters.observe("request_seconds", now - live.arrived_at)
-        self.effects.append(Ended(live.rid, outcome))
+        self.effects.append(RequestEnded(live.rid, outcome))
 
     def renew(self, live: LiveRequest, now: float) -> None:
         """Keep the lease for another while."""
@@ -300,7 +307,7 @@ class LiveRequests:
 
     # ---- what the moves are made of ----------------------------------------------------------------------------
 
-    def _advance(self, live: LiveRequest, event: lifecycle.Event, now: float) -> None:
+    def _advance(self, live: LiveRequest, event: lifecycle.RequestEvent, now: float) -> None:
         before = live.state
         if live.lifecycle.advance(event) is not before:
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
@@ -310,7 +317,7 @@ class LiveRequests:
             self.by_state[live.state] += 1
         self._counters.transitions[f"{before.value} {type(event).__name__}"] += 1
 
-    def _place(self, live: LiveRequest, choice: Choice, tokens: int, now: float) -> None:
+    def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker
         self._leave_line(live)
         self._advance(live, lifecycle.Placed(worker.peer, choice.why), now)
@@ -319,7 +326,7 @@ class LiveRequests:
         live.worker = worker
         live.visit(worker, choice.why, now)
 
-    def _lent(self, live: LiveRequest, baton: Baton, event: lifecycle.Event, now: float) -> None:
+    def _lent(self, live: LiveRequest, baton: Baton, event: lifecycle.RequestEvent, now: float) -> None:
         """Its worker has let go of it, and keeps its pages under a lease that wants renewal."""
         worker = live.worker
         assert worker is not None, live.rid
@@ -332,35 +339,20 @@ class LiveRequests:
         self._get_ready(live)
 
     def _wait(self, live: LiveRequest) -> None:
-        live.need = self._need(live)
+        live.refresh_need()
         self.waiting.enter(live)
         self.deadlines.set(("wait", live.rid), live.wait_until)
 
     def _get_ready(self, live: LiveRequest) -> None:
-        live.need = self._need(live)
+        live.refresh_need()
         self.ready.enter(live)
         self.deadlines.set(("ready", live.rid), live.ready_until)
 
-    def _need(self, live: LiveRequest) -> Need:
-        request = live.request
-        return Need(
-            rid=live.rid,
-            model_name=request.model,
-            tokens=len(request.token_ids) + len(live.output),
-            tokens_max=len(request.token_ids) + request.params.max_new_tokens,
-            blocks=live.blocks,
-            session=request.session,
-            model=live.model,
-            kv_format=_kv_format(live),
-            determinism=live.determinism,
-            avoided=live.avoided,
-        )
-
     def _leave_line(self, live: LiveRequest) -> None:
-        if live.state is State.WAITING:
+        if live.state is RequestState.WAITING:
             self.waiting.leave(live)
             self.deadlines.clear(("wait", live.rid))
-        elif live.state is State.READY:
+        elif live.state is RequestState.READY:
             self.ready.leave(live)
             self.deadlines.clear(("ready", live.rid))
 
@@ -383,24 +375,3 @@ class LiveRequests:
         if live.holder is not None:
             self.send(live.holder, message)
             self.forget_lease(live)
-
-
-def _kv_format(live: LiveRequest) -> str:
-    """Of its pages, where they are now."""
-    if live.baton is not None:
-        return live.baton.kv_format
-    return live.worker.hello.kv_format if live.worker is not None else ""
-
-
-def _no_need(request: ClientRequest) -> Need:
-    return Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0)
-
-
-def _word(outcome: Outcome) -> str:
-    match outcome:
-        case Completed(reason=reason):
-            return reason
-        case Failed(status=status):
-            return str(status)
-        case Aborted():
-            return "aborted"

@@ -95,34 +95,34 @@ Observation = Listed | Watching | Changed | Removed | Unreachable | Denied
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class DialPod:
     """Keep a link to this worker from now on."""
 
     worker: WorkerAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Redial:
+class RedialPod:
     """At this address, dialed before, a worker is Ready again: if the link is down, now is the time to try."""
 
     worker: WorkerAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class PodLeaving:
     """This worker, dialed before, is going to end; its link stays until it has. Said once."""
 
     worker: WorkerAddress
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp:
+class HangUpPod:
     """End the link to this worker: it has gone."""
 
     worker: WorkerAddress
 
 
-Change = Dial | Redial | Leaving | HangUp
+Change = DialPod | RedialPod | PodLeaving | HangUpPod
 
 
 class KnownPods:
@@ -197,10 +197,10 @@ class KnownPods:
         self._left &= self._workers.keys()
         self._unusable &= self._pods.keys()
         return [
-            *(HangUp(worker) for url, worker in before.items() if url not in after),
-            *(Leaving(self._workers[uid]) for uid in self._newly_leaving()),
-            *(Dial(worker) for url, worker in after.items() if url not in before),
-            *(Redial(worker) for worker in recovered if worker.url in before),
+            *(HangUpPod(worker) for url, worker in before.items() if url not in after),
+            *(PodLeaving(self._workers[uid]) for uid in self._newly_leaving()),
+            *(DialPod(worker) for url, worker in after.items() if url not in before),
+            *(RedialPod(worker) for worker in recovered if worker.url in before),
         ]
 
     def _wanted(self, pod: Pod) -> WorkerAddress | None:

@@ -21,12 +21,12 @@ import structlog
 from router.discovery.known_pods import (
     POD_STATES,
     Change,
-    Dial,
-    HangUp,
+    DialPod,
+    HangUpPod,
     KnownPods,
-    Leaving,
     Observation,
-    Redial,
+    PodLeaving,
+    RedialPod,
     Unreachable,
 )
 from router.discovery.pod_api import NoAnswerError, PodApi, WatchEndedError
@@ -107,14 +107,14 @@ class KubernetesDiscovery:
         worker = change.worker
         about = {"pod": worker.pod, "worker_role": worker.role, "address": worker.url}
         match change:
-            case Dial():
+            case DialPod():
                 self._links.connect(worker.url)
                 log.info("discovery.dialed", **about)
-            case Redial():
+            case RedialPod():
                 self._links.redial(worker.url)
-            case Leaving():
+            case PodLeaving():
                 log.info("discovery.leaving", **about)  # its link stays; what runs there goes on
-            case HangUp():
+            case HangUpPod():
                 self._links.disconnect(worker.url)
                 log.info("discovery.gone", **about)
 

@@ -22,7 +22,7 @@ QUESTIONS_MAX = 4  # at a time; others wait, and as long
 log = structlog.get_logger(__name__)
 
 
-class Siblings:
+class RouterPeers:
     """Knows this router's own mark, and where the routers with other marks are."""
 
     def __init__(self, name: str, routers: Callable[[], Mapping[str, str]]):

@@ -1,8 +1,8 @@
 """The router's HTTP application: which path is answered by what, and that every error has OpenAI's shape.
 
 FastAPI routes; the endpoints that read bodies are plain ASGI (`generation`, `tokens`), so FastAPI's own validation
-and its 422 never take part. Around everything lies `Envelope`: it draws the request's id, writes the one log line of
-a request, and turns what nobody caught into a 500 that tells nothing.
+and its 422 never take part. Around everything lies `RequestIdMiddleware`: it draws the request's
+id, writes the one log line of a request, and turns what nobody caught into a 500 that tells nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.discovery.router_peers import Siblings
+from router.discovery.router_peers import RouterPeers
 from router.http.completions import Completions, Generation
 from router.http.responses import error_body, send_json
-from router.http.tokenize import Tokens
+from router.http.tokenize import TokenEndpoints
 from router.shell import RouterShell
 from shared.process.metrics import CONTENT_TYPE
 from shared.process.probes import Health
@@ -36,7 +36,7 @@ MODEL_OWNER = "segue"
 def make_app(
     generation: Generation,
     shell: RouterShell,
-    siblings: Siblings,
+    siblings: RouterPeers,
     health: Health,
     render_metrics: Callable[[], bytes],
 ) -> ASGIApp:
@@ -46,14 +46,14 @@ def make_app(
     hot: dict[str, ASGIApp] = {
         "/v1/completions": Completions(generation, chat=False),
         "/v1/chat/completions": Completions(generation, chat=True),
-        "/tokenize": Tokens(generation, to_text=False),
-        "/detokenize": Tokens(generation, to_text=True),
+        "/tokenize": TokenEndpoints(generation, to_text=False),
+        "/detokenize": TokenEndpoints(generation, to_text=True),
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     _add_models(app, generation)
     _add_probes(app, health, render_metrics)
     _add_debug(app, shell, siblings, generation.settings.prompts_max)
-    return Envelope(app, siblings.draw_rid)
+    return RequestIdMiddleware(app, siblings.draw_rid)
 
 
 def _add_models(app: FastAPI, generation: Generation) -> None:
@@ -98,7 +98,7 @@ def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes
         return Response(render_metrics(), media_type=CONTENT_TYPE)
 
 
-def _add_debug(app: FastAPI, shell: RouterShell, siblings: Siblings, prompts_max: int) -> None:
+def _add_debug(app: FastAPI, shell: RouterShell, siblings: RouterPeers, prompts_max: int) -> None:
     def own(rid: str) -> dict[str, Any] | None:
         found = shell.debug(rid)
         if found is not None:
@@ -132,7 +132,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
 
 
-class Envelope:
+class RequestIdMiddleware:
     """Around the application: ids, one log line a request, and a last resort."""
 
     def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):

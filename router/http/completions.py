@@ -1,9 +1,9 @@
 """POST /v1/completions and /v1/chat/completions: from the body to the last byte of the answer.
 
-Plain ASGI under FastAPI, for these two carry all the traffic. One HTTP request is one `Answer` with a choice for each
-prompt, and each choice is one request to the core. Two tasks serve it: this one writes, another listens for the
-client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an event
-inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
+Plain ASGI under FastAPI, for these two carry all the traffic. One HTTP request is one `ResponseStream` with a choice
+for each prompt, and each choice is one request to the core. Two tasks serve it: this one writes, another listens for
+the client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an
+event inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.core.effects import ClientRequest, Failed
-from router.http.openai_objects import ChatShape, CompletionShape, Head, Shape, usage_json
+from router.core.effects import ClientRequest, RequestFailed
+from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
 from router.http.prompts import Prompts, TokenIds
 from router.http.request_body import BodyReader, TooLargeError, convert, decode_object, refuse_too_large
 from router.http.request_fields import (
@@ -35,7 +35,7 @@ from router.http.request_fields import (
     sampling_params,
     stop_strings,
 )
-from router.http.response_stream import Answer, Choice, Piece
+from router.http.response_stream import Choice, ResponseStream, TextDelta
 from router.http.responses import (
     DisconnectedError,
     failure_body,
@@ -64,7 +64,7 @@ class Generation:
         self.prompts = prompts
         self._bodies = BodyReader(settings)
         self._shell = shell
-        self._answers: set[Answer] = set()
+        self._answers: set[ResponseStream] = set()
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
@@ -88,7 +88,7 @@ class Generation:
                 code="model_not_found",
             )
 
-    def fail_all(self, failure: Failed) -> None:
+    def fail_all(self, failure: RequestFailed) -> None:
         """End every answer that is being written."""
         for answer in list(self._answers):
             answer.fail(failure)
@@ -96,7 +96,7 @@ class Generation:
     @contextlib.asynccontextmanager
     async def submitted(
         self, rid: str, requests: list[ClientRequest], stops: tuple[str, ...], context: bool
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[ResponseStream]:
         """Hand `requests` to the core for one answer; whatever is still running at the end is cancelled."""
         rids = [request.rid for request in requests]
 
@@ -104,7 +104,7 @@ class Generation:
             for one in rids:
                 self._shell.cancel(one)
 
-        answer = Answer(len(requests), self.settings.stream_backlog_bytes, cancel)
+        answer = ResponseStream(len(requests), self.settings.stream_backlog_bytes, cancel)
         self._answers.add(answer)
         try:
             for index, request in enumerate(requests):
@@ -118,7 +118,12 @@ class Generation:
                 log.warning("stream cut: its client does not read", rid=rid)
 
     def _choice(
-        self, index: int, request: ClientRequest, answer: Answer, stops: tuple[str, ...], context: bool
+        self,
+        index: int,
+        request: ClientRequest,
+        answer: ResponseStream,
+        stops: tuple[str, ...],
+        context: bool,
     ) -> Choice:
         skip = self.tokenizer.special_token_ids | set(request.params.stop_token_ids)
         detokenizer = Detokenizer(self.tokenizer, skip, request.token_ids if context else ())
@@ -200,18 +205,20 @@ class Completions:
             if answer.cut:
                 await _abort(scope, receive)
 
-    def _shape(self, rid: str, fields: GenerationFields) -> Shape:
-        head = Head(
+    def _shape(self, rid: str, fields: GenerationFields) -> AnswerObjects:
+        head = ObjectHead(
             answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
             created=int(time.time()),
             model=fields.model,
             chunk_usage=include_usage(fields),
         )
-        return ChatShape(head) if self._chat else CompletionShape(head)
+        return ChatObjects(head) if self._chat else CompletionObjects(head)
 
-    async def _whole(self, send: Send, answer: Answer, shape: Shape, with_usage: bool) -> None:
+    async def _whole(
+        self, send: Send, answer: ResponseStream, shape: AnswerObjects, with_usage: bool
+    ) -> None:
         del with_usage  # an answer that is not streamed always tells it
-        texts: dict[int, list[Piece]] = {}
+        texts: dict[int, list[TextDelta]] = {}
         while pieces := await answer.take(None):
             answer.written(pieces)
             for piece in pieces:
@@ -222,7 +229,9 @@ class Completions:
             whole = [_joined(texts[index]) for index in sorted(texts)]
             await send_json(send, 200, shape.whole(whole, usage_json(answer.usage.values())))
 
-    async def _stream(self, send: Send, answer: Answer, shape: Shape, with_usage: bool) -> None:
+    async def _stream(
+        self, send: Send, answer: ResponseStream, shape: AnswerObjects, with_usage: bool
+    ) -> None:
         silence = self._settings.keepalive_seconds
         pieces = await answer.take(silence)
         if answer.failure and not pieces:
@@ -240,7 +249,7 @@ class Completions:
 
 
 @contextlib.asynccontextmanager
-async def _listening(receive: Receive, answer: Answer) -> AsyncIterator[None]:
+async def _listening(receive: Receive, answer: ResponseStream) -> AsyncIterator[None]:
     """Abandon the answer as soon as the client hangs up."""
 
     async def listen() -> None:
@@ -269,15 +278,15 @@ def _opaque(text: str | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
 
 
-def _joined(pieces: list[Piece]) -> Piece:
-    return Piece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason)
+def _joined(pieces: list[TextDelta]) -> TextDelta:
+    return TextDelta(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason)
 
 
 def _event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def _events(pieces: list[Piece], shape: Shape, opened: set[int]) -> bytes:
+def _events(pieces: list[TextDelta], shape: AnswerObjects, opened: set[int]) -> bytes:
     """Server-sent events of some pieces, each choice opened before its first."""
     events = []
     for piece in pieces:
@@ -289,7 +298,7 @@ def _events(pieces: list[Piece], shape: Shape, opened: set[int]) -> bytes:
     return b"".join(events)
 
 
-def _last_events(answer: Answer, shape: Shape, with_usage: bool) -> bytes:
+def _last_events(answer: ResponseStream, shape: AnswerObjects, with_usage: bool) -> bytes:
     if answer.failure:
         return _event(failure_body(answer.failure))
     usage = _event(shape.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""

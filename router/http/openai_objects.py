@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from router.core.effects import Usage
-from router.http.response_stream import Piece
+from router.http.response_stream import TextDelta
 
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class AnswerObjects(Protocol):
     """One kind of answer."""
 
     def opening(self, index: int) -> Json | None:
         """The chunk before the first piece of a choice, if this kind has one."""
 
-    def chunk(self, piece: Piece) -> Json:
+    def chunk(self, piece: TextDelta) -> Json:
         """One piece of a stream."""
 
     def usage_chunk(self, usage: Json) -> Json:
         """The last chunk of a stream that was asked for usage."""
 
-    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         """An answer that is not streamed; one piece a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ObjectHead:
     """What every object of one answer repeats."""
 
     answer_id: str
@@ -55,28 +55,28 @@ class Head:
         }
 
 
-class CompletionShape:
+class CompletionObjects:
     """Objects of /v1/completions."""
 
-    def __init__(self, head: Head):
+    def __init__(self, head: ObjectHead):
         self._head = head
 
     def opening(self, index: int) -> Json | None:
         del index
         return None
 
-    def chunk(self, piece: Piece) -> Json:
+    def chunk(self, piece: TextDelta) -> Json:
         return self._head.chunk("text_completion", [self._choice(piece)])
 
     def usage_chunk(self, usage: Json) -> Json:
         return {**self._head.chunk("text_completion", []), "usage": usage}
 
-    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         choices = [self._choice(piece) for piece in pieces]
         return {**self._head.whole("text_completion", choices), "usage": usage}
 
     @staticmethod
-    def _choice(piece: Piece) -> Json:
+    def _choice(piece: TextDelta) -> Json:
         return {
             "index": piece.index,
             "text": piece.text,
@@ -85,23 +85,23 @@ class CompletionShape:
         }
 
 
-class ChatShape:
+class ChatObjects:
     """Objects of /v1/chat/completions."""
 
-    def __init__(self, head: Head):
+    def __init__(self, head: ObjectHead):
         self._head = head
 
     def opening(self, index: int) -> Json | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
 
-    def chunk(self, piece: Piece) -> Json:
+    def chunk(self, piece: TextDelta) -> Json:
         delta = {"content": piece.text} if piece.text else {}
         return self._chunk(piece.index, delta, piece.finish_reason)
 
     def usage_chunk(self, usage: Json) -> Json:
         return {**self._head.chunk("chat.completion.chunk", []), "usage": usage}
 
-    def whole(self, pieces: Iterable[Piece], usage: Json) -> Json:
+    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         choices = [
             {
                 "index": piece.index,

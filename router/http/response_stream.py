@@ -1,9 +1,9 @@
 """Answers on their way to clients: the text of each choice, and how much of it the client has not read yet.
 
 A `Choice` is one prompt of one HTTP request: it takes the tokens that the core gives out (as the shell's
-`Listener`), turns them into text, and looks for stop strings. The `Answer` joins the choices of one HTTP request: its
-choices put `Piece`s in, the one task that writes to the client takes them out. Everything runs on the event loop,
-so there are no locks. What a piece looks like on the wire is `router.api`'s business, when it is.
+`TokenSink`), turns them into text, and looks for stop strings. The `ResponseStream` joins the choices of one HTTP
+request: its choices put `TextDelta`s in, the one task that writes to the client takes them out. Everything runs on
+the event loop, so there are no locks. What a piece looks like on the wire is `openai_objects`' business, when it is.
 
 The bound: pieces that were not yet taken, and those whose write the client has not let through, may add up to
 `backlog_bytes_max`; beyond it the answer is cut, for a slow reader must not cost memory. What comes at once while no
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from router.core.effects import Aborted, Failed, Outcome, Usage
+from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.text.detokenizer import Detokenizer, StopStrings
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
 
 
 @dataclass(slots=True)
-class Piece:
+class TextDelta:
     """New text of one choice; with `finish_reason` the last of it."""
 
     index: int
@@ -32,21 +32,21 @@ class Piece:
     finish_reason: Literal["length", "stop"] | None = None
 
 
-class Answer:
+class ResponseStream:
     """What the choices of one HTTP request have to say that was not yet written.
 
     `on_abandon` is called once when nobody will read it; `cut` says that it was for an unread backlog.
     """
 
     def __init__(self, choices: int, backlog_bytes_max: int, on_abandon: Callable[[], None]):
-        self.failure: Failed | None = None
+        self.failure: RequestFailed | None = None
         self.abandoned = False
         self.cut = False
         self.usage: dict[int, Usage] = {}  # of the choices that are complete
         self._choices = choices
         self._backlog_bytes_max = backlog_bytes_max
         self._on_abandon = on_abandon
-        self._pieces: list[Piece] = []
+        self._pieces: list[TextDelta] = []
         self._backlog_bytes = 0
         self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
@@ -56,7 +56,7 @@ class Answer:
         """Whether nothing more will come."""
         return self.failure is not None or self.abandoned or len(self.usage) == self._choices
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TextDelta) -> None:
         """Add a piece, or cut the answer if the client has left too much unread."""
         if self.abandoned:
             return
@@ -67,7 +67,7 @@ class Answer:
             self.cut = True
             self.abandon()
 
-    def fail(self, failure: Failed) -> None:
+    def fail(self, failure: RequestFailed) -> None:
         """End the answer with an error; the first one counts."""
         self.failure = self.failure or failure
         self._changed.set()
@@ -86,7 +86,7 @@ class Answer:
         self._changed.set()
         self._on_abandon()
 
-    async def take(self, silence_seconds: float | None) -> list[Piece]:
+    async def take(self, silence_seconds: float | None) -> list[TextDelta]:
         """All pieces since the last call; waits for one or the end, empty after `silence_seconds`."""
         if not self._pieces and not self.complete:
             try:
@@ -99,13 +99,13 @@ class Answer:
         self._writing = True
         return pieces
 
-    def written(self, pieces: list[Piece]) -> None:
+    def written(self, pieces: list[TextDelta]) -> None:
         """The client's connection has taken these pieces."""
         self._backlog_bytes -= sum(map(_piece_bytes, pieces))
         self._writing = False
 
 
-def _piece_bytes(piece: Piece) -> int:
+def _piece_bytes(piece: TextDelta) -> int:
     return PIECE_BYTES + 4 * len(piece.text)  # a character has at most four bytes
 
 
@@ -115,7 +115,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        answer: Answer,
+        answer: ResponseStream,
         detokenizer: Detokenizer,
         stop_strings: StopStrings,
         stop: Callable[[], None],
@@ -133,18 +133,18 @@ class Choice:
             return
         text, self._stopped = self._stop_strings.push(self._detokenizer.push(token_ids))
         if text:
-            self._answer.put(Piece(self._index, text))
+            self._answer.put(TextDelta(self._index, text))
         if self._stopped:
             self._stop()
 
     def ended(self, outcome: Outcome) -> None:
         """The core has nothing more to say about this choice."""
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, RequestFailed):
             self._answer.fail(outcome)
-        elif not isinstance(outcome, Aborted):
+        elif not isinstance(outcome, RequestAborted):
             rest = "" if self._stopped else self._rest()
             reason = "stop" if self._stopped else outcome.reason
-            self._answer.put(Piece(self._index, rest, reason))
+            self._answer.put(TextDelta(self._index, rest, reason))
             self._answer.end(self._index, outcome.usage)
 
     def _rest(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
-from router.core.effects import Failed
+from router.core.effects import RequestFailed
 from shared.errors import RequestError
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -53,7 +53,7 @@ def error_body(
     }
 
 
-def failure_body(failure: Failed) -> dict[str, dict[str, str | None]]:
+def failure_body(failure: RequestFailed) -> dict[str, dict[str, str | None]]:
     """The error object of a request that the core has failed."""
     return error_body(failure.status, failure.message, failure.param, failure.code)
 
@@ -80,7 +80,7 @@ async def send_start(send: Send, status: int, content_type: bytes, headers: Head
     )
 
 
-async def send_failure(send: Send, failure: Failed, retry_after_seconds: float) -> None:
+async def send_failure(send: Send, failure: RequestFailed, retry_after_seconds: float) -> None:
     """The answer to a request that the core has failed before anything was sent."""
     seconds = failure.retry_after_seconds
     if seconds is None and failure.status in (429, 503):
@@ -90,5 +90,5 @@ async def send_failure(send: Send, failure: Failed, retry_after_seconds: float) 
 
 async def send_request_error(send: Send, error: RequestError, retry_after_seconds: float) -> None:
     """The answer to a request that was refused here."""
-    failure = Failed(error.status, error.message, code=error.code, param=error.param)
+    failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     await send_failure(send, failure, retry_after_seconds)

@@ -31,7 +31,7 @@ SHUTDOWN_SECONDS = 2  # for answers that are being written, after they were told
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
 
 
-class Protocol(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """One client connection."""
 
     def on_message_begin(self) -> None:
@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                http=ClientConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -32,7 +32,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-class Tokens:
+class TokenEndpoints:
     """The ASGI endpoint of one of the two paths."""
 
     def __init__(self, generation: Generation, *, to_text: bool):

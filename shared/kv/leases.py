@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvariantError
 from shared.req import Req
-from shared.transfer.protocol import Collected, LeaseWords
+from shared.transfer.protocol import LeaseWords, PagesRead
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class Leases:
         if lease := self.of(rid, attempt):
             lease.expires_at = now + self._lease_seconds
 
-    def collect(self, event: Collected) -> bool:
+    def collect(self, event: PagesRead) -> bool:
         """A reader is done. False: the notification is of a lease that has ended."""
         lease = self.of(event.rid, event.attempt)
         if lease is None or lease.nonce != event.nonce:

@@ -15,11 +15,11 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import Lease, Leases
 from shared.messages import Refused, Release, Renew
 from shared.req import Req
-from shared.transfer.protocol import Collected, LeaseWords
+from shared.transfer.protocol import LeaseWords, PagesRead
 
 
 @dataclass(slots=True)
-class LendingCounters:
+class LeaseCounters:
     """What has happened to leases so far."""
 
     leases_granted: int = 0
@@ -39,7 +39,7 @@ class Lending:
         words: LeaseWords,
         kv_format: str,
         lease_seconds: float,
-        counters: LendingCounters,
+        counters: LeaseCounters,
         effects: list[Effect],
     ):
         self.leases = Leases(words, holder.epoch, lease_seconds)
@@ -81,7 +81,7 @@ class Lending:
             self._counters.leases_released += 1
             self._end(lease)
 
-    def on_collected(self, event: Collected) -> None:
+    def on_collected(self, event: PagesRead) -> None:
         """A reader tells that it is done; the router's Release ends the lease."""
         if self.leases.collect(event):
             self._counters.collected += 1

@@ -25,7 +25,7 @@ ZAP_DOMAIN = b"segue"
 MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
-class Admission:
+class Authenticator:
     """The door of one listening socket. Make it before the socket binds."""
 
     def __init__(

@@ -44,7 +44,7 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class SendFrames:
     """Send these on the connection to this address."""
 
     address: str
@@ -75,7 +75,7 @@ class DialingEnd:
     def __init__(
         self, hello: Hello, settings: LinkSettings, counters: LinkCounters, draw_session: Callable[[], int]
     ):
-        self.outgoing: list[Dial | Frames | HangUp] = []
+        self.outgoing: list[Dial | SendFrames | HangUp] = []
         self.events: list[LinkEvent] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self._hello = hello
@@ -133,7 +133,7 @@ class DialingEnd:
         elif len(body) > self._settings.message_bytes_max:
             self.end(link.address, f"message of {len(body)} bytes is over message_bytes_max", now)
         else:
-            self.outgoing.append(Frames(link.address, link.session.next_frames(body, now)))
+            self.outgoing.append(SendFrames(link.address, link.session.next_frames(body, now)))
 
     def end(self, address: str, reason: str, now: float) -> None:
         """End the session with this worker, if there is one, and dial again after a rest."""
@@ -141,7 +141,7 @@ class DialingEnd:
         if link is None or link.session is None:
             return
         closed = seal(link.session.session, LAST, encode(Closed(reason)))
-        self.outgoing += [Frames(address, closed), HangUp(address)]
+        self.outgoing += [SendFrames(address, closed), HangUp(address)]
         link.session = None
         rest_seconds = min(
             self._settings.redial_seconds * 2 ** min(link.failures, 16), self._settings.redial_seconds_max
@@ -174,7 +174,7 @@ class DialingEnd:
             elif link.session is None and now >= link.redial_at:
                 self._dial(link, now)
             elif link.session is not None and now >= link.session.heartbeat_at:
-                self.outgoing.append(Frames(link.address, link.session.next_frames(HEARTBEAT, now)))
+                self.outgoing.append(SendFrames(link.address, link.session.next_frames(HEARTBEAT, now)))
             if link.session is None:
                 self.deadline = min(self.deadline, link.redial_at)
             else:
@@ -188,7 +188,7 @@ class DialingEnd:
     def _dial(self, link: _WorkerLink, now: float) -> None:
         link.session = Session(self._draw_session(), self._settings, now)
         hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
-        self.outgoing += [Dial(link.address), Frames(link.address, link.session.next_frames(hello, now))]
+        self.outgoing += [Dial(link.address), SendFrames(link.address, link.session.next_frames(hello, now))]
 
     def _greeted(self, link: _WorkerLink, envelope: Envelope, message: object, now: float) -> None:
         if not isinstance(message, Hello) or message.session != envelope.session:

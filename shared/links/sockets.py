@@ -18,8 +18,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from shared.errors import StartError
-from shared.links.authenticator import Admission
-from shared.links.dialing import Dial, DialingEnd, Frames
+from shared.links.authenticator import Authenticator
+from shared.links.dialing import Dial, DialingEnd, SendFrames
 from shared.links.events import LinkEvent
 from shared.links.keys import derive_keys
 from shared.links.listening import ListeningEnd
@@ -48,7 +48,7 @@ class _ListeningWire:
         self._door = self._context.socket(zmq.ROUTER)
         _limit(self._door, settings)
         self._door.router_mandatory = True
-        self._admission = Admission(self._context, self._door, seed, end.counters)
+        self._admission = Authenticator(self._context, self._door, seed, end.counters)
         try:
             self._door.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -151,7 +151,7 @@ class _DialedWire:
         for step in self._end.outgoing:  # grows by the Closed and HangUp of sessions that end here
             if isinstance(step, Dial):
                 self._dial(step.address, now)
-            elif isinstance(step, Frames):
+            elif isinstance(step, SendFrames):
                 self._send(step, now)
             else:
                 self._hang_up(step.address)
@@ -185,7 +185,7 @@ class _DialedWire:
         except zmq.ZMQError as error:
             self._end.end(address, f"cannot dial: {error.strerror}", now)
 
-    def _send(self, step: Frames, now: float) -> None:
+    def _send(self, step: SendFrames, now: float) -> None:
         try:
             if step.address in self._sockets:
                 self._sockets[step.address][0].send_multipart(step.frames, zmq.NOBLOCK)

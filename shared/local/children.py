@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.errors import StartError
-from shared.local.console import Narration
-from shared.local.supervision import GiveUp, Supervision
+from shared.local.console import StartupConsole
+from shared.local.supervision import GiveUp, RestartPolicy
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.1
@@ -43,14 +43,14 @@ class Child:
     reader: threading.Thread | None = field(default=None, repr=False)
 
 
-class Deployment:
+class ChildProcesses:
     """The running children. Everything happens on the main thread but the reading of their stderr."""
 
     def __init__(
         self,
         children: list[Child],
         environment: dict[str, str],
-        narration: Narration,
+        narration: StartupConsole,
         inherited: Sequence[int] = (),  # descriptors that the children's arguments name
     ):
         self._children = children
@@ -58,7 +58,7 @@ class Deployment:
         self._inherited = inherited
         self._narration = narration
         self._workers = sum(child.role != "router" for child in children)
-        self._supervision = Supervision([child.name for child in children])
+        self._supervision = RestartPolicy([child.name for child in children])
         self._stop = threading.Event()
         self._began_at = time.monotonic()
         self._announced = False

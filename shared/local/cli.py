@@ -54,9 +54,9 @@ def run(argv: list[str]) -> None:
         case ["--version"]:
             sys.stdout.write(f"segue {version('segue')}\n")
         case ["up", *flags]:
-            from shared.local.console import Narration
+            from shared.local.console import StartupConsole
             from shared.local.up import LocalConfig, up
 
-            up(load(LocalConfig, flags, os.environ), Narration())
+            up(load(LocalConfig, flags, os.environ), StartupConsole())
         case [word, *_]:
             raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")

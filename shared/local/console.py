@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
-class Narration:
+class StartupConsole:
     """Writes to stdout; one instance a deployment."""
 
     def __init__(self, console: Console | None = None):

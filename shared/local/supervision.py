@@ -15,7 +15,7 @@ STABLE_SECONDS = 30.0  # who lived so long has earned a short pause again
 
 
 @dataclass(slots=True)
-class _Child:
+class _ChildState:
     started_at: float = 0.0
     ready: bool = False
     ever_ready: bool = False
@@ -35,11 +35,11 @@ class GiveUp:
     """It cannot start: end the deployment."""
 
 
-class Supervision:
+class RestartPolicy:
     """The state of every child by name; times are seconds of one monotonic clock."""
 
     def __init__(self, names: list[str]):
-        self._children = {name: _Child(start_at=0.0) for name in names}
+        self._children = {name: _ChildState(start_at=0.0) for name in names}
 
     def due(self, now: float) -> list[str]:
         """Children to start now, in their order."""

@@ -27,14 +27,14 @@ from shared.engine.gguf.convert import DEFAULT_MODEL
 from shared.engine.memory_plan import RESERVE_BYTES, Budget, memory_budget
 from shared.errors import StartError
 from shared.links.keys import open_new_seed
-from shared.local.children import HOST, Child, Deployment
-from shared.local.console import Narration
+from shared.local.children import HOST, Child, ChildProcesses
+from shared.local.console import StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.local.role_settings import RoleSettings, settings_by_role
 from shared.messages import Role
 from shared.process.resources import usable_cores
 from shared.process.settings import Count, LogLevel, Port, PositiveInt, variable_of
-from shared.process.worker_config import Device, WorkerConfig
+from shared.process.worker_config import DeviceChoice, WorkerConfig
 
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
@@ -58,7 +58,7 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
         ),
     ] = 12_288
     router_port: Annotated[Port, Meta(description="OpenAI's API; the other ports are free ones")] = 8000
-    device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
+    device: Annotated[DeviceChoice, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
     log_level: Annotated[
         LogLevel, Meta(description="least severe log line of the processes; info is one a state change")
     ] = "warning"
@@ -78,7 +78,7 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     ] = 0
 
 
-def up(config: LocalConfig, narration: Narration) -> None:
+def up(config: LocalConfig, narration: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
     environment = _environment()
     files = {"router": config.router_config, "prefill": config.prefill_config, "decode": config.decode_config}
@@ -106,7 +106,7 @@ def up(config: LocalConfig, narration: Narration) -> None:
         children = [router, *workers]
         for child in children:
             child.arguments += ["--uid", child.name, *settings[child.role].flags]
-        Deployment(children, environment, narration, inherited=[seed]).run(name)
+        ChildProcesses(children, environment, narration, inherited=[seed]).run(name)
 
 
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:

@@ -38,7 +38,7 @@ from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
-from shared.transfer.protocol import Link
+from shared.transfer.protocol import KvLink
 from shared.transfer.self_fetch import self_fetch
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
@@ -65,7 +65,7 @@ class WorkerScheduler(Scheduler, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WorkerParts:
     """What a scheduler is built from."""
 
     engine: Engine
@@ -75,7 +75,7 @@ class Parts:
 def serve(
     config: WorkerConfig,
     role: Role,
-    build: Callable[[Parts], WorkerScheduler],
+    build: Callable[[WorkerParts], WorkerScheduler],
     *,
     leases_max: int,
     fetch_seconds_max: float,
@@ -104,9 +104,9 @@ def serve(
         limits=engine.limits,
     )
     seed = read_seed(Path(config.link_seed_file))
-    ending = Ending(config.drain_seconds)
+    ending = ShutdownSignals(config.drain_seconds)
     links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
-    scheduler = build(Parts(engine, transfer))
+    scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(scheduler, engine.device, transfer, links, monotonic, overlap=config.overlap)
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
@@ -123,7 +123,7 @@ def serve(
         probes.close()
 
 
-class Ending:
+class ShutdownSignals:
     """What signals have asked for, from now on. Before there are links nobody waits for a goodbye: they just end."""
 
     def __init__(self, drain_seconds: float):
@@ -197,7 +197,7 @@ def _open_transfer(
     return transfer
 
 
-def _figures(link: Link) -> dict[str, object]:
+def _figures(link: KvLink) -> dict[str, object]:
     return {"transport": link.transport, "megabytes_per_second": round(link.bytes_per_second / 1e6)}
 
 
@@ -206,7 +206,11 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
 
 
 def _turn_until_empty(
-    ending: Ending, scheduler: WorkerScheduler, loop: EventLoop, health: Health, publish: Callable[[], None]
+    ending: ShutdownSignals,
+    scheduler: WorkerScheduler,
+    loop: EventLoop,
+    health: Health,
+    publish: Callable[[], None],
 ) -> None:
     """Turn the loop until told to end at once, or to leave and nothing is left, or the time to drain is over."""
     next_publish, leaving = 0.0, False

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from shared.process.settings import Count, Port, PositiveInt, ProcessConfig, Seconds
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
 class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     kv_interface: Annotated[
         str, Meta(description="network interface of the KV plane; `lo` keeps it on this machine; empty: all")
     ] = "lo"
-    device: Annotated[Device, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
+    device: Annotated[DeviceChoice, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="of weights; auto: a GGUF file's own 4- and 8-bit blocks on cpu, else float32"),

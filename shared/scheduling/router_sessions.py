@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from shared.effects import Send
-from shared.messages import Leaving, Load
+from shared.messages import Draining, Load
 
 
-class Audience:
+class RouterSessions:
     """The routers with a session now, in the order they came."""
 
     def __init__(self, load_seconds: float):
@@ -24,12 +24,12 @@ class Audience:
         """A router's session has begun; what it must hear at once."""
         self._told[router] = None
         self._next_push = 0.0
-        return [Send(router, Leaving())] if self.left else []
+        return [Send(router, Draining())] if self.left else []
 
     def take_leave(self) -> list[Send]:
         """The worker takes nothing new from now on: all routers hear it."""
         self.left = True
-        return [Send(router, Leaving()) for router in self._told]
+        return [Send(router, Draining()) for router in self._told]
 
     def leave(self, router: str) -> None:
         """A router's session has ended."""

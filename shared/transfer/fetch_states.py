@@ -14,7 +14,7 @@ from enum import Enum
 from shared.errors import InvariantError
 
 
-class State(Enum):
+class FetchState(Enum):
     READING_PAGES = "reading_pages"
     READING_WORD = "reading_word"
     GIVEN_UP = "given_up"
@@ -23,7 +23,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-class Event(Enum):
+class ReadEvent(Enum):
     PAGES_DONE = "pages_done"
     WORD_HELD = "word_held"
     WORD_GONE = "word_gone"
@@ -34,33 +34,33 @@ class Event(Enum):
     FENCED = "fenced"
 
 
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.READING_PAGES: {
-        Event.PAGES_DONE: State.READING_WORD,
-        Event.FAILED: State.GIVEN_UP,
-        Event.TIMED_OUT: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
+TRANSITIONS: dict[FetchState, dict[ReadEvent, FetchState]] = {
+    FetchState.READING_PAGES: {
+        ReadEvent.PAGES_DONE: FetchState.READING_WORD,
+        ReadEvent.FAILED: FetchState.GIVEN_UP,
+        ReadEvent.TIMED_OUT: FetchState.GIVEN_UP,
+        ReadEvent.ABANDONED: FetchState.GIVEN_UP,
     },
-    State.READING_WORD: {
-        Event.WORD_HELD: State.LANDED,
-        Event.WORD_GONE: State.STALE,
-        Event.FAILED: State.GIVEN_UP,
-        Event.TIMED_OUT: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
+    FetchState.READING_WORD: {
+        ReadEvent.WORD_HELD: FetchState.LANDED,
+        ReadEvent.WORD_GONE: FetchState.STALE,
+        ReadEvent.FAILED: FetchState.GIVEN_UP,
+        ReadEvent.TIMED_OUT: FetchState.GIVEN_UP,
+        ReadEvent.ABANDONED: FetchState.GIVEN_UP,
     },
-    State.GIVEN_UP: {
-        Event.FAILED: State.GIVEN_UP,
-        Event.ABANDONED: State.GIVEN_UP,
-        Event.READ_DONE: State.ENDED,
-        Event.FENCED: State.ENDED,
+    FetchState.GIVEN_UP: {
+        ReadEvent.FAILED: FetchState.GIVEN_UP,
+        ReadEvent.ABANDONED: FetchState.GIVEN_UP,
+        ReadEvent.READ_DONE: FetchState.ENDED,
+        ReadEvent.FENCED: FetchState.ENDED,
     },
-    State.LANDED: {},
-    State.STALE: {},
-    State.ENDED: {},
+    FetchState.LANDED: {},
+    FetchState.STALE: {},
+    FetchState.ENDED: {},
 }
 
 
-def advance(state: State, event: Event) -> State:
+def advance(state: FetchState, event: ReadEvent) -> FetchState:
     """The next state; `InvariantError` for a pair that is not in the table."""
     try:
         return TRANSITIONS[state][event]

@@ -23,14 +23,14 @@ from functools import partial
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.transfer.fetch_states import Event, State, advance
+from shared.transfer.fetch_states import FetchState, ReadEvent, advance
 from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory
-from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Stale
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans, peer_name
 
 
-class Collection(msgspec.Struct, frozen=True, array_like=True):
+class ReadNotice(msgspec.Struct, frozen=True, array_like=True):
     """The notification that rides on the read of a lease word: who has read what."""
 
     lease: int
@@ -52,7 +52,7 @@ class _Fetch:
     posted: float  # when it last got time of a turn
     fetched_bytes: int
     unread: list[list[Span]]  # portions not yet posted, the next one last
-    state: State = State.READING_PAGES
+    state: FetchState = FetchState.READING_PAGES
     reads: list[int] = field(default_factory=list)  # handles of those posted
     progressed: float = 0.0  # since when its peer is waited for: the last read DONE, or posted with no other
     given_up: float = 0.0
@@ -92,7 +92,7 @@ class Fetches:
         self._retiring: Reader | None = None
         self._fetches: dict[int, _Fetch] = {}
         self._slots = list(range(limits.fetches_max))
-        self._events: list[Landed | Stale | Failed | Ended] = []
+        self._events: list[FetchLanded | FetchStale | FetchFailed | FetchEnded] = []
         self._posting_seconds = 0.0  # since the last poll
         self.link_probe = LinkProbe(holder, pages, clock)
         self.readers_fenced = 0
@@ -108,7 +108,7 @@ class Fetches:
         now = self._clock()
         reason = self._refusal(baton, start_page, into)
         if reason := reason or self.link_probe.meet(baton.holder, self._reader):
-            self._events.append(Failed(fetch_id, reason, ended=True))
+            self._events.append(FetchFailed(fetch_id, reason, ended=True))
             return
         fetch = _Fetch(
             fetch_id,
@@ -132,9 +132,9 @@ class Fetches:
         unpolled = len(self._events)
         self._events = [event for event in self._events if event.fetch_id != fetch_id]
         if fetch := self._fetches.get(fetch_id):
-            self._give_up(fetch, Event.ABANDONED)
+            self._give_up(fetch, ReadEvent.ABANDONED)
         elif len(self._events) < unpolled:
-            self._events.append(Ended(fetch_id))
+            self._events.append(FetchEnded(fetch_id))
 
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`; `Collected` is told by the transfer around this."""
@@ -218,16 +218,16 @@ class Fetches:
         """Nothing of it was asked for; portions before it may still be landing."""
         fetch.unread.clear()
         if fetch.reads:
-            self._give_up(fetch, Event.FAILED, reason)
+            self._give_up(fetch, ReadEvent.FAILED, reason)
         else:
             self._forget(fetch)
-            self._events.append(Failed(fetch.fetch_id, reason, ended=True))
+            self._events.append(FetchFailed(fetch.fetch_id, reason, ended=True))
 
     def _read_word(self, fetch: _Fetch) -> None:
-        fetch.state = advance(fetch.state, Event.PAGES_DONE)
+        fetch.state = advance(fetch.state, ReadEvent.PAGES_DONE)
         baton = fetch.baton
         uid, epoch = self._holder.uid, self._holder.epoch
-        note = Collection(baton.lease, baton.nonce, baton.rid, baton.attempt, uid, epoch)
+        note = ReadNotice(baton.lease, baton.nonce, baton.rid, baton.attempt, uid, epoch)
         payload = msgspec.msgpack.encode(note)
         self._post(fetch, lambda: fetch.reader.read_word(baton.holder, baton.lease, fetch.slot, payload))
 
@@ -242,16 +242,16 @@ class Fetches:
                 fetch.progressed = self._clock()
         if ReadState.FAILED in states.values():
             fetch.broken = True
-            self._give_up(fetch, Event.FAILED)
+            self._give_up(fetch, ReadEvent.FAILED)
         elif not fetch.reads:
             self._go_on(fetch)
-        elif fetch.state is not State.GIVEN_UP and self._late(fetch):
-            self._give_up(fetch, Event.TIMED_OUT)
+        elif fetch.state is not FetchState.GIVEN_UP and self._late(fetch):
+            self._give_up(fetch, ReadEvent.TIMED_OUT)
 
     def _go_on(self, fetch: _Fetch) -> None:
-        if fetch.state is State.GIVEN_UP:
-            self._end(fetch, Event.READ_DONE)
-        elif fetch.state is State.READING_WORD:
+        if fetch.state is FetchState.GIVEN_UP:
+            self._end(fetch, ReadEvent.READ_DONE)
+        elif fetch.state is FetchState.READING_WORD:
             self._judge(fetch)
         elif not fetch.unread:
             self._read_word(fetch)
@@ -265,31 +265,31 @@ class Fetches:
 
     def _judge(self, fetch: _Fetch) -> None:
         held = fetch.reader.word(fetch.slot) == fetch.baton.nonce
-        fetch.state = advance(fetch.state, Event.WORD_HELD if held else Event.WORD_GONE)
+        fetch.state = advance(fetch.state, ReadEvent.WORD_HELD if held else ReadEvent.WORD_GONE)
         self._forget(fetch)
         if not held:
-            self._events.append(Stale(fetch.fetch_id))
+            self._events.append(FetchStale(fetch.fetch_id))
             return
         seconds = max(self._clock() - fetch.started, 1e-9)
         self.link_probe.poll()  # a probe of this link was posted earlier, and is done as well
         link = self.link_probe.links.get(fetch.peer)
-        self._events.append(Landed(fetch.fetch_id, fetch.fetched_bytes, seconds, link))
+        self._events.append(FetchLanded(fetch.fetch_id, fetch.fetched_bytes, seconds, link))
 
-    def _give_up(self, fetch: _Fetch, event: Event, reason: str = "") -> None:
-        already = fetch.state is State.GIVEN_UP
+    def _give_up(self, fetch: _Fetch, event: ReadEvent, reason: str = "") -> None:
+        already = fetch.state is FetchState.GIVEN_UP
         fetch.state = advance(fetch.state, event)
         if already:
             return
         fetch.unread.clear()
         fetch.given_up = self._clock()
-        if event is not Event.ABANDONED:
+        if event is not ReadEvent.ABANDONED:
             reason = reason or f"the read from {fetch.peer} {event.value.replace('_', ' ')}"
-            self._events.append(Failed(fetch.fetch_id, reason, ended=False))
+            self._events.append(FetchFailed(fetch.fetch_id, reason, ended=False))
 
-    def _end(self, fetch: _Fetch, event: Event) -> None:
+    def _end(self, fetch: _Fetch, event: ReadEvent) -> None:
         fetch.state = advance(fetch.state, event)
         self._forget(fetch)
-        self._events.append(Ended(fetch.fetch_id))
+        self._events.append(FetchEnded(fetch.fetch_id))
 
     def _forget(self, fetch: _Fetch) -> None:
         del self._fetches[fetch.fetch_id]
@@ -305,20 +305,20 @@ class Fetches:
         if retiring is None:
             return
         left = [fetch for fetch in self._fetches.values() if fetch.reader is retiring]
-        if all(fetch.state is State.GIVEN_UP for fetch in left):
+        if all(fetch.state is FetchState.GIVEN_UP for fetch in left):
             retiring.close()
             self.link_probe.forget(retiring)
             self._retiring = None
             self.readers_fenced += 1
             for fetch in left:
-                self._end(fetch, Event.FENCED)
+                self._end(fetch, ReadEvent.FENCED)
 
     def _doubtful(self, fetch: _Fetch) -> bool:
         """Whether the read may never end. One that was abandoned in good health speaks against nobody yet:
         else each client that leaves would cost others that fetch from the same peer an attempt."""
-        return fetch.state is State.GIVEN_UP and (fetch.broken or self._late(fetch))
+        return fetch.state is FetchState.GIVEN_UP and (fetch.broken or self._late(fetch))
 
     def _overdue(self, fetch: _Fetch) -> bool:
-        if fetch.state is not State.GIVEN_UP or fetch.reader is not self._reader:
+        if fetch.state is not FetchState.GIVEN_UP or fetch.reader is not self._reader:
             return False
         return fetch.broken or self._clock() - fetch.given_up >= self._limits.fence_seconds

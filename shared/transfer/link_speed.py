@@ -27,7 +27,7 @@ import structlog
 
 from shared.baton import Holder
 from shared.transfer.memory import PageMemory
-from shared.transfer.protocol import Link
+from shared.transfer.protocol import KvLink
 from shared.transfer.reader import PEERS_MAX, NotPostedError, Reader, ReadState, Span, peer_name
 
 PATTERN = bytes(range(1, 252))  # a prime length: a shifted page does not look right
@@ -80,12 +80,12 @@ class LinkProbe:
             write_pattern(pages, own.known_page)
 
     @property
-    def links(self) -> dict[str, Link]:
+    def links(self) -> dict[str, KvLink]:
         """The links that have been measured, by peer."""
         return {peer.name: _link(peer) for peer in self._peers.values() if peer.probes}
 
     @property
-    def own_link(self) -> Link | None:
+    def own_link(self) -> KvLink | None:
         """How this worker reads its own pages, if it has."""
         return _link(self._own) if self._own.probes else None
 
@@ -240,5 +240,5 @@ def _pattern(pages: PageMemory) -> bytes:
     return (PATTERN * (pages.page_bytes // len(PATTERN) + 1))[: pages.page_bytes]
 
 
-def _link(peer: _Peer) -> Link:
-    return Link(peer.transport, peer.bytes_per_second)
+def _link(peer: _Peer) -> KvLink:
+    return KvLink(peer.transport, peer.bytes_per_second)

@@ -27,10 +27,10 @@ import msgspec
 
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
-from shared.transfer.fetches import Collection, Fetches, FetchLimits
+from shared.transfer.fetches import Fetches, FetchLimits, ReadNotice
 from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.protocol import FetchEvent, PagesRead
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, peer_name, word_span
 from shared.transfer.ucx import TransportLog, configure_ucx
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
 
-decode_collection = msgspec.msgpack.Decoder(Collection).decode
+decode_collection = msgspec.msgpack.Decoder(ReadNotice).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class NixlTransfer:
                 except msgspec.MsgspecError:  # anyone who reaches the KV plane can send one
                     logger.warning("a notification of %d bytes is not one of ours", len(note))
                     continue
-                events.append(Collected(read.lease, read.nonce, read.rid, read.attempt))
+                events.append(PagesRead(read.lease, read.nonce, read.rid, read.attempt))
         return events
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Fetching pages: the one protocol behind handoff, move and prefix reuse.
 
 The reader asks for a baton's pages into pages of its own; when all reads are DONE the lease word is read, and with
-that last transfer the holder is notified. **Only DONE proves that a read has ended**: after `Failed` or `abandon`
-bytes may still land, so the target pages stay quarantined until `Ended` for the same fetch.
+that last transfer the holder is notified. **Only DONE proves that a read has ended**: after `FetchFailed` or `abandon`
+bytes may still land, so the target pages stay quarantined until `FetchEnded` for the same fetch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.baton import Baton, Holder
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class KvLink:
     """What reading from a peer was found to carry."""
 
     transport: str  # the one really used: "cma/memory", "tcp/eth0"
@@ -23,24 +23,24 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class FetchLanded:
     """All pages have arrived and the lease held: the target pages are valid. The fetch has ended."""
 
     fetch_id: int
     fetched_bytes: int
     seconds: float
-    link: Link | None = None  # None: not measured yet
+    link: KvLink | None = None  # None: not measured yet
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class FetchStale:
     """All reads are done, but the lease had ended: the bytes are worthless. The fetch has ended."""
 
     fetch_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FetchFailed:
     """The fetch will not land. Unless `ended`, bytes may still arrive: quarantine the target pages."""
 
     fetch_id: int
@@ -49,14 +49,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """After `Failed(ended=False)` or `abandon`: from now on nothing of this fetch lands any more."""
+class FetchEnded:
+    """After `FetchFailed(ended=False)` or `abandon`: from now on nothing of this fetch lands any more."""
 
     fetch_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class PagesRead:
     """At the holder: a reader has read the lease word, it needs the pages no more."""
 
     lease: int
@@ -65,7 +65,8 @@ class Collected:
     attempt: int
 
 
-FetchEvent = Landed | Stale | Failed | Ended | Collected
+FetchOutcome = FetchLanded | FetchStale | FetchFailed | FetchEnded
+FetchEvent = FetchOutcome | PagesRead
 
 
 class Fetcher(Protocol):
@@ -79,11 +80,11 @@ class Fetcher(Protocol):
         """Read the baton's pages from page `start_page` of the request on into the local pages `into`.
 
         `len(into)` pages are read; it may be 0 (everything is cached here: only the lease word is read). Never
-        blocks on a peer and never raises for one: what goes wrong comes back as `Failed`.
+        blocks on a peer and never raises for one: what goes wrong comes back as `FetchFailed`.
         """
 
     def abandon(self, fetch_id: int) -> None:
-        """The pages are wanted no more. `Ended` follows when nothing can land any more; no other event does."""
+        """The pages are wanted no more. `FetchEnded` follows when nothing can land any more; no other event does."""
 
     def poll(self) -> list[FetchEvent]:
         """What has happened since the last call."""

@@ -10,7 +10,7 @@ from shared.baton import Baton
 from shared.errors import TransferError
 from shared.transfer.link_speed import LinkProbe, holds_pattern
 from shared.transfer.memory import PageMemory
-from shared.transfer.protocol import Collected, Fetcher, FetchEvent, Landed, LeaseWords, Link
+from shared.transfer.protocol import Fetcher, FetchEvent, FetchLanded, KvLink, LeaseWords, PagesRead
 
 FETCH_ID = 0
 TARGET = 0  # any page of the pool: nobody uses them yet
@@ -31,7 +31,7 @@ def self_fetch(
     *,
     seconds_max: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
-) -> Link | None:
+) -> KvLink | None:
     """Fetch the known page into one of the pool, and hear of it as the holder. Returns what the way there carries.
 
     Call it before anything else uses the pages and the words. `TransferError` in one sentence when the page does
@@ -44,7 +44,7 @@ def self_fetch(
     transfer.start(FETCH_ID, baton, 0, [TARGET])
     landed, collected = _wait(transfer, clock() + seconds_max, clock)
     transfer.words.clear(0)
-    if not isinstance(landed, Landed):
+    if not isinstance(landed, FetchLanded):
         raise TransferError(
             f"the self-fetch of a KV page ended with {landed!r}: is UCX allowed to listen here?"
         )
@@ -58,13 +58,13 @@ def self_fetch(
 def _wait(transfer: Fetcher, deadline: float, clock: Callable[[], float]) -> tuple[FetchEvent | None, bool]:
     ended: FetchEvent | None = None
     collected = False
-    while clock() < deadline and not (isinstance(ended, Landed) and collected):
+    while clock() < deadline and not (isinstance(ended, FetchLanded) and collected):
         for event in transfer.poll():
-            if isinstance(event, Collected):
+            if isinstance(event, PagesRead):
                 collected = True
             else:
                 ended = event
-        if ended is not None and not isinstance(ended, Landed):
+        if ended is not None and not isinstance(ended, FetchLanded):
             break
         time.sleep(WAIT_SECONDS)
     return ended, collected

@@ -19,7 +19,7 @@ from tests.benchmarks.client.report import write_json
 from tests.benchmarks.comparison import Comparison, compare
 from tests.benchmarks.peers import Contender, contenders, default_peers_folder
 from tests.benchmarks.presentation import draw, markdown
-from tests.benchmarks.servers import IDLE_SHARE_MAX, Server, busy_cores
+from tests.benchmarks.servers import IDLE_SHARE_MAX, BenchServer, busy_cores
 
 NAME = "comparison"  # of the files that are written
 
@@ -72,7 +72,7 @@ def run(given: argparse.Namespace, scratch: Path) -> Comparison:
         servers = []
         for contender in chosen(contenders(given.peers, given.segue, scratch), given.servers):
             say(f"starting {contender.title}: {contender.settings}")
-            server = Server(contender, scratch / f"{contender.name}.log")
+            server = BenchServer(contender, scratch / f"{contender.name}.log")
             stack.callback(server.close)
             server.wait_until_ready()
             servers.append(server)

@@ -19,7 +19,7 @@ from tests.benchmarks.client.report import (
     three_digits,
 )
 from tests.benchmarks.client.scenarios import Scenario
-from tests.benchmarks.servers import Server, wait_until_idle
+from tests.benchmarks.servers import BenchServer, wait_until_idle
 
 MEMORY_AFTER = "mixed"  # the scenario with 16 streams at a time
 
@@ -54,7 +54,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    servers: Sequence[Server],
+    servers: Sequence[BenchServer],
     scenarios: Sequence[Scenario],
     *,
     size: str,
@@ -104,7 +104,7 @@ def ratio_to_best_peer(comparison: Comparison, scenario: str) -> float | None:
     return min(peers) / mine.value if mine.better == "less" else mine.value / max(peers)
 
 
-def _taking_part(servers: Sequence[Server], scenario: Scenario) -> list[Server]:
+def _taking_part(servers: Sequence[BenchServer], scenario: Scenario) -> list[BenchServer]:
     return [
         server
         for server in servers
@@ -113,7 +113,7 @@ def _taking_part(servers: Sequence[Server], scenario: Scenario) -> list[Server]:
 
 
 def _measured(
-    server: Server, scenarios: Sequence[Scenario], runs: dict[tuple[str, str], list[RunResult]]
+    server: BenchServer, scenarios: Sequence[Scenario], runs: dict[tuple[str, str], list[RunResult]]
 ) -> Measured:
     contender = server.contender
     return Measured(

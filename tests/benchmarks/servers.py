@@ -31,7 +31,7 @@ IDLE_SHARE_MAX = 0.05  # of one core; who takes more while idle is frozen
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-class Server:
+class BenchServer:
     """One contender, running."""
 
     def __init__(self, contender: Contender, log: Path):

@@ -39,7 +39,7 @@ def cluster_of(live: list[Object], folder: Path) -> Iterator[str]:
     """The path of a kubeconfig for a cluster in which these objects live."""
     answers = _discovery() | {path_of(thing): thing for thing in live}
 
-    class Handler(BaseHTTPRequestHandler):
+    class ApiHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -61,7 +61,7 @@ def cluster_of(live: list[Object], folder: Path) -> Iterator[str]:
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
             """Nothing: pytest would show it."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ApiHandler) as server:
         server.daemon_threads = True
         serving = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
         serving.start()

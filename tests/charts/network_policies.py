@@ -13,7 +13,7 @@ from tests.charts.rendering import Object, selects
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class PolicyEndpoint:
     """Somebody on the network: a pod if it has labels, else an address outside."""
 
     labels: dict[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Endpoint:
     outside: bool = False
 
 
-def may_reach(policies: Sequence[Object], source: Endpoint, target: Endpoint, port: int) -> bool:
+def may_reach(policies: Sequence[Object], source: PolicyEndpoint, target: PolicyEndpoint, port: int) -> bool:
     """Whether a connection from `source` to this TCP port of `target` is allowed."""
     return _side_allows(policies, "Ingress", target, source, target, port) and _side_allows(
         policies, "Egress", source, target, target, port
@@ -30,7 +30,12 @@ def may_reach(policies: Sequence[Object], source: Endpoint, target: Endpoint, po
 
 
 def _side_allows(
-    policies: Sequence[Object], direction: str, here: Endpoint, there: Endpoint, target: Endpoint, port: int
+    policies: Sequence[Object],
+    direction: str,
+    here: PolicyEndpoint,
+    there: PolicyEndpoint,
+    target: PolicyEndpoint,
+    port: int,
 ) -> bool:
     mine = [
         policy["spec"]
@@ -48,12 +53,12 @@ def _side_allows(
     )
 
 
-def _peers_allow(peers: list[Object] | None, here: Endpoint, there: Endpoint) -> bool:
+def _peers_allow(peers: list[Object] | None, here: PolicyEndpoint, there: PolicyEndpoint) -> bool:
     """No peers: anybody. A block of addresses holds no pods here."""
     return peers is None or any(_is_peer(peer, here, there) for peer in peers)
 
 
-def _is_peer(peer: Object, here: Endpoint, there: Endpoint) -> bool:
+def _is_peer(peer: Object, here: PolicyEndpoint, there: PolicyEndpoint) -> bool:
     if "ipBlock" in peer:
         return there.outside
     if there.outside:
@@ -65,11 +70,11 @@ def _is_peer(peer: Object, here: Endpoint, there: Endpoint) -> bool:
     return in_namespace and selects(peer.get("podSelector", {}), there.labels)
 
 
-def _ports_allow(ports: list[Object] | None, target: Endpoint, port: int) -> bool:
+def _ports_allow(ports: list[Object] | None, target: PolicyEndpoint, port: int) -> bool:
     return ports is None or any(_is_port(each, target, port) for each in ports)
 
 
-def _is_port(rule: Object, target: Endpoint, port: int) -> bool:
+def _is_port(rule: Object, target: PolicyEndpoint, port: int) -> bool:
     if rule.get("protocol", "TCP") != "TCP":
         return False
     if isinstance(rule["port"], str):

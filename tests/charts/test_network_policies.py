@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.network_policies import Endpoint, may_reach
+from tests.charts.network_policies import PolicyEndpoint, may_reach
 from tests.charts.rendering import NAMESPACE, objects, of_kind, pods
 
 HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
@@ -43,12 +43,12 @@ INGRESS = [
 ]
 
 
-def cast() -> dict[str, Endpoint]:
+def cast() -> dict[str, PolicyEndpoint]:
     """Everybody who takes part: this release's pods, another's, the same labels in another namespace, strangers."""
 
-    def endpoints(release: str) -> dict[str, Endpoint]:
+    def endpoints(release: str) -> dict[str, PolicyEndpoint]:
         return {
-            component: Endpoint(
+            component: PolicyEndpoint(
                 pod["metadata"]["labels"],
                 {
                     port["name"]: port["containerPort"]
@@ -61,15 +61,15 @@ def cast() -> dict[str, Endpoint]:
     ours = endpoints("segue")
     others = {f"their {component}": endpoint for component, endpoint in endpoints("theirs").items()}
     moved = {
-        f"{component} elsewhere": Endpoint(each.labels, each.ports, "other")
+        f"{component} elsewhere": PolicyEndpoint(each.labels, each.ports, "other")
         for component, each in ours.items()
     }
     strangers = {
-        "stranger": Endpoint({"app": "web"}),
-        "elsewhere": Endpoint({"app": "web"}, namespace="other"),
-        "monitoring": Endpoint({"app": "prometheus"}, namespace="monitoring"),
-        "ingress": Endpoint({"app": "nginx"}, namespace="ingress"),
-        "outside": Endpoint(outside=True),
+        "stranger": PolicyEndpoint({"app": "web"}),
+        "elsewhere": PolicyEndpoint({"app": "web"}, namespace="other"),
+        "monitoring": PolicyEndpoint({"app": "prometheus"}, namespace="monitoring"),
+        "ingress": PolicyEndpoint({"app": "nginx"}, namespace="ingress"),
+        "outside": PolicyEndpoint(outside=True),
     }
     return ours | others | moved | strangers
 

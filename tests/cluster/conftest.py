@@ -10,15 +10,15 @@ from statistics import median
 
 import pytest
 
-from tests.cluster.kubernetes import COMMAND, ROOT, Cluster, Pod, load_image, start_own, stop_own
-from tests.cluster.load import STREAMS_AT_FAULT_MIN, Plan, Report, run_streams
-from tests.cluster.release import Release
+from tests.cluster.kubernetes import COMMAND, ROOT, Cluster, ClusterPod, load_image, start_own, stop_own
+from tests.cluster.load import STREAMS_AT_FAULT_MIN, LoadReport, Plan, run_streams
+from tests.cluster.release import HelmRelease
 from tests.waiting import until
 
 IMAGES = ("segue-router", "segue-worker", "segue-model-smollm2")
 FAILED = Path(__file__).parent / "failed"
 CLUSTER = pytest.StashKey[Cluster]()
-REPORTS = pytest.StashKey[list[Report]]()
+REPORTS = pytest.StashKey[list[LoadReport]]()
 NOTES = pytest.StashKey[list[str]]()
 # Tokens. LONG: a pod that is replaced leaves when the new one has started. LONGEST: a thousand are still to come.
 SHORT, LONG, LONGEST = 240, 700, 1200
@@ -60,15 +60,15 @@ def _own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster) -> Release:
+def release(cluster: Cluster) -> HelmRelease:
     """The chart with the values of the CPU demo."""
-    release = Release(cluster)
+    release = HelmRelease(cluster)
     release.install()
     return release
 
 
 @pytest.fixture(scope="session")
-def undisturbed(release: Release) -> dict[Plan, str]:
+def undisturbed(release: HelmRelease) -> dict[Plan, str]:
     """What each request is answered when nothing happens."""
     texts = {}
     for plans in (*PLANS.values(), LATER):
@@ -78,20 +78,20 @@ def undisturbed(release: Release) -> dict[Plan, str]:
     return texts
 
 
-Faulted = Callable[..., Report]
+Faulted = Callable[..., LoadReport]
 
 
 @pytest.fixture
-def faulted(release: Release, undisturbed: dict[Plan, str], pytestconfig: pytest.Config) -> Faulted:
+def faulted(release: HelmRelease, undisturbed: dict[Plan, str], pytestconfig: pytest.Config) -> Faulted:
     """Do this to the cluster while streams run and come, and check what their readers saw."""
 
     def run(
         name: str,
         fault: Callable[[], object],
-        victims: list[Pod] | None = None,
+        victims: list[ClusterPod] | None = None,
         tokens: int = SHORT,
         struck: Callable[[], bool] | None = None,  # seen sooner than by the API server
-    ) -> Report:
+    ) -> LoadReport:
         changed = lambda: all(release.has_changed(pod) for pod in victims or [])  # noqa: E731
         report = run_streams(release.url, PLANS[tokens], name, fault, LATER, struck or changed)
         until(changed, 60, f"{name}: a change in its victims")

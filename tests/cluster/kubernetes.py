@@ -19,7 +19,7 @@ COMMAND_SECONDS_MAX = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class ClusterPod:
     """One pod of the release, as the API server tells."""
 
     name: str
@@ -31,7 +31,7 @@ class Pod:
     restarts: int
 
     @classmethod
-    def of(cls, item: dict[str, Any]) -> Pod:
+    def of(cls, item: dict[str, Any]) -> ClusterPod:
         meta, status = item["metadata"], item.get("status", {})
         conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
         return cls(
@@ -75,19 +75,19 @@ class Cluster:
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
-    def pods(self, component: str = "") -> list[Pod]:
+    def pods(self, component: str = "") -> list[ClusterPod]:
         """Pods of the release, by name; of one component, or all."""
         items = self.get("pods", "-l", "app.kubernetes.io/name=segue")["items"]
-        pods = [Pod.of(item) for item in items]
+        pods = [ClusterPod.of(item) for item in items]
         return sorted((pod for pod in pods if component in ("", pod.component)), key=lambda pod: pod.name)
 
-    def page(self, pod: Pod, port: int, path: str) -> str:
+    def page(self, pod: ClusterPod, port: int, path: str) -> str:
         """What a pod answers over HTTP, by way of the API server."""
         return self.kubectl(
             "get", "--raw", f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}:{port}/proxy{path}"
         )
 
-    def now(self, pod: Pod) -> Pod | None:
+    def now(self, pod: ClusterPod) -> ClusterPod | None:
         """This very pod as it is now; None if it is gone."""
         return next((each for each in self.pods(pod.component) if each.uid == pod.uid), None)
 

@@ -30,7 +30,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Stream:
+class LoadStream:
     """What the reader of one request saw."""
 
     plan: Plan
@@ -58,18 +58,18 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """What happened to the streams that ran when something was done, and to those that came with it.
 
     `fault_at` is when it was begun; `running` counts the streams that ran when it was seen to have struck.
     """
 
     name: str
-    streams: list[Stream]
+    streams: list[LoadStream]
     running: int
     fault_at: float
 
-    def to_come(self, stream: Stream) -> int:
+    def to_come(self, stream: LoadStream) -> int:
         """Tokens that its reader still waited for when the fault began, a token for each piece of text."""
         return stream.plan.max_tokens - sum(at < self.fault_at for at in stream.times)
 
@@ -91,7 +91,7 @@ def run_streams(
     fault: Callable[[], object] | None = None,
     later: list[Plan] | None = None,
     struck: Callable[[], bool] = lambda: True,
-) -> Report:
+) -> LoadReport:
     """All plans at once; when each has a token the fault, and with it the later ones. Raises what a stream raised."""
     return asyncio.run(_run(url, plans, name, fault, later or [], struck))
 
@@ -103,9 +103,9 @@ async def _run(
     fault: Callable[[], object] | None,
     later: list[Plan],
     struck: Callable[[], bool],
-) -> Report:
-    streams = [Stream(plan) for plan in plans]
-    others = [Stream(plan) for plan in later]
+) -> LoadReport:
+    streams = [LoadStream(plan) for plan in plans]
+    others = [LoadStream(plan) for plan in later]
     running, fault_at = 0, monotonic()
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300.0
@@ -123,10 +123,10 @@ async def _run(
 
             running, _ = await asyncio.gather(running_when_struck(), asyncio.to_thread(fault))
         await asyncio.gather(*tasks)
-    return Report(name, streams + others, running, fault_at)
+    return LoadReport(name, streams + others, running, fault_at)
 
 
-async def _follow(client: openai.AsyncOpenAI, stream: Stream) -> None:
+async def _follow(client: openai.AsyncOpenAI, stream: LoadStream) -> None:
     stream.began_at = monotonic()
     chunks = await client.completions.create(
         model="smollm2",

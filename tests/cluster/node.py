@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.kubernetes import Cluster, Pod
+from tests.cluster.kubernetes import Cluster, ClusterPod
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")  # control groups of version 1; those of version 2 lie one above
 SPARE_BYTES = 8 << 20
 
 
-def process_of(pod: Pod) -> int:
+def process_of(pod: ClusterPod) -> int:
     """The process `python -m <component>` of a pod, by its number on this machine."""
     found = [
         pid for pid in _processes(pod) if f"-m {pod.component}" in _read(pid, "cmdline").replace("\0", " ")
@@ -22,7 +22,7 @@ def process_of(pod: Pod) -> int:
     return found[0]
 
 
-def let_memory_end(cluster: Cluster, pod: Pod) -> None:
+def let_memory_end(cluster: Cluster, pod: ClusterPod) -> None:
     """Leave the container no memory but what it uses, and use that up in it: the kernel takes its largest process."""
     group = next(line for line in _read(process_of(pod), "cgroup").splitlines() if _is_memory_group(line))
     folder = _memory_group(group.rpartition(":")[2])
@@ -40,7 +40,7 @@ def is_running(pid: int) -> bool:
     return _read(pid, "cmdline") != ""
 
 
-def _processes(pod: Pod) -> list[int]:
+def _processes(pod: ClusterPod) -> list[int]:
     numbers = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     names = (pod.uid, pod.uid.replace("-", "_"))
     return [pid for pid in numbers if any(name in _read(pid, "cgroup") for name in names)]

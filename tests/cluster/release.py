@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster.kubernetes import Cluster, Pod
+from tests.cluster.kubernetes import Cluster, ClusterPod
 from tests.metric_pages import held_in, samples_of
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ FLAGS = ("--set", CONFIG)
 
 
 @dataclass(slots=True)
-class Release:
+class HelmRelease:
     """An installed chart."""
 
     cluster: Cluster
@@ -64,7 +64,7 @@ class Release:
         name = f"segue_workers{{worker_role={component}}}"
         return {self.metrics(pod).get(name, 0.0) for pod in routers}
 
-    def metrics(self, pod: Pod) -> dict[str, float]:
+    def metrics(self, pod: ClusterPod) -> dict[str, float]:
         """Everything at a pod's /metrics, as `name{label=value,…}` without the role; nothing if it has ended."""
         try:
             page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
@@ -80,12 +80,12 @@ class Release:
         pods = [pod for pod in self.cluster.pods(component) if pod.ready]
         return sum(self.metrics(pod).get(name, 0.0) for pod in pods)
 
-    def busiest(self, component: str) -> Pod:
+    def busiest(self, component: str) -> ClusterPod:
         """The pod with the most requests in slots."""
         pods = [pod for pod in self.cluster.pods(component) if pod.ready and not pod.leaving]
         return max(pods, key=lambda pod: self.metrics(pod).get("segue_slots_used", 0.0))
 
-    def has_changed(self, pod: Pod) -> bool:
+    def has_changed(self, pod: ClusterPod) -> bool:
         """Whether it is leaving or gone, or its container has ended or was started again."""
         now = self.cluster.now(pod)
         return now is None or now.leaving or not now.running or now.restarts > pod.restarts

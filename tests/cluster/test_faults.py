@@ -19,28 +19,28 @@ import pytest
 
 from tests.cluster import node
 from tests.cluster.conftest import LONG, LONGEST, NOTES, Faulted
-from tests.cluster.kubernetes import Pod
+from tests.cluster.kubernetes import ClusterPod
 from tests.cluster.load import STREAMS_AT_FAULT_MIN
-from tests.cluster.release import Release
+from tests.cluster.release import HelmRelease
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # the first one's set-up starts a cluster
 
 
 @pytest.fixture
-def two_decode_pods(release: Release) -> None:
+def two_decode_pods(release: HelmRelease) -> None:
     release.scale("decode", 2)
     release.wait_for("decode", 2)
 
 
 @pytest.mark.usefixtures("two_decode_pods")
 def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
-    release: Release, faulted: Faulted, pytestconfig: pytest.Config
+    release: HelmRelease, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
     """With a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
     moved, again = moves(release), continuations(release)
     before = release.cluster.pods("decode")
-    victim: list[Pod] = []
+    victim: list[ClusterPod] = []
     ended: dict[str, float] = {}
 
     def scale_down() -> None:
@@ -79,7 +79,7 @@ class Way:
     moves: int
     attempts: int
 
-    def began_on(self, pod: Pod) -> bool:
+    def began_on(self, pod: ClusterPod) -> bool:
         """Whether its first decode worker was that pod."""
         return self.decode[0].startswith(f"{pod.name}/")
 
@@ -89,7 +89,7 @@ class Way:
         return cls(workers, told["moves"], told["attempts"])
 
 
-def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: Faulted) -> None:
+def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, faulted: Faulted) -> None:
     def scale() -> None:
         release.scale("decode", 3)
         release.wait_for("decode", 3)
@@ -102,14 +102,14 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: Release, faulted: 
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill"])
-def test_a_pod_is_deleted(release: Release, faulted: Faulted, component: str) -> None:
+def test_a_pod_is_deleted(release: HelmRelease, faulted: Faulted, component: str) -> None:
     pod = release.cluster.pods(component)[0]
     delete = lambda: release.cluster.kubectl("delete", "pod", pod.name, "--wait=false")  # noqa: E731
     faulted(f"`kubectl delete pod`, the only {component} pod", delete, [pod])
     release.wait_for(component, 1)
 
 
-def test_a_decode_pod_is_deleted_by_force(release: Release, faulted: Faulted) -> None:
+def test_a_decode_pod_is_deleted_by_force(release: HelmRelease, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
     flags = ("--wait=false", "--force", "--grace-period=0")
     delete = lambda: release.cluster.kubectl("delete", "pod", pod.name, *flags)  # noqa: E731
@@ -118,7 +118,9 @@ def test_a_decode_pod_is_deleted_by_force(release: Release, faulted: Faulted) ->
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill"])
-def test_the_process_of_the_only_pod_is_killed(release: Release, faulted: Faulted, component: str) -> None:
+def test_the_process_of_the_only_pod_is_killed(
+    release: HelmRelease, faulted: Faulted, component: str
+) -> None:
     pod = release.cluster.pods(component)[0]
     killed(faulted, f"SIGKILL, the only {component} pod", pod)
     release.wait_for(component, 1)
@@ -126,7 +128,7 @@ def test_the_process_of_the_only_pod_is_killed(release: Release, faulted: Faulte
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_one_of_two_decode_processes_is_killed(release: Release, faulted: Faulted) -> None:
+def test_one_of_two_decode_processes_is_killed(release: HelmRelease, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
     again = continuations(release)
     killed(faulted, "SIGKILL, one of two decode pods", pod)
@@ -135,7 +137,7 @@ def test_one_of_two_decode_processes_is_killed(release: Release, faulted: Faulte
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_a_decode_pod_is_out_of_memory(release: Release, faulted: Faulted) -> None:
+def test_a_decode_pod_is_out_of_memory(release: HelmRelease, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
     pid, again = node.process_of(pod), continuations(release)
     let_memory_end = lambda: node.let_memory_end(release.cluster, pod)  # noqa: E731
@@ -146,7 +148,7 @@ def test_a_decode_pod_is_out_of_memory(release: Release, faulted: Faulted) -> No
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_a_decode_pod_freezes_and_thaws(release: Release, faulted: Faulted) -> None:
+def test_a_decode_pod_freezes_and_thaws(release: HelmRelease, faulted: Faulted) -> None:
     frozen: list[int] = []
     again = continuations(release)
 
@@ -171,7 +173,7 @@ def test_a_decode_pod_freezes_and_thaws(release: Release, faulted: Faulted) -> N
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
-def test_a_deployment_is_rolled(release: Release, faulted: Faulted, component: str) -> None:
+def test_a_deployment_is_rolled(release: HelmRelease, faulted: Faulted, component: str) -> None:
     """A new pod first, then the old one goes: that is when the streams must still run."""
     before, moved = release.cluster.pods(component), moves(release)
     faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before, LONG)
@@ -180,7 +182,7 @@ def test_a_deployment_is_rolled(release: Release, faulted: Faulted, component: s
     release.wait_for(component, 1)
 
 
-def test_no_short_request_fails_while_the_router_is_rolled(release: Release) -> None:
+def test_no_short_request_fails_while_the_router_is_rolled(release: HelmRelease) -> None:
     statuses: list[int] = []
 
     async def ask_until(done: asyncio.Event) -> None:
@@ -220,14 +222,14 @@ PAGE_SIZE = ("--set", "prefill.config.pageSize=32", "--set", "decode.config.page
     ],
 )
 def test_an_upgrade(
-    release: Release, faulted: Faulted, name: str, flags: tuple[str, ...], components: list[str]
+    release: HelmRelease, faulted: Faulted, name: str, flags: tuple[str, ...], components: list[str]
 ) -> None:
     victims = [pod for component in components for pod in release.cluster.pods(component)]
     upgrade: Callable[[], None] = lambda: release.upgrade(*flags)  # noqa: E731
     faulted(name, upgrade, victims, LONG)
 
 
-def test_an_upgrade_keeps_what_was_scaled(release: Release) -> None:
+def test_an_upgrade_keeps_what_was_scaled(release: HelmRelease) -> None:
     release.scale("decode", 2)
     release.wait_for("decode", 2)
     release.upgrade("--set", "router.config.queueMax=600")
@@ -236,25 +238,25 @@ def test_an_upgrade_keeps_what_was_scaled(release: Release) -> None:
     release.wait_for("decode", 1)
 
 
-def killed(faulted: Faulted, name: str, pod: Pod) -> None:
+def killed(faulted: Faulted, name: str, pod: ClusterPod) -> None:
     """SIGKILL to a pod's process while streams run."""
     pid = node.process_of(pod)
     kill = lambda: os.kill(pid, signal.SIGKILL)  # noqa: E731
     faulted(name, kill, [pod], struck=lambda: not node.is_running(pid))
 
 
-def departing(release: Release, before: list[Pod]) -> list[Pod]:
+def departing(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod]:
     """Those of these pods that leave or have gone."""
     staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.leaving}
     return [pod for pod in before if pod.uid not in staying]
 
 
-def moves(release: Release) -> float:
+def moves(release: HelmRelease) -> float:
     """Requests that were moved by their pages."""
     return release.total("router", "segue_moves_total{outcome=moved}")
 
 
-def continuations(release: Release) -> float:
+def continuations(release: HelmRelease) -> float:
     """Attempts after the first, for whatever cause."""
     found = [release.metrics(pod) for pod in release.cluster.pods("router") if pod.ready]
     return sum(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.conftest import LATER, chart_version
 from tests.cluster.load import Plan, run_streams
-from tests.cluster.release import NAME, PORTS, Release
+from tests.cluster.release import NAME, PORTS, HelmRelease
 from tests.waiting import until
 
 SIZES_MAX = {"segue-router": 400e6, "segue-worker": 1.6e9}  # bytes
@@ -33,7 +33,7 @@ def test_images_are_as_small_as_promised() -> None:
 
 
 def test_an_installed_release_serves_and_its_own_test_passes(
-    release: Release, undisturbed: dict[str, str]
+    release: HelmRelease, undisturbed: dict[str, str]
 ) -> None:
     assert all(len(text) > 100 for text in undisturbed.values())
     fetched_bytes = release.total("decode", "segue_kv_fetched_bytes_total")
@@ -42,7 +42,7 @@ def test_an_installed_release_serves_and_its_own_test_passes(
     assert re.search(r"\d+ bytes of KV moved for it in .* MB/s", found), found
 
 
-def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: Release) -> None:
+def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: HelmRelease) -> None:
     if release.cluster.context:
         pytest.skip("the printed commands are for the current context")
     release.wait_for("router", 1)
@@ -56,7 +56,7 @@ def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: Rel
     assert "data: [DONE]" in done.stdout, done.stdout + done.stderr
 
 
-def test_every_router_tells_of_a_request_that_one_of_them_served(release: Release) -> None:
+def test_every_router_tells_of_a_request_that_one_of_them_served(release: HelmRelease) -> None:
     release.scale("router", 2)
     release.wait_for("router", 2)
     body = {"model": "smollm2", "prompt": "One", "max_tokens": 2}
@@ -71,7 +71,7 @@ def test_every_router_tells_of_a_request_that_one_of_them_served(release: Releas
     release.wait_for("router", 1)
 
 
-def test_a_new_decode_pod_gets_traffic_within_two_seconds_of_its_readiness(release: Release) -> None:
+def test_a_new_decode_pod_gets_traffic_within_two_seconds_of_its_readiness(release: HelmRelease) -> None:
     old = {pod.name for pod in release.cluster.pods("decode")}
     release.scale("decode", 2)
     until(lambda: len(release.cluster.pods("decode")) == 2, 30, "a second pod")
@@ -91,7 +91,7 @@ def test_a_new_decode_pod_gets_traffic_within_two_seconds_of_its_readiness(relea
     release.wait_for("decode", 1)
 
 
-def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: Release) -> None:
+def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRelease) -> None:
     release.scale("decode", 0)
     until(lambda: not release.cluster.pods("decode"), 60, "the end of all decode pods")
     plans = [Plan(plan.prompt, 8) for plan in LATER]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.kubernetes import Cluster
-from tests.cluster.release import NAME, Release
+from tests.cluster.release import NAME, HelmRelease
 from tests.waiting import until
 
 KINDS = (
@@ -12,7 +12,7 @@ KINDS = (
 )
 
 
-def test_an_uninstalled_release_leaves_nothing(cluster: Cluster, release: Release) -> None:
+def test_an_uninstalled_release_leaves_nothing(cluster: Cluster, release: HelmRelease) -> None:
     assert release.url
     cluster.helm("uninstall", NAME, "--wait")
     until(lambda: not left(cluster), 90, "the end of every object of the release")

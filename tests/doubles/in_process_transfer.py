@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.transfer.fetches import Collection, Fetches, FetchLimits
+from shared.transfer.fetches import Fetches, FetchLimits, ReadNotice
 from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import Collected, FetchEvent
+from shared.transfer.protocol import FetchEvent, PagesRead
 from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
 
-decode_collection = msgspec.msgpack.Decoder(Collection).decode
+decode_collection = msgspec.msgpack.Decoder(ReadNotice).decode
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class InProcessTransfer:
         notes, self._member.notifications = self._member.notifications, []
         for note in notes:
             read = decode_collection(note)
-            events.append(Collected(read.lease, read.nonce, read.rid, read.attempt))
+            events.append(PagesRead(read.lease, read.nonce, read.rid, read.attempt))
         return events
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ START_SECONDS_MAX = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RunningProcess:
     """One process of the deployment."""
 
     pid: int
@@ -34,7 +34,7 @@ class Process:
 
 
 @dataclass
-class Deployment:
+class LocalDeployment:
     """A running `segue up`."""
 
     command: Running
@@ -46,14 +46,14 @@ class Deployment:
         """Where the router listens."""
         return f"http://127.0.0.1:{self.router_port}"
 
-    def processes(self, role: str | None = None) -> list[Process]:
+    def processes(self, role: str | None = None) -> list[RunningProcess]:
         """The live children of `segue up`, by uid."""
         found = [
             process for pid, words in self.command.children().items() if (process := _describe(pid, words))
         ]
         return sorted((p for p in found if role in (None, p.role)), key=lambda p: p.uid)
 
-    def metrics(self, process: Process) -> dict[str, float]:
+    def metrics(self, process: RunningProcess) -> dict[str, float]:
         """Everything at `/metrics`, as `name{label=value,…}` without the role."""
         port = self.router_port if process.role == "router" else process.http_port
         url = f"http://127.0.0.1:{port}/metrics"
@@ -80,7 +80,7 @@ class Deployment:
 
 
 @contextmanager
-def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Deployment]:
+def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterator[LocalDeployment]:
     """`segue up` with these flags, ready, and gone afterwards."""
     port = free_port()
     command = segue_up("--router-port", str(port), *flags, environment=environment)
@@ -88,7 +88,7 @@ def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterat
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
     try:
         command.line(lambda line: line.startswith("ready in "), START_SECONDS_MAX)
-        yield Deployment(command, port, client)
+        yield LocalDeployment(command, port, client)
     finally:
         client.close()
         command.close()
@@ -106,7 +106,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _describe(pid: int, command_line: str) -> Process | None:
+def _describe(pid: int, command_line: str) -> RunningProcess | None:
     words = command_line.replace("=", " ").split()
     if "-m" not in words:
         return None
@@ -115,4 +115,4 @@ def _describe(pid: int, command_line: str) -> Process | None:
         return words[words.index(name) + 1] if name in words else ""
 
     role, ports, pages = words[words.index("-m") + 1], flag("--http-port"), flag("--pages")
-    return Process(pid, role, flag("--uid"), int(ports or 0), int(pages or 0))
+    return RunningProcess(pid, role, flag("--uid"), int(ports or 0), int(pages or 0))

@@ -29,7 +29,7 @@ from tests.doubles.memory_links import MemoryLinks
 
 
 @dataclass(frozen=True)
-class Request:
+class DeskRequest:
     """What a client asks for; its seed is its name."""
 
     prompt: tuple[int, ...]
@@ -42,10 +42,10 @@ class Request:
 
 
 @dataclass(slots=True)
-class Stream:
+class DeskStream:
     """A request as the router sees it; `handed_over` is the last `Decode` of the attempt."""
 
-    request: Request
+    request: DeskRequest
     token_ids: list[int]  # prompt and output
     attempt: int
     handed_over: Decode | None = None
@@ -73,12 +73,12 @@ class Desk:
         self.links.link(prefill)
         self.links.link(decode)
         self._prefill, self._decode = prefill.name, decode.name
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, DeskStream] = {}
         self._no_room: list[str] = []
 
-    def submit(self, request: Request, output: Sequence[int] = (), attempt: int = 1) -> None:
+    def submit(self, request: DeskRequest, output: Sequence[int] = (), attempt: int = 1) -> None:
         """Begin a request, or go on with one that has `output` already."""
-        stream = Stream(request, [*request.prompt, *output], attempt)
+        stream = DeskStream(request, [*request.prompt, *output], attempt)
         self.streams[request.rid] = stream
         self.links.send(self._prefill, stream.prefill())
 
@@ -130,17 +130,17 @@ class Desk:
         )
         self._hand_over(stream)
 
-    def _hand_over(self, stream: Stream) -> None:
+    def _hand_over(self, stream: DeskStream) -> None:
         assert stream.handed_over is not None
         self.links.send(self._decode, stream.handed_over)
 
-    def _append(self, stream: Stream, index: int, token_ids: tuple[int, ...]) -> None:
+    def _append(self, stream: DeskStream, index: int, token_ids: tuple[int, ...]) -> None:
         assert index == stream.output_len, "a token was lost or doubled"
         if stream.handed_over is not None and len(stream.token_ids) == len(stream.handed_over.token_ids):
             self.links.send(self._prefill, Release(stream.request.rid, stream.attempt))
         stream.token_ids.extend(token_ids)
 
-    def _on_refused(self, stream: Stream, refused: Refused) -> None:
+    def _on_refused(self, stream: DeskStream, refused: Refused) -> None:
         if refused.reason == "no_room":
             self._no_room.append(refused.rid)
             return
@@ -149,7 +149,7 @@ class Desk:
         stream.handed_over = None
         self.links.send(self._prefill, stream.prefill())
 
-    def _stream(self, rid: str, attempt: int) -> Stream:
+    def _stream(self, rid: str, attempt: int) -> DeskStream:
         stream = self.streams[rid]
         assert stream.attempt == attempt
         return stream

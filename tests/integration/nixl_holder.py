@@ -14,7 +14,7 @@ import msgspec
 
 from shared.baton import Baton
 from shared.transfer.nixl import NixlTransfer
-from shared.transfer.protocol import Collected
+from shared.transfer.protocol import PagesRead
 from tests.fetcher_contract import KV_FORMAT, LEASES, PageBuffer, byte_of
 
 
@@ -42,7 +42,7 @@ def answer(transfer: NixlTransfer, command: str, arguments: list[str]) -> object
             transfer.words.clear(int(arguments[0]))
             return None
         case "collected":
-            events = [event for event in transfer.poll() if isinstance(event, Collected)]
+            events = [event for event in transfer.poll() if isinstance(event, PagesRead)]
             return [(event.lease, event.nonce, event.rid, event.attempt) for event in events]
         case "read":  # as a reader that is going to die in the middle of it
             baton = msgspec.json.decode(" ".join(arguments), type=Baton)

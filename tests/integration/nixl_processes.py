@@ -14,7 +14,7 @@ from itertools import count
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.transfer.protocol import Collected
+from shared.transfer.protocol import PagesRead
 from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"
@@ -41,10 +41,10 @@ class NixlHolder:
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")
 
-    def collected(self) -> list[Collected]:
+    def collected(self) -> list[PagesRead]:
         heard = self._ask("collected")
         assert isinstance(heard, list)
-        return [Collected(*fields) for fields in heard]
+        return [PagesRead(*fields) for fields in heard]
 
     def read(self, baton: Baton) -> None:
         """Start to fetch the baton's pages, and never poll."""

@@ -27,7 +27,7 @@ from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.memory import PageMemory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
 from tests.doubles.memory_links import MemoryLinks
-from tests.integration.desk import Desk, Request, Stream
+from tests.integration.desk import Desk, DeskRequest, DeskStream
 from tests.integration.recording_device import Logbook, RecordingDevice
 
 TURN_SECONDS = 0.001
@@ -37,7 +37,7 @@ DECODE = DecodeConfig(pages=320, slots=16, host_share=0.0)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CollectedAnswer:
     """Output tokens, and the logits of each place in the output that was computed here, once or more often."""
 
     token_ids: tuple[int, ...]
@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Clock:
+class SteadyClock:
     """Moves when told to."""
 
     now: float = 100.0
@@ -55,7 +55,7 @@ class Clock:
         return self.now
 
 
-class Parts:
+class ProcessParts:
     """What a worker has beside its scheduler and its loop."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Parts:
         folder: Path,
         host_share: float,
         fabric: InProcessFabric,
-        clock: Clock,
+        clock: SteadyClock,
     ) -> None:
         self.logbook = Logbook()
         self.engine: Engine = load(
@@ -101,10 +101,10 @@ class OneProcess:
         overlap: bool = True,
         shuffle_pages: bool = False,
     ) -> None:
-        self._clock = Clock()
+        self._clock = SteadyClock()
         fabric = InProcessFabric()
-        at_prefill = Parts("prefill", prefill, folder, 0.0, fabric, self._clock)
-        at_decode = Parts("decode", decode, folder, decode.host_share, fabric, self._clock)
+        at_prefill = ProcessParts("prefill", prefill, folder, 0.0, fabric, self._clock)
+        at_decode = ProcessParts("decode", decode, folder, decode.host_share, fabric, self._clock)
         self._parts = at_prefill, at_decode
         self.prefill_device, self.decode_device = at_prefill.device, at_decode.device
         self.prefill = _prefill_scheduler(prefill, at_prefill)
@@ -118,7 +118,7 @@ class OneProcess:
         ]
         self.desk = Desk(at_prefill.links, at_decode.links)
 
-    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+    def answers(self, requests: Sequence[DeskRequest]) -> list[CollectedAnswer]:
         """Serve these requests, sent at once, to their end."""
         for request in requests:
             self.desk.submit(request)
@@ -145,11 +145,11 @@ class OneProcess:
             self._clock.now += TURN_SECONDS
         raise AssertionError(f"still busy after {TURNS_MAX} turns")
 
-    def stream(self, request: Request) -> Stream:
+    def stream(self, request: DeskRequest) -> DeskStream:
         """The request as the desk sees it."""
         return self.desk.streams[request.rid]
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: DeskRequest) -> CollectedAnswer:
         """What the request got, and from which logits."""
         stream = self.stream(request)
         assert stream.finish is not None
@@ -158,7 +158,7 @@ class OneProcess:
             for (seed, index), rows in parts.logbook.logits.items():
                 if seed == request.params.seed and index < stream.output_len:
                     logits.setdefault(index, []).extend(rows)
-        return Answer(tuple(stream.token_ids[len(request.prompt) :]), stream.finish, logits)
+        return CollectedAnswer(tuple(stream.token_ids[len(request.prompt) :]), stream.finish, logits)
 
     def close(self) -> None:
         """End both workers."""
@@ -166,7 +166,7 @@ class OneProcess:
             parts.close()
 
 
-def _prefill_scheduler(config: PrefillConfig, parts: Parts) -> PrefillScheduler:
+def _prefill_scheduler(config: PrefillConfig, parts: ProcessParts) -> PrefillScheduler:
     return PrefillScheduler(
         config,
         pages=parts.engine.limits.pages,
@@ -178,7 +178,7 @@ def _prefill_scheduler(config: PrefillConfig, parts: Parts) -> PrefillScheduler:
     )
 
 
-def _decode_scheduler(config: DecodeConfig, parts: Parts) -> DecodeScheduler:
+def _decode_scheduler(config: DecodeConfig, parts: ProcessParts) -> DecodeScheduler:
     return DecodeScheduler(
         config,
         pages=parts.engine.limits.pages,

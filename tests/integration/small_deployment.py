@@ -16,8 +16,8 @@ import sys
 import threading
 
 from shared.errors import StartError
-from shared.local.children import HOST, Child, Deployment
-from shared.local.console import Narration
+from shared.local.children import HOST, Child, ChildProcesses
+from shared.local.console import StartupConsole
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
 from shared.process.role_main import hold_lifeline, leave_with_sentence
@@ -52,7 +52,7 @@ def be_parent(kinds: list[str]) -> None:
         children.append(Child(f"{kind}-{number}", MODULE, port, ["--child", kind, "--port", str(port)]))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        Deployment(children, environment, Narration()).run("nothing")
+        ChildProcesses(children, environment, StartupConsole()).run("nothing")
     except StartError as error:
         leave_with_sentence(f"up: {error}")
 

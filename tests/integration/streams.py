@@ -11,7 +11,7 @@ import openai
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamedAnswer:
     """What one client got: the text, why it ended, and how many tokens the usage says."""
 
     text: str
@@ -21,7 +21,7 @@ class Answer:
 
 async def complete(
     client: openai.AsyncOpenAI, prompt: Any, on_text: Callable[[], object] = lambda: None, **params: Any
-) -> Answer:
+) -> StreamedAnswer:
     """One streamed completion; `on_text` is called at each piece of text."""
     pieces: list[str] = []
     reason, tokens = None, 0
@@ -36,7 +36,7 @@ async def complete(
             if choice.text:
                 pieces.append(choice.text)
                 on_text()
-    return Answer("".join(pieces), reason, tokens)
+    return StreamedAnswer("".join(pieces), reason, tokens)
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
@@ -44,14 +44,14 @@ def client_of(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240.0)
 
 
-def crowd(url: str, prompts: Sequence[Any], at_a_time: int, **params: Any) -> list[Answer]:
+def crowd(url: str, prompts: Sequence[Any], at_a_time: int, **params: Any) -> list[StreamedAnswer]:
     """All prompts, at most `at_a_time` of them under way; answers in the order of the prompts."""
 
-    async def run() -> list[Answer]:
+    async def run() -> list[StreamedAnswer]:
         gate = asyncio.Semaphore(at_a_time)
         async with client_of(url) as client:
 
-            async def one(prompt: Any) -> Answer:
+            async def one(prompt: Any) -> StreamedAnswer:
                 async with gate:
                     return await complete(client, prompt, **params)
 

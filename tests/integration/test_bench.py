@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmarks.client.report import Report, ScenarioResult
 from tests.benchmarks.client.scenarios import SCENARIOS, SMALL
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import LocalDeployment
 from tests.tidy.source_files import ROOT
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ def segue_bench(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def report(one_each: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+def report(one_each: LocalDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     """All scenarios, twice."""
     file = tmp_path_factory.mktemp("bench") / "results.json"
     flags = ("--url", f"{one_each.url}/v1", "--size", "small", "--runs", "2", "--json", str(file))
@@ -94,7 +94,9 @@ def test_only_the_shared_prefix_comes_from_a_cache(report: Report) -> None:
     assert cached <= {"shared-prefix"}
 
 
-def test_one_seed_gives_the_same_prompts_and_so_a_full_cache(one_each: Deployment, tmp_path: Path) -> None:
+def test_one_seed_gives_the_same_prompts_and_so_a_full_cache(
+    one_each: LocalDeployment, tmp_path: Path
+) -> None:
     file = tmp_path / "results.json"
     flags = ("--url", f"{one_each.url}/v1", "--size", "small", "--scenarios", "prompt512", "--seed", "7")
     for _ in range(2):
@@ -103,7 +105,7 @@ def test_one_seed_gives_the_same_prompts_and_so_a_full_cache(one_each: Deploymen
     assert again.cached_tokens >= SMALL.prompt // 2
 
 
-def test_whatever_is_wrong_is_one_sentence(one_each: Deployment) -> None:
+def test_whatever_is_wrong_is_one_sentence(one_each: LocalDeployment) -> None:
     for flags, said in (
         (("--url", "http://127.0.0.1:9/v1"), "no server of OpenAI's API answers at http://127.0.0.1:9/v1"),
         (("--url", one_each.url), "the URL should end with /v1"),

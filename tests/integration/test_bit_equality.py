@@ -20,8 +20,8 @@ from shared.baton import pages_of
 from shared.engine.engine import Sizes, load
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from tests.integration.desk import Request
-from tests.integration.one_process import DECODE, PREFILL, Answer, OneProcess
+from tests.integration.desk import DeskRequest
+from tests.integration.one_process import DECODE, PREFILL, CollectedAnswer, OneProcess
 from tests.integration.recording_device import Logbook, RecordingDevice
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model, tiny_model_of_blocks
@@ -45,10 +45,10 @@ WAYS: tuple[dict[str, Any], ...] = (
 PROMPT_LENS = (1, 5, 15, 16, 17, 31, 32, 48, 63, 64, 65, 100, 129, 160, 200, 250)
 
 
-def request_of(seed: int, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> Request:
+def request_of(seed: int, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> DeskRequest:
     way = {"min_new_tokens": 2} | WAYS[seed % len(WAYS)]  # so that each takes a step on the decode worker
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, **way)
-    return Request(tuple(prompt), msgspec.structs.replace(params, **fields))
+    return DeskRequest(tuple(prompt), msgspec.structs.replace(params, **fields))
 
 
 CROWD = [
@@ -81,15 +81,15 @@ def workers(folder: Path, **settings: Any) -> Iterator[OneProcess]:
         process.close()
 
 
-Alone = Callable[[Request], Answer]
+Alone = Callable[[DeskRequest], CollectedAnswer]
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Alone:
     """The answer to a request alone on fresh workers."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, CollectedAnswer] = {}
 
-    def serve(request: Request) -> Answer:
+    def serve(request: DeskRequest) -> CollectedAnswer:
         seed = request.params.seed
         if seed not in answers:
             with workers(folder) as process:
@@ -102,7 +102,7 @@ def alone(folder: Path) -> Alone:
     return serve
 
 
-def assert_same_bits(found: Answer, expected: Answer, start: int = 0) -> None:
+def assert_same_bits(found: CollectedAnswer, expected: CollectedAnswer, start: int = 0) -> None:
     """Every place from `start` on was computed, and whenever it was, from the logits of the reference."""
     assert found.token_ids == expected.token_ids
     assert found.finish == expected.finish
@@ -116,7 +116,7 @@ def assert_same_bits(found: Answer, expected: Answer, start: int = 0) -> None:
             )
 
 
-def assert_all_same_bits(process: OneProcess, requests: Sequence[Request], alone: Alone) -> None:
+def assert_all_same_bits(process: OneProcess, requests: Sequence[DeskRequest], alone: Alone) -> None:
     for request in requests:
         assert_same_bits(process.answer(request), alone(request))
 
@@ -250,5 +250,5 @@ def test_without_schedulers_and_transfer_the_bits_are_the_same(folder: Path, alo
             token_ids.append(run(ForwardMode.DECODE, decode_slots=[0]))
         seed = request.params.seed
         logits = {index: rows for (name, index), rows in logbook.logits.items() if name == seed}
-        assert_same_bits(Answer(tuple(token_ids), expected.finish, logits), expected)
+        assert_same_bits(CollectedAnswer(tuple(token_ids), expected.finish, logits), expected)
     device.close()

@@ -14,7 +14,7 @@ import signal
 import httpx2
 
 from tests.integration.conftest import SMALL
-from tests.integration.deployment import Deployment, deployment
+from tests.integration.deployment import LocalDeployment, deployment
 from tests.waiting import until
 
 MARKER = "zebrafish-7f3a"
@@ -53,7 +53,7 @@ def rid_of(response: httpx2.Response) -> str:
     return response.headers["x-request-id"]
 
 
-def stream_through_the_death_of_a_decode_worker(running: Deployment, client: httpx2.Client) -> str:
+def stream_through_the_death_of_a_decode_worker(running: LocalDeployment, client: httpx2.Client) -> str:
     """A stream that loses its decode worker and goes on; returns its id."""
     (victim,) = running.processes("decode")
     with client.stream(
@@ -67,7 +67,7 @@ def stream_through_the_death_of_a_decode_worker(running: Deployment, client: htt
     return rid_of(answer)
 
 
-def hang_up(running: Deployment, client: httpx2.Client) -> None:
+def hang_up(running: LocalDeployment, client: httpx2.Client) -> None:
     """Leave in the middle of a stream."""
     with client.stream(
         "POST", "/v1/completions", json=FIELDS | {"max_tokens": 1000, "stream": True}

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.local.model_store import resolve
-from tests.integration.deployment import Deployment, deployment
+from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.prompts import varied_prompts
 from tests.integration.streams import crowd
 from tests.waiting import until
@@ -35,7 +35,7 @@ def prompts(model: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def alone(one_each: Deployment, prompts: list[list[int]]) -> list[str]:
+def alone(one_each: LocalDeployment, prompts: list[list[int]]) -> list[str]:
     """Each prompt by itself."""
     return [answer.text for answer in crowd(one_each.url, prompts, 1, **GREEDY)]
 
@@ -78,7 +78,7 @@ def first_difference(tokenizer: Any, tokens: list[int], text: str) -> int | None
 
 @pytest.mark.timeout(600)
 def test_sixteen_at_a_time_get_the_answers_each_got_alone(
-    one_each: Deployment, prompts: list[list[int]], alone: list[str]
+    one_each: LocalDeployment, prompts: list[list[int]], alone: list[str]
 ) -> None:
     names = ("segue_generated_tokens_total", "segue_steps_total{mode=decode}")
     before = [one_each.total("decode", name) for name in names]
@@ -90,7 +90,7 @@ def test_sixteen_at_a_time_get_the_answers_each_got_alone(
 
 @pytest.mark.timeout(900)
 def test_retracted_requests_get_the_answers_they_got_undisturbed(
-    one_each: Deployment, prompts: list[list[int]], alone: list[str]
+    one_each: LocalDeployment, prompts: list[list[int]], alone: list[str]
 ) -> None:
     """A decode pool that holds a quarter of what the thirty grow to, entered by an optimist, all at once.
 

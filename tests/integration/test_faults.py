@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from shared.process.settings import ProcessConfig
-from tests.integration.deployment import Deployment, Process
-from tests.integration.streams import Answer, client_of, complete, crowd
+from tests.integration.deployment import LocalDeployment, RunningProcess
+from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
 from tests.waiting import until
 
 SAMPLED: dict[str, Any] = {
@@ -31,29 +31,29 @@ PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected th
 
 
 @pytest.fixture
-def undisturbed(two_each: Deployment) -> str:
+def undisturbed(two_each: LocalDeployment) -> str:
     return crowd(two_each.url, [PROMPT], 1, **SAMPLED)[0].text
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(two_each: Deployment, undisturbed: str) -> None:
+def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(two_each: LocalDeployment, undisturbed: str) -> None:
     others = [f"Chapter {k}. It was" for k in range(7)]
     assert crowd(two_each.url, [PROMPT], 1, **SAMPLED)[0].text == undisturbed
     assert crowd(two_each.url, [PROMPT, *others], 8, **SAMPLED)[0].text == undisturbed
 
 
-def test_a_killed_decode_worker_only_pauses_the_stream(two_each: Deployment, undisturbed: str) -> None:
+def test_a_killed_decode_worker_only_pauses_the_stream(two_each: LocalDeployment, undisturbed: str) -> None:
     before = continuations(two_each)
     answer = asyncio.run(disturb(two_each, pieces=20, with_worker=kill))
-    assert answer == Answer(undisturbed, "length", SAMPLED["max_tokens"])
+    assert answer == StreamedAnswer(undisturbed, "length", SAMPLED["max_tokens"])
     assert continuations(two_each) == before + 1
     until(lambda: len(two_each.processes("decode")) == 2, 30, "the killed worker's return")
     until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
 
 
-def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deployment) -> None:
+def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: LocalDeployment) -> None:
     prompt = list(range(1000, 4000))
 
-    async def run() -> Answer:
+    async def run() -> StreamedAnswer:
         async with client_of(two_each.url) as client:
             answer = asyncio.create_task(complete(client, prompt, max_tokens=4, temperature=0))
             victim = await asyncio.to_thread(busy_worker, two_each, "prefill")
@@ -67,8 +67,8 @@ def test_a_killed_prefill_worker_only_delays_the_first_token(two_each: Deploymen
     until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
 
 
-def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturbed: str) -> None:
-    def freeze(victim: Process) -> None:
+def test_a_frozen_decode_worker_doubles_no_token(two_each: LocalDeployment, undisturbed: str) -> None:
+    def freeze(victim: RunningProcess) -> None:
         os.kill(victim.pid, signal.SIGSTOP)
         frozen_at = monotonic()
         try:
@@ -79,13 +79,13 @@ def test_a_frozen_decode_worker_doubles_no_token(two_each: Deployment, undisturb
 
     before = continuations(two_each)
     answer = asyncio.run(disturb(two_each, pieces=20, with_worker=freeze))
-    assert answer == Answer(undisturbed, "length", SAMPLED["max_tokens"])
+    assert answer == StreamedAnswer(undisturbed, "length", SAMPLED["max_tokens"])
     assert continuations(two_each) == before + 1
     until(lambda: linked_workers(two_each) == 4, 10, "the return of the worker that was frozen")
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
 
 
-def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: Deployment) -> None:
+def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: LocalDeployment) -> None:
     async def leave() -> None:
         async with client_of(two_each.url) as client:
             stream = await client.completions.create(
@@ -100,7 +100,7 @@ def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: Depl
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_requests_half_of_them_aborted_leave_nothing_behind(two_each: Deployment) -> None:
+def test_two_hundred_requests_half_of_them_aborted_leave_nothing_behind(two_each: LocalDeployment) -> None:
     draw = random.Random(1)
     plans = [(draw.randint(1, 400), draw.random() * 2 if k % 2 else None) for k in range(200)]
     ended = asyncio.run(abort_some(two_each, plans))
@@ -108,7 +108,7 @@ def test_two_hundred_requests_half_of_them_aborted_leave_nothing_behind(two_each
     until(lambda: not two_each.held(), 5, "everything given back")
 
 
-async def abort_some(running: Deployment, plans: list[tuple[int, float | None]]) -> list[str]:
+async def abort_some(running: LocalDeployment, plans: list[tuple[int, float | None]]) -> list[str]:
     """Requests of so many prompt tokens, cut by their client after so many seconds."""
     gate = asyncio.Semaphore(32)
 
@@ -127,7 +127,9 @@ async def abort_some(running: Deployment, plans: list[tuple[int, float | None]])
         return await asyncio.gather(*(one(client, number, *plan) for number, plan in enumerate(plans)))
 
 
-async def disturb(running: Deployment, *, pieces: int, with_worker: Callable[[Process], None]) -> Answer:
+async def disturb(
+    running: LocalDeployment, *, pieces: int, with_worker: Callable[[RunningProcess], None]
+) -> StreamedAnswer:
     """Complete PROMPT, and after so many pieces of text do this with the decode worker that serves it."""
     arrived = asyncio.Event()
     seen = 0
@@ -146,14 +148,14 @@ async def disturb(running: Deployment, *, pieces: int, with_worker: Callable[[Pr
         return await answer
 
 
-def kill(victim: Process) -> None:
+def kill(victim: RunningProcess) -> None:
     os.kill(victim.pid, signal.SIGKILL)
 
 
-def busy_worker(running: Deployment, role: str) -> Process:
+def busy_worker(running: LocalDeployment, role: str) -> RunningProcess:
     """The worker of this role that holds the most requests now, once there is one that holds any."""
     used: dict[str, float] = {}
-    workers: list[Process] = []
+    workers: list[RunningProcess] = []
 
     def look() -> bool:
         workers[:] = running.processes(role)
@@ -164,13 +166,13 @@ def busy_worker(running: Deployment, role: str) -> Process:
     return max(workers, key=lambda p: used[p.uid])
 
 
-def continuations(running: Deployment) -> float:
+def continuations(running: LocalDeployment) -> float:
     """Attempts after the first, for whatever cause."""
     router = running.processes("router")[0]
     return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_continuations_total"))
 
 
-def linked_workers(running: Deployment) -> float:
+def linked_workers(running: LocalDeployment) -> float:
     """Workers that are up, as the router sees it."""
     router = running.processes("router")[0]
     return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_workers{"))

@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
-from tests.integration.deployment import Deployment, deployment
+from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.streams import client_of, complete
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ LONG_PROMPT = [100 + k % 4000 for k in range(4000)]
 
 
 @pytest.fixture(scope="module")
-def narrow() -> Iterator[Deployment]:
+def narrow() -> Iterator[LocalDeployment]:
     """One request at a time before decode, in small chunks, and KV that only a living holder serves."""
     settings = (
         f"prefill.pages=400,decode.pages=400,router.ready_max=1,prefill.chunked_prefill_size={CHUNK_TOKENS}"
@@ -33,7 +33,7 @@ def narrow() -> Iterator[Deployment]:
 
 
 @contextmanager
-def frozen(running: Deployment, role: str) -> Iterator[None]:
+def frozen(running: LocalDeployment, role: str) -> Iterator[None]:
     """The only worker of this role stands still."""
     (worker,) = running.processes(role)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -44,7 +44,7 @@ def frozen(running: Deployment, role: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def request(running: Deployment, prompt: list[int]) -> AsyncIterator[None]:
+async def request(running: LocalDeployment, prompt: list[int]) -> AsyncIterator[None]:
     """A stream that its client cuts at the end of the block; it must not have ended by itself."""
     async with client_of(running.url) as client:
         stream = asyncio.create_task(complete(client, prompt, max_tokens=50, extra_body={"ignore_eos": True}))
@@ -58,7 +58,7 @@ async def soon(condition: Callable[[], object], what: str, seconds_max: float = 
     await asyncio.to_thread(until, condition, seconds_max, what)
 
 
-def test_a_request_that_waits_in_the_router_is_forgotten(narrow: Deployment) -> None:
+def test_a_request_that_waits_in_the_router_is_forgotten(narrow: LocalDeployment) -> None:
     async def run() -> None:
         with frozen(narrow, "prefill"):
             async with request(narrow, [1, 2, 3]):
@@ -76,7 +76,7 @@ def test_a_request_that_waits_in_the_router_is_forgotten(narrow: Deployment) -> 
     assert computed in (0, 3), "the first may have been begun as its worker woke up, the second never was"
 
 
-def test_a_request_in_the_middle_of_its_chunks_is_given_up(narrow: Deployment) -> None:
+def test_a_request_in_the_middle_of_its_chunks_is_given_up(narrow: LocalDeployment) -> None:
     def computed() -> float:
         return narrow.total("prefill", "segue_extend_tokens_total") - before
 
@@ -90,7 +90,7 @@ def test_a_request_in_the_middle_of_its_chunks_is_given_up(narrow: Deployment) -
     assert computed() < len(LONG_PROMPT)
 
 
-def test_a_request_whose_pages_arrive_is_given_up_when_the_read_has_ended(narrow: Deployment) -> None:
+def test_a_request_whose_pages_arrive_is_given_up_when_the_read_has_ended(narrow: LocalDeployment) -> None:
     def pages(state: str) -> float:
         return narrow.total("decode", f"segue_pages{{state={state}}}")
 

@@ -7,8 +7,8 @@ import os
 import signal
 from time import monotonic
 
-from tests.integration.deployment import Deployment
-from tests.integration.streams import Answer, client_of, complete, crowd
+from tests.integration.deployment import LocalDeployment
+from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
 from tests.integration.test_faults import SAMPLED, busy_worker, continuations, linked_workers
 from tests.waiting import until
 
@@ -16,7 +16,7 @@ FITTING = SAMPLED | {"max_tokens": 600}  # all of them on one worker, without re
 PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn, and" for number in range(8)]
 
 
-def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: Deployment) -> None:
+def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: LocalDeployment) -> None:
     undisturbed = crowd(two_each.url, PROMPTS, 8, **FITTING)
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
     moved = two_each.total("router", "segue_moves_total{outcome=moved}")
@@ -32,14 +32,14 @@ def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: 
     until(lambda: not two_each.held(), 5, "everything given back")
 
 
-def what_happened(running: Deployment) -> list[str]:
+def what_happened(running: LocalDeployment) -> list[str]:
     """What a failure is explained by."""
     names = ("segue_continuations", "segue_moves", "segue_refusals", "segue_stale", "segue_retractions")
     figures = running.metrics(running.processes("router")[0])
     return [f"{name} {value:g}" for name, value in figures.items() if name.startswith(names)]
 
 
-async def let_a_decode_worker_leave(running: Deployment) -> tuple[list[Answer], int, float]:
+async def let_a_decode_worker_leave(running: LocalDeployment) -> tuple[list[StreamedAnswer], int, float]:
     """The answers; how many requests the worker had when it was told; seconds until it had ended, all streams open."""
     started = asyncio.Event()
     pieces = [0] * len(PROMPTS)
@@ -66,11 +66,11 @@ async def let_a_decode_worker_leave(running: Deployment) -> tuple[list[Answer], 
         return list(await asyncio.gather(*tasks)), held, seconds
 
 
-def test_a_prefill_worker_that_leaves_finishes_what_it_has(two_each: Deployment) -> None:
+def test_a_prefill_worker_that_leaves_finishes_what_it_has(two_each: LocalDeployment) -> None:
     prompts = [list(range(1000 + 50 * number, 2500 + 50 * number)) for number in range(6)]
     before = continuations(two_each)
 
-    async def run() -> list[Answer]:
+    async def run() -> list[StreamedAnswer]:
         async with client_of(two_each.url) as client:
             tasks = [
                 asyncio.create_task(complete(client, prompt, max_tokens=4, temperature=0))

@@ -34,7 +34,7 @@ def until(done: Callable[[], bool]) -> None:
         os.sched_yield()
 
 
-class Bench:
+class UcxBench:
     """A reader agent, its target pages, and a holder to read from."""
 
     def __init__(self, started: list[NixlHolder]):
@@ -71,21 +71,21 @@ class Bench:
 
 
 @pytest.fixture
-def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[UcxBench]:
     monkeypatch.setenv("UCX_TLS", "tcp")
     yield from make_bench()
 
 
 @pytest.fixture
-def on_one_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def on_one_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[UcxBench]:
     monkeypatch.delenv("UCX_TLS", raising=False)
     yield from make_bench()
 
 
-def make_bench() -> Iterator[Bench]:
+def make_bench() -> Iterator[UcxBench]:
     configure_ucx("lo", PORTS)
     with holders() as started:
-        bench = Bench(started)
+        bench = UcxBench(started)
         yield bench
         bench.reader.close()
 
@@ -93,7 +93,7 @@ def make_bench() -> Iterator[Bench]:
 # ---- the notification ------------------------------------------------------------------------------------------
 
 
-def test_the_notification_is_sent_only_when_the_reader_has_seen_its_read_done(over_tcp: Bench) -> None:
+def test_the_notification_is_sent_only_when_the_reader_has_seen_its_read_done(over_tcp: UcxBench) -> None:
     bench = over_tcp
     bench.source.write(3, 77)
     bench.source.freeze()
@@ -107,7 +107,7 @@ def test_the_notification_is_sent_only_when_the_reader_has_seen_its_read_done(ov
 # ---- reads that were given up ----------------------------------------------------------------------------------
 
 
-def test_a_read_that_was_released_lands_all_the_same(over_tcp: Bench) -> None:
+def test_a_read_that_was_released_lands_all_the_same(over_tcp: UcxBench) -> None:
     bench = over_tcp
     bench.source.freeze()
     handle = bench.read()
@@ -119,7 +119,7 @@ def test_a_read_that_was_released_lands_all_the_same(over_tcp: Bench) -> None:
 
 
 def test_a_read_whose_peer_was_removed_lands_all_the_same_and_can_no_longer_be_followed(
-    over_tcp: Bench,
+    over_tcp: UcxBench,
 ) -> None:
     bench = over_tcp
     bench.source.freeze()
@@ -131,7 +131,7 @@ def test_a_read_whose_peer_was_removed_lands_all_the_same_and_can_no_longer_be_f
     until(lambda: bench.landed() == PAGES)
 
 
-def test_a_removed_peer_harms_no_read_from_another(over_tcp: Bench) -> None:
+def test_a_removed_peer_harms_no_read_from_another(over_tcp: UcxBench) -> None:
     bench = over_tcp
     first = bench.source
     bench.source = bench.start()
@@ -142,7 +142,7 @@ def test_a_removed_peer_harms_no_read_from_another(over_tcp: Bench) -> None:
     assert bench.landed() == PAGES
 
 
-def test_nothing_lands_after_the_reading_agent_was_destroyed(over_tcp: Bench) -> None:
+def test_nothing_lands_after_the_reading_agent_was_destroyed(over_tcp: UcxBench) -> None:
     bench = over_tcp
     bench.source.freeze()
     bench.read()
@@ -158,7 +158,7 @@ def test_nothing_lands_after_the_reading_agent_was_destroyed(over_tcp: Bench) ->
     assert bench.landed() == 1
 
 
-def test_a_destroyed_agent_stops_reads_in_full_flight(over_tcp: Bench) -> None:
+def test_a_destroyed_agent_stops_reads_in_full_flight(over_tcp: UcxBench) -> None:
     bench = over_tcp
     handles = [bench.read() for _ in range(16)]  # 1 GiB, most of a second
     until(lambda: bench.target.map[0] != 0)
@@ -179,7 +179,7 @@ def test_a_destroyed_agent_stops_reads_in_full_flight(over_tcp: Bench) -> None:
 def test_the_death_of_a_holder_is_an_error_of_its_reads_and_no_crash(
     fixture: str, request: pytest.FixtureRequest
 ) -> None:
-    bench: Bench = request.getfixturevalue(fixture)
+    bench: UcxBench = request.getfixturevalue(fixture)
     bench.source.freeze()
     bench.source.kill()
     handle = bench.read(1)
@@ -189,7 +189,7 @@ def test_the_death_of_a_holder_is_an_error_of_its_reads_and_no_crash(
     assert bench.landed() == PAGES
 
 
-def test_the_death_of_a_reader_leaves_the_holder_serving(over_tcp: Bench) -> None:
+def test_the_death_of_a_reader_leaves_the_holder_serving(over_tcp: UcxBench) -> None:
     bench = over_tcp
     for _ in range(3):
         dying = bench.start("dying")
@@ -206,14 +206,14 @@ def test_the_death_of_a_reader_leaves_the_holder_serving(over_tcp: Bench) -> Non
 def test_a_holder_that_computes_without_pause_serves_reads(
     fixture: str, request: pytest.FixtureRequest
 ) -> None:
-    bench: Bench = request.getfixturevalue(fixture)
+    bench: UcxBench = request.getfixturevalue(fixture)
     bench.source.be_busy(1.0)
     bench.finish(bench.read())
     assert bench.landed() == PAGES
     assert bench.source.busy_turns() > 0
 
 
-def test_an_idle_agent_costs_no_processor_time(over_tcp: Bench) -> None:
+def test_an_idle_agent_costs_no_processor_time(over_tcp: UcxBench) -> None:
     pid = over_tcp.source.process.pid
     ticks, started = processor_ticks(pid), time.monotonic()
     until(lambda: time.monotonic() - started > 1.0)
@@ -228,7 +228,9 @@ def processor_ticks(pid: int) -> int:
 # ---- where it listens ------------------------------------------------------------------------------------------
 
 
-def test_two_workers_of_one_host_listen_on_loopback_at_different_ports_of_the_range(over_tcp: Bench) -> None:
+def test_two_workers_of_one_host_listen_on_loopback_at_different_ports_of_the_range(
+    over_tcp: UcxBench,
+) -> None:
     first, second = over_tcp.source, over_tcp.start()
     addresses = [address for holder in (first, second) for address in listening(holder.process.pid)]
     low, high = (int(port) for port in PORTS.split("-"))

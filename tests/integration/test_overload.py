@@ -9,12 +9,12 @@ import httpx2
 import pytest
 
 from tests.integration.conftest import SMALL
-from tests.integration.deployment import Deployment, deployment
+from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.streams import crowd
 from tests.waiting import until
 
 
-def test_sixty_four_concurrent_streams_complete(one_each: Deployment) -> None:
+def test_sixty_four_concurrent_streams_complete(one_each: LocalDeployment) -> None:
     prompts = [f"Stream {k} tells the story of" for k in range(64)]
     answers = crowd(
         one_each.url, prompts, 64, max_tokens=128, temperature=0.8, extra_body={"ignore_eos": True}

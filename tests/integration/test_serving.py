@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import LocalDeployment
 from tests.integration.streams import crowd
 from tests.waiting import until
 
 PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 2  # layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights
 
 
-def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_each: Deployment) -> None:
+def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_each: LocalDeployment) -> None:
     before = one_each.total("decode", "segue_kv_fetched_bytes_total")
     stream = one_each.client.chat.completions.create(
         model="smollm2",
@@ -40,7 +40,7 @@ def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_e
     assert [name for name in speeds if "peer=prefill-0/" in name and "transport=cma/memory" in name]
 
 
-def test_a_plain_answer_equals_the_streamed_one(one_each: Deployment) -> None:
+def test_a_plain_answer_equals_the_streamed_one(one_each: LocalDeployment) -> None:
     client = one_each.client
     plain = client.completions.create(
         model="smollm2", prompt="Once upon a time", max_tokens=20, temperature=0
@@ -52,7 +52,7 @@ def test_a_plain_answer_equals_the_streamed_one(one_each: Deployment) -> None:
     assert plain.choices[0].finish_reason == "length"
 
 
-def test_the_life_of_a_request_can_be_looked_up(one_each: Deployment) -> None:
+def test_the_life_of_a_request_can_be_looked_up(one_each: LocalDeployment) -> None:
     client = one_each.client
     response = client.completions.with_raw_response.create(
         model="smollm2", prompt="The life of a request, from the first byte on:", max_tokens=4
@@ -63,7 +63,7 @@ def test_the_life_of_a_request_can_be_looked_up(one_each: Deployment) -> None:
     assert "decode-0" in str(life)
 
 
-def test_all_workers_are_used_when_there_are_two_of_each(two_each: Deployment) -> None:
+def test_all_workers_are_used_when_there_are_two_of_each(two_each: LocalDeployment) -> None:
     prompts = [f"Worker number {k} says" for k in range(12)]
     answers = crowd(two_each.url, prompts, 6, max_tokens=12, temperature=0)
     assert [answer.completion_tokens for answer in answers] == [12] * 12

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from shared.local.smoke_test import check_up
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import LocalDeployment
 
 
-def test_every_checkup_sees_kv_move(one_each: Deployment) -> None:
+def test_every_checkup_sees_kv_move(one_each: LocalDeployment) -> None:
     for _ in range(2):  # the second time the decode worker has cached the first one's pages
         *_, found, link = check_up(one_each.url)
         moved = re.fullmatch(r"(\d+) bytes of KV moved for it in [\d.]+ ms: the link gave (\d+) MB/s", found)

@@ -11,19 +11,28 @@ from functools import cached_property
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import Aborted, ClientRequest, Completed, Ended, Failed, Outcome, Send, Tokens
+from router.core.effects import (
+    ClientRequest,
+    NewTokens,
+    Outcome,
+    RequestAborted,
+    RequestCompleted,
+    RequestEnded,
+    RequestFailed,
+    Send,
+)
 from shared.links.events import LinkEvent
 from shared.messages import FinishReason, Hello
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
-from tests.simulation.timeline import Process
+from tests.simulation.timeline import TimelineProcess
 from tests.simulation.worker import MODEL_NAME, Surroundings
 
 REFUSALS = (400, 429, 500, 503, 504)  # the statuses that a request of these worlds may fail with
 
 
 @dataclass(eq=False)
-class Client:
+class SimulatedClient:
     """One request, and what has come back."""
 
     planned: PlannedRequest
@@ -50,13 +59,13 @@ class Client:
         assert self.outcome is None, f"{rid}: ended twice, {self.outcome} and {outcome}"
         self.outcome = outcome
         match outcome:
-            case Completed(reason, usage):
+            case RequestCompleted(reason, usage):
                 if not self.stopped:
                     assert (tuple(self.output), reason) == self.answer, f"{rid}: ended early, {outcome}"
                 assert usage.completion_tokens == len(self.output), f"{rid}: {usage}"
-            case Failed(status):
+            case RequestFailed(status):
                 assert status in REFUSALS, f"{rid}: {outcome}"
-            case Aborted():
+            case RequestAborted():
                 assert self.aborts, f"{rid}: aborted by nobody"
 
     @cached_property
@@ -78,11 +87,13 @@ class Client:
 class Router:
     """One router process, from its start to its death."""
 
-    def __init__(self, uid: str, process: Process, world: Surroundings, note: Callable[[str, object], None]):
+    def __init__(
+        self, uid: str, process: TimelineProcess, world: Surroundings, note: Callable[[str, object], None]
+    ):
         sizes = world.scenario.sizes
         self.process = process
         self.hello = Hello(session=0, role="router", uid=uid, epoch=world.rng.getrandbits(64))
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, SimulatedClient] = {}
         settings = RouterConfig(
             served_model_name=MODEL_NAME,
             prefill_policy=sizes.prefill_policy,
@@ -106,12 +117,12 @@ class Router:
         self.core.link(event, self.process.now)
         self._pump()
 
-    def take(self, client: Client) -> None:
+    def take(self, client: SimulatedClient) -> None:
         """A client connects; what it does later it does by itself."""
         self.clients[client.planned.rid] = client
         self.process.do(lambda: self._submit(client))
 
-    def _submit(self, client: Client) -> None:
+    def _submit(self, client: SimulatedClient) -> None:
         planned = client.planned
         request = ClientRequest(
             rid=planned.rid,
@@ -128,11 +139,11 @@ class Router:
         if planned.abort_after_seconds is not None:
             self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
 
-    def _abort(self, client: Client) -> None:
+    def _abort(self, client: SimulatedClient) -> None:
         self.core.cancel(client.planned.rid, self.process.now)
         self._pump()
 
-    def _stop(self, client: Client) -> None:
+    def _stop(self, client: SimulatedClient) -> None:
         self.core.stop(client.planned.rid, self.process.now)
         self._pump()
 
@@ -146,20 +157,20 @@ class Router:
         self._pumping = False
         self._set_timer()
 
-    def _carry_out(self, effect: Send | Tokens | Ended) -> None:
+    def _carry_out(self, effect: Send | NewTokens | RequestEnded) -> None:
         match effect:
             case Send(peer, message):
                 self._network.send(self, peer, message)
-            case Tokens(rid, index, token_ids):
+            case NewTokens(rid, index, token_ids):
                 self._note(rid, token_ids)
                 client = self.clients[rid]
                 client.tokens(index, token_ids)
                 self._hear(client)
-            case Ended(rid, outcome):
+            case RequestEnded(rid, outcome):
                 self._note(rid, outcome)
                 self.clients[rid].end(outcome)
 
-    def _hear(self, client: Client) -> None:
+    def _hear(self, client: SimulatedClient) -> None:
         """The client, or the text layer, has enough."""
         planned, heard = client.planned, len(client.output)
         if client.stopped and planned.stop_delay_seconds:

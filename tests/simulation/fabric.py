@@ -5,7 +5,7 @@
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
 A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
-agent, which nobody finds under the old name. Readers that gave up are told `Ended` only when it is true.
+agent, which nobody finds under the old name. Readers that gave up are told `FetchEnded` only when it is true.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
-from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, PagesRead
 from tests.simulation.oracle_device import Pages
-from tests.simulation.timeline import Action, Process
+from tests.simulation.timeline import Action, TimelineProcess
 
 PAGE_BYTES = 4096
 
@@ -36,10 +36,10 @@ class FabricFaults:
 
 
 @dataclass(slots=True)
-class Words:
+class FabricWords:
     """The lease words of one worker."""
 
-    process: Process
+    process: TimelineProcess
     values: list[int]
 
     def write(self, lease: int, nonce: int) -> None:
@@ -87,10 +87,10 @@ class Agent:
     """The `Fetcher` of one worker process, and its memory as others see it."""
 
     fabric: Fabric
-    process: Process
+    process: TimelineProcess
     holder: Holder
     pages: Pages
-    words: Words
+    words: FabricWords
     seconds_max: float  # then a fetch is given up
     on_event: Action  # wakes the worker
     endless_pages: list[int] = field(default_factory=list)  # targets of reads that will never end
@@ -185,13 +185,15 @@ class Agent:
             return
         baton = read.baton
         self._forget(read)
-        collected = Collected(baton.lease, baton.nonce, baton.rid, baton.attempt)
+        collected = PagesRead(baton.lease, baton.nonce, baton.rid, baton.attempt)
         holder.process.after(self.fabric.rng.uniform(0, 0.002), lambda: holder._tell(collected))
         if holder.words.values[baton.lease] != baton.nonce:
             self.fabric.count("fetch stale")
-            self._tell(Stale(read.fetch_id))
+            self._tell(FetchStale(read.fetch_id))
         else:
-            self._tell(Landed(read.fetch_id, len(read.into) * PAGE_BYTES, self.process.now - read.begun_at))
+            self._tell(
+                FetchLanded(read.fetch_id, len(read.into) * PAGE_BYTES, self.process.now - read.begun_at)
+            )
 
     def _err(self, read: Read, reason: str) -> None:
         if read.given_up or read.ended:
@@ -199,7 +201,7 @@ class Agent:
         read.given_up = True
         ended = self.fabric.rng.random() >= self.fabric.faults.unproven
         self.fabric.count("fetch failed" if ended else "fetch failed unproven")
-        self._tell(Failed(read.fetch_id, reason, ended))
+        self._tell(FetchFailed(read.fetch_id, reason, ended))
         if ended:
             self._forget(read)
         else:
@@ -219,19 +221,19 @@ class Agent:
     def _end(self, read: Read) -> None:
         self._forget(read)
         self.fabric.count("fetch ended late")
-        self._tell(Ended(read.fetch_id))
+        self._tell(FetchEnded(read.fetch_id))
 
     def _forget(self, read: Read) -> None:
         read.ended = True
         del self._reads[read.fetch_id]
 
     def _retract_news(self, fetch_id: int) -> None:
-        """Abandoned when the last event waits to be polled: the reader hears `Ended` instead."""
+        """Abandoned when the last event waits to be polled: the reader hears `FetchEnded` instead."""
         news = [
-            event for event in self._events if not isinstance(event, Collected) and event.fetch_id == fetch_id
+            event for event in self._events if not isinstance(event, PagesRead) and event.fetch_id == fetch_id
         ]
-        if not news or isinstance(news[-1], Ended):
+        if not news or isinstance(news[-1], FetchEnded):
             return
         self._events = [event for event in self._events if event not in news]
         if fetch_id not in self._reads:
-            self._events.append(Ended(fetch_id))
+            self._events.append(FetchEnded(fetch_id))

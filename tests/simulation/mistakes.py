@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 
 from decode import retraction, transfer_queue
-from decode.output_buffer import Unsent
+from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
 from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import TRANSITIONS, Lost, State
-from router.core.request_table import LiveRequests
+from router.core.lifecycle import TRANSITIONS, Lost, RequestState
+from router.core.request_table import RequestTable
 from shared.kv.leases import Lease, Leases
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
 from shared.req import Req
 from shared.scheduling.event_loop import EventLoop
-from shared.transfer.protocol import Landed
+from shared.transfer.protocol import FetchLanded
 from tests.simulation import worker
-from tests.simulation.fabric import Agent, Words
+from tests.simulation.fabric import Agent, FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
 from tests.simulation.oracle_device import OracleDevice, Pages, Slot
 
@@ -80,20 +80,20 @@ def _match_too_long() -> list[Patch]:
 
 @_mistake("leases", "the end of a lease leaves its word")
 def _word_left() -> list[Patch]:
-    def clear(self: Words, lease: int) -> None:
+    def clear(self: FabricWords, lease: int) -> None:
         del self, lease
 
-    return [(Words, "clear", clear)]
+    return [(FabricWords, "clear", clear)]
 
 
 @_mistake("leases", "the word is cleared a while after the pages are free")
 def _word_cleared_late() -> list[Patch]:
-    def clear(self: Words, lease: int) -> None:
+    def clear(self: FabricWords, lease: int) -> None:
         nonce = self.values[lease]
         self.process.after(1.0, lambda: real(self, lease) if self.values[lease] == nonce else None)
 
-    real = Words.clear
-    return [(Words, "clear", clear)]
+    real = FabricWords.clear
+    return [(FabricWords, "clear", clear)]
 
 
 @_mistake("leases", "a nonce is used again")
@@ -108,7 +108,7 @@ def _nonce_again() -> list[Patch]:
 
 @_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
 def _epoch_ignored() -> list[Patch]:
-    def without_epoch(self: Leases, words: Words, epoch: int, lease_seconds: float) -> None:
+    def without_epoch(self: Leases, words: FabricWords, epoch: int, lease_seconds: float) -> None:
         del epoch
         real(self, words, 0, lease_seconds)
 
@@ -154,7 +154,7 @@ def _word_first() -> list[Patch]:
 
     def tell(self: Agent, event: Any) -> None:
         if type(event).__name__ == "Stale" and held.get((id(self), event.fetch_id)):
-            event = Landed(event.fetch_id, 0, 0.0)
+            event = FetchLanded(event.fetch_id, 0, 0.0)
         real_tell(self, event)
 
     real, real_tell = Agent.start, Agent._tell
@@ -164,7 +164,7 @@ def _word_first() -> list[Patch]:
 @_mistake("transfer", "stale bytes are taken for landed")
 def _stale_landed() -> list[Patch]:
     def tell(self: Agent, event: Any) -> None:
-        real(self, Landed(event.fetch_id, 0, 0.0) if type(event).__name__ == "Stale" else event)
+        real(self, FetchLanded(event.fetch_id, 0, 0.0) if type(event).__name__ == "Stale" else event)
 
     real = Agent._tell
     return [(Agent, "_tell", tell)]
@@ -172,21 +172,21 @@ def _stale_landed() -> list[Patch]:
 
 @_mistake("arrivals", "the target of a failed read is used again at once")
 def _no_quarantine() -> list[Patch]:
-    def give_up(self: transfer_queue.Arrivals, fetch_id: int, req: Any, ended: bool) -> None:
+    def give_up(self: transfer_queue.TransferQueue, fetch_id: int, req: Any, ended: bool) -> None:
         del ended
         self._quarantined.setdefault(fetch_id, [])
         self.memory.release(req, PageState.ARRIVING)
 
-    return [(transfer_queue.Arrivals, "_give_up", give_up)]
+    return [(transfer_queue.TransferQueue, "_give_up", give_up)]
 
 
 @_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
 def _waiting_forgotten() -> list[Patch]:
-    def take_waiting(self: transfer_queue.Arrivals) -> list[Any]:
+    def take_waiting(self: transfer_queue.TransferQueue) -> list[Any]:
         return [entry for entry in real(self) if entry[2]]
 
-    real = transfer_queue.Arrivals.take_waiting
-    return [(transfer_queue.Arrivals, "take_waiting", take_waiting)]
+    real = transfer_queue.TransferQueue.take_waiting
+    return [(transfer_queue.TransferQueue, "take_waiting", take_waiting)]
 
 
 @_mistake("arrivals", "a landed request may not join when room is short")
@@ -233,12 +233,12 @@ def _rows_swapped() -> list[Patch]:
 
 @_mistake("decode", "the output index starts anew with each attempt")
 def _index_of_attempt() -> list[Patch]:
-    def add(self: Unsent, router: str, row: Row) -> None:
+    def add(self: OutputBuffer, router: str, row: Row) -> None:
         index = row.index if row.attempt == 1 else row.index - 1
         real(self, router, msgspec.structs.replace(row, index=index))
 
-    real = Unsent.add
-    return [(Unsent, "add", add)]
+    real = OutputBuffer.add
+    return [(OutputBuffer, "add", add)]
 
 
 @_mistake("decode", "an end overtakes the last tokens")
@@ -295,18 +295,18 @@ def _wrong_page_on_resume() -> list[Patch]:
 
 @_mistake("lifecycle", "a request that lost its decode worker is ready again")
 def _lost_is_ready() -> list[Patch]:
-    return [(TRANSITIONS[State.DECODING], Lost, State.READY)]
+    return [(TRANSITIONS[RequestState.DECODING], Lost, RequestState.READY)]
 
 
 @_mistake("lifecycle", "a later attempt counts its output as prompt")
 def _prompt_len_lost() -> list[Patch]:
-    def send(self: LiveRequests, worker: Worker, message: Any) -> None:
+    def send(self: RequestTable, worker: Worker, message: Any) -> None:
         if isinstance(message, Prefill):
             message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
         real(self, worker, message)
 
-    real = LiveRequests.send
-    return [(LiveRequests, "send", send)]
+    real = RequestTable.send
+    return [(RequestTable, "send", send)]
 
 
 @_mistake("lifecycle", "requests of a lost worker are not tried again")

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from decode.migration import Departures
-from decode.output_buffer import Unsent
+from decode.migration import Migrations
+from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core.fleet import Worker
-from router.core.request_table import LiveRequests
+from router.core.request_table import RequestTable
 from shared.effects import Send
-from shared.messages import Moving
-from shared.scheduling.router_sessions import Audience
+from shared.messages import Migrating
+from shared.scheduling.router_sessions import RouterSessions
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -22,64 +22,64 @@ _mistake = into(MISTAKES)
 
 @_mistake("departures", "a baton promises what the step in flight will write")
 def _lent_early() -> list[Patch]:
-    def lend_settled(self: Departures, now: float) -> list[Any]:
+    def lend_settled(self: Migrations, now: float) -> list[Any]:
         for req in self._departing:
             req.kv_len = req.launched_len
         return real(self, now)
 
-    real = Departures.lend_settled
-    return [(Departures, "lend_settled", lend_settled)]
+    real = Migrations.lend_settled
+    return [(Migrations, "lend_settled", lend_settled)]
 
 
 @_mistake("departures", "a moving request stays in the batch")
 def _stays() -> list[Patch]:
-    def take_out(self: Departures) -> None:
+    def take_out(self: Migrations) -> None:
         running = dict(self.batch.running)
         real(self)
         self.batch.running.update(running)
 
-    real = Departures.take_out
-    return [(Departures, "take_out", take_out)]
+    real = Migrations.take_out
+    return [(Migrations, "take_out", take_out)]
 
 
 @_mistake("departures", "a move overtakes the last tokens")
 def _move_first() -> list[Patch]:
-    def lend_settled(self: Departures, now: float) -> list[Any]:
-        unsent, self.unsent = self.unsent, Unsent(0.0)
+    def lend_settled(self: Migrations, now: float) -> list[Any]:
+        unsent, self.unsent = self.unsent, OutputBuffer(0.0)
         lent = real(self, now)
         self.unsent = unsent
         return lent
 
-    real = Departures.lend_settled
-    return [(Departures, "lend_settled", lend_settled)]
+    real = Migrations.lend_settled
+    return [(Migrations, "lend_settled", lend_settled)]
 
 
 @_mistake("departures", "the pages of a moving request are given up at once")
 def _not_held() -> list[Patch]:
-    def lend_settled(self: Departures, now: float) -> list[Any]:
+    def lend_settled(self: Migrations, now: float) -> list[Any]:
         lent = real(self, now)
         for req in lent:
             self.lending.cancel(req.rid, req.attempt)
         return lent
 
-    real = Departures.lend_settled
-    return [(Departures, "lend_settled", lend_settled)]
+    real = Migrations.lend_settled
+    return [(Migrations, "lend_settled", lend_settled)]
 
 
 @_mistake("departures", "a request is told to move with one page too few")
 def _page_short() -> list[Patch]:
-    def lend_settled(self: Departures, now: float) -> list[Any]:
+    def lend_settled(self: Migrations, now: float) -> list[Any]:
         lent = real(self, now)
         for number, effect in enumerate(self.effects):
-            if isinstance(effect, Send) and isinstance(effect.message, Moving):
+            if isinstance(effect, Send) and isinstance(effect.message, Migrating):
                 pages = effect.message.baton.pages
                 if len(pages) > 1 and pages[-1] != pages[0]:
                     short = _with_pages(effect.message, (*pages[:-1], pages[0]))
                     self.effects[number] = Send(effect.peer, short)
         return lent
 
-    real = Departures.lend_settled
-    return [(Departures, "lend_settled", lend_settled)]
+    real = Migrations.lend_settled
+    return [(Migrations, "lend_settled", lend_settled)]
 
 
 @_mistake("leaving", "a leaving worker ends while its pages are still lent")
@@ -92,7 +92,7 @@ def _ends_early() -> list[Patch]:
 
 @_mistake("leaving", "a worker does not wait until the routers know that it leaves")
 def _undismissed() -> list[Patch]:
-    return [(Audience, "dismissed", property(lambda self: self is not None))]
+    return [(RouterSessions, "dismissed", property(lambda self: self is not None))]
 
 
 @_mistake("leaving", "a worker that leaves is still given work")
@@ -105,12 +105,12 @@ def _still_given() -> list[Patch]:
 
 @_mistake("leaving", "room that was kept for a move is never given back")
 def _reserved_for_ever() -> list[Patch]:
-    def forget_target(self: LiveRequests, live: Any) -> None:
+    def forget_target(self: RequestTable, live: Any) -> None:
         del self
         live.target = None
 
-    return [(LiveRequests, "forget_target", forget_target)]
+    return [(RequestTable, "forget_target", forget_target)]
 
 
-def _with_pages(moving: Moving, pages: tuple[int, ...]) -> Moving:
+def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:
     return msgspec.structs.replace(moving, baton=msgspec.structs.replace(moving.baton, pages=pages))

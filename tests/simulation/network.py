@@ -16,14 +16,14 @@ from typing import Protocol
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.messages import Hello, Message, decode_from_router, decode_from_worker, encode
-from tests.simulation.timeline import Process
+from tests.simulation.timeline import TimelineProcess
 
 
-class Endpoint(Protocol):
+class SimulatedEndpoint(Protocol):
     """A process as the network sees it."""
 
     @property
-    def process(self) -> Process: ...
+    def process(self) -> TimelineProcess: ...
     @property
     def hello(self) -> Hello: ...
     def deliver(self, event: LinkEvent) -> None: ...
@@ -44,19 +44,19 @@ class NetworkFaults:
 class Side:
     """One end of a link."""
 
-    endpoint: Endpoint
+    endpoint: SimulatedEndpoint
     up: bool = False
     torn: bool = False  # what is sent from here is lost
     gap: bool = False  # something was lost, so nothing more may arrive
     last_arrival: float = 0.0  # of what is sent from here
 
     @property
-    def process(self) -> Process:
+    def process(self) -> TimelineProcess:
         return self.endpoint.process
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class SimulatedLink:
     """The sessions between one router process and one worker process."""
 
     network: Network
@@ -104,7 +104,7 @@ class Link:
         self._down_later(self.router, reason)
         return True
 
-    def died(self, process: Process) -> None:
+    def died(self, process: TimelineProcess) -> None:
         """One of the two processes is dead; the other hears so after a while."""
         for side in (self.router, self.worker):
             side.torn = True
@@ -113,7 +113,7 @@ class Link:
             else:
                 self._down_later(side, "peer died")
 
-    def left(self, process: Process) -> None:
+    def left(self, process: TimelineProcess) -> None:
         """One of the two has said goodbye and gone: what it sent before arrives first."""
         side = self.router if self.router.process is process else self.worker
         other, session = self._other(side), self.session
@@ -123,7 +123,7 @@ class Link:
             self._down_later(other, "peer died")
         side.up = False
 
-    def silent(self, process: Process) -> None:
+    def silent(self, process: TimelineProcess) -> None:
         """One of the two was frozen beyond the silence limit: the other side gives the session up."""
         for side in (self.router, self.worker):
             if side.process is not process:
@@ -181,22 +181,22 @@ class Network:
     faults: NetworkFaults
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
-    links: list[Link] = field(default_factory=list)
+    links: list[SimulatedLink] = field(default_factory=list)
 
-    def connect(self, router: Endpoint, worker: Endpoint) -> None:
+    def connect(self, router: SimulatedEndpoint, worker: SimulatedEndpoint) -> None:
         """A router has discovered a worker: dial it."""
-        link = Link(self, Side(router), Side(worker))
+        link = SimulatedLink(self, Side(router), Side(worker))
         self.links.append(link)
         router.process.after(self.latency(), link.start_session)
 
-    def send(self, sender: Endpoint, peer: str, message: Message) -> None:
+    def send(self, sender: SimulatedEndpoint, peer: str, message: Message) -> None:
         """Give a message to the link between a process and its peer; a peer that is gone loses it."""
         for link in self.links:
             for side, other in ((link.router, link.worker), (link.worker, link.router)):
                 if side.endpoint is sender and peer_name(other.endpoint.hello) == peer:
                     link.send(side, message)
 
-    def died(self, process: Process, *, goodbye: bool = False) -> None:
+    def died(self, process: TimelineProcess, *, goodbye: bool = False) -> None:
         """Links of a dead process end; they are not dialled again. `goodbye`: it ended by itself, and said so."""
         for link in self.links_of(process):
             if goodbye:
@@ -205,12 +205,12 @@ class Network:
                 link.died(process)
             self.links.remove(link)
 
-    def silent(self, process: Process) -> None:
+    def silent(self, process: TimelineProcess) -> None:
         """Whoever listens to a process hears nothing any more."""
         for link in self.links_of(process):
             link.silent(process)
 
-    def links_of(self, process: Process) -> list[Link]:
+    def links_of(self, process: TimelineProcess) -> list[SimulatedLink]:
         return [link for link in self.links if process in (link.router.process, link.worker.process)]
 
     def latency(self) -> float:

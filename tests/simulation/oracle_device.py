@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.simulation.oracle import kv_cell, sample
-from tests.simulation.timeline import Action, Process
+from tests.simulation.timeline import Action, TimelineProcess
 
 
 class Pages:
@@ -73,7 +73,7 @@ class Speed:
 class OracleDevice:
     """The `Device` of one worker process."""
 
-    process: Process
+    process: TimelineProcess
     pages: Pages
     host_pages: Pages
     speed: Speed

@@ -13,10 +13,10 @@ from typing import get_args
 
 from decode.counters import DecodeCounters
 from prefill.scheduler import PrefillCounters
-from router.core.counters import Counters
+from router.core.counters import RouterCounters
 from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
-from tests.simulation.clients import Client
+from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import FAULTS
 from tests.simulation.world import World
 
@@ -132,7 +132,7 @@ def lines(counts: Counter[str]) -> Iterable[str]:
         yield f"{counts[name]:9d}  {name}"
 
 
-def _add_router(counts: Counter[str], counters: Counters) -> None:
+def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
     for row, count in counters.transitions.items():
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():
@@ -150,7 +150,7 @@ def _add_worker(counts: Counter[str], role: str, counters: PrefillCounters | Dec
             counts[f"{role} {field.name}"] += value
 
 
-def _end(client: Client) -> str:
+def _end(client: SimulatedClient) -> str:
     outcome = client.outcome
     match type(outcome).__name__:
         case "NoneType":

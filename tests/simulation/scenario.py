@@ -68,7 +68,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ScenarioSizes:
     """Of the fleet and of each of its workers."""
 
     routers: int = 2
@@ -109,12 +109,12 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class SimulationScenario:
     """Everything that a seed decides."""
 
     seed: int
     calm: bool
-    sizes: Sizes
+    sizes: ScenarioSizes
     speed: Speed
     network: NetworkFaults
     fabric: FabricFaults
@@ -126,14 +126,14 @@ class Scenario:
         return random.Random(f"{self.seed} {purpose}")
 
 
-def draw(seed: int) -> Scenario:
+def draw(seed: int) -> SimulationScenario:
     """The scenario of a seed."""
     rng = random.Random(f"{seed} scenario")
     calm = rng.random() < 0.25
     overflowing = rng.random() < OVERFLOWING
     sizes = _sizes(rng, overflowing)
     requests = _requests(rng, sizes, calm, overflowing)
-    scenario = Scenario(
+    scenario = SimulationScenario(
         seed=seed,
         calm=calm,
         sizes=sizes,
@@ -151,10 +151,10 @@ def draw(seed: int) -> Scenario:
     return replace(scenario, faults=_faults(rng, LEAVES)) if rng.random() < 0.5 else scenario
 
 
-def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
+def _sizes(rng: random.Random, overflowing: bool) -> ScenarioSizes:
     page_size = rng.choice((2, 4, 8))
     alone = CONTEXT_LEN // page_size  # pages of the largest request
-    sizes = Sizes(
+    sizes = ScenarioSizes(
         page_size=page_size,
         prefill_pages=int(alone * rng.choice((2, 10))),
         decode_pages=10 * alone,
@@ -185,7 +185,9 @@ def _sizes(rng: random.Random, overflowing: bool) -> Sizes:
     )
 
 
-def _requests(rng: random.Random, sizes: Sizes, calm: bool, overflowing: bool) -> tuple[PlannedRequest, ...]:
+def _requests(
+    rng: random.Random, sizes: ScenarioSizes, calm: bool, overflowing: bool
+) -> tuple[PlannedRequest, ...]:
     families = [[rng.randrange(VOCAB_SIZE) for _ in range(CONTEXT_LEN)] for _ in range(3)]
     within_seconds = rng.choice((0.1, 0.6) if overflowing else (0.6, 1.5))
     output = (10, 30, 60, 80) if overflowing else (1, 2, 10, 30, 50)
@@ -222,7 +224,7 @@ def _change_of_mind(rng: random.Random, request: PlannedRequest, aborts: float) 
 
 
 def _prompt(
-    rng: random.Random, sizes: Sizes, families: list[list[int]], earlier: list[tuple[int, ...]]
+    rng: random.Random, sizes: ScenarioSizes, families: list[list[int]], earlier: list[tuple[int, ...]]
 ) -> tuple[int, ...]:
     kind = rng.random()
     if kind < 0.25 and earlier:
@@ -247,7 +249,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
     )
 
 
-def _troubled(rng: random.Random, scenario: Scenario) -> Scenario:
+def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationScenario:
     faults = _faults(rng, [kind for kind in FAULTS if rng.random() < 0.35])
     return replace(
         scenario,

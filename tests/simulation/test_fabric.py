@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 from shared.baton import Baton, Holder
-from shared.transfer.protocol import Collected, Ended, Failed, FetchEvent, Landed, Stale
-from tests.simulation.fabric import Agent, Fabric, FabricFaults, Words
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, PagesRead
+from tests.simulation.fabric import Agent, Fabric, FabricFaults, FabricWords
 from tests.simulation.oracle_device import Pages
-from tests.simulation.timeline import Process, Timeline
+from tests.simulation.timeline import Timeline, TimelineProcess
 
 NONCE = 77
 
@@ -26,10 +26,10 @@ class Pair:
         self.events: list[FetchEvent] = []
 
     def agent(self, name: str) -> Agent:
-        process = Process(self.timeline, name)
+        process = TimelineProcess(self.timeline, name)
         holder = Holder(name, 1, f"{name}/1", b"", 0, 4096, 0)
         pages = Pages(8, 2, salt=len(name))
-        agent = Agent(self.fabric, process, holder, pages, Words(process, [0, 0]), 5.0, lambda: None)
+        agent = Agent(self.fabric, process, holder, pages, FabricWords(process, [0, 0]), 5.0, lambda: None)
         self.fabric.agents[holder.agent] = agent
         return agent
 
@@ -56,8 +56,8 @@ def test_pages_land_one_by_one_and_the_holder_hears_of_it() -> None:
     assert sum(pair.arrived) == 1
     pair.settle()
     assert all(pair.arrived)
-    assert [type(event) for event in pair.events] == [Landed]
-    assert pair.holder.poll() == [Collected(1, NONCE, "r", 1)]
+    assert [type(event) for event in pair.events] == [FetchLanded]
+    assert pair.holder.poll() == [PagesRead(1, NONCE, "r", 1)]
 
 
 def test_a_lease_that_ended_meanwhile_makes_the_read_stale() -> None:
@@ -66,7 +66,7 @@ def test_a_lease_that_ended_meanwhile_makes_the_read_stale() -> None:
     pair.advance(lambda: any(pair.arrived))
     pair.holder.words.clear(1)
     pair.settle()
-    assert pair.events == [Stale(1)]
+    assert pair.events == [FetchStale(1)]
 
 
 def test_a_frozen_holder_leaves_the_read_in_progress() -> None:
@@ -88,7 +88,7 @@ def test_a_dead_holder_makes_the_read_fail() -> None:
     pair.holder.process.kill()
     pair.fabric.died("holder/1")
     pair.settle()
-    assert isinstance(pair.events[0], Failed)
+    assert isinstance(pair.events[0], FetchFailed)
 
 
 def test_nobody_is_found_under_the_name_of_an_earlier_epoch() -> None:
@@ -96,7 +96,7 @@ def test_nobody_is_found_under_the_name_of_an_earlier_epoch() -> None:
     pair.fabric.died("holder/1")
     pair.fetch()
     pair.settle()
-    assert isinstance(pair.events[0], Failed)
+    assert isinstance(pair.events[0], FetchFailed)
     assert not any(pair.arrived)
 
 
@@ -104,18 +104,18 @@ def test_bytes_land_after_an_error_until_the_end_is_told() -> None:
     pair = Pair(FabricFaults(error=1.0, unproven=1.0, page_seconds=0.2))
     pair.fetch()
     pair.advance(lambda: bool(pair.events))
-    assert pair.events[0] == Failed(1, "injected error", ended=False)
+    assert pair.events[0] == FetchFailed(1, "injected error", ended=False)
     before = sum(pair.arrived)
     pair.settle()
     assert sum(pair.arrived) > before
-    assert pair.events[-1] == Ended(1)
+    assert pair.events[-1] == FetchEnded(1)
 
 
 def test_an_endless_read_is_never_told_to_have_ended() -> None:
     pair = Pair(FabricFaults(error=1.0, unproven=1.0, endless=1.0))
     pair.fetch()
     pair.settle()
-    assert [type(event) for event in pair.events] == [Failed]
+    assert [type(event) for event in pair.events] == [FetchFailed]
     assert pair.reader.endless_pages == [5, 6, 7]
 
 
@@ -125,7 +125,7 @@ def test_an_abandoned_read_ends_and_nothing_else_is_told() -> None:
     pair.advance(lambda: any(pair.arrived))
     pair.reader.abandon(1)
     pair.settle()
-    assert pair.events == [Ended(1)]
+    assert pair.events == [FetchEnded(1)]
 
 
 def test_a_read_abandoned_when_it_has_landed_is_told_to_have_ended() -> None:
@@ -134,4 +134,4 @@ def test_a_read_abandoned_when_it_has_landed_is_told_to_have_ended() -> None:
     while pair.timeline.advance():
         pass
     pair.reader.abandon(1)
-    assert pair.reader.poll() == [Ended(1)]
+    assert pair.reader.poll() == [FetchEnded(1)]

@@ -10,15 +10,15 @@ import pytest
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Hello, Role
-from tests.simulation.network import Link, Network, NetworkFaults
-from tests.simulation.timeline import Process, Timeline
+from tests.simulation.network import Network, NetworkFaults, SimulatedLink
+from tests.simulation.timeline import Timeline, TimelineProcess
 
 
 @dataclass
 class Peer:
     """An endpoint that remembers what it was told."""
 
-    process: Process
+    process: TimelineProcess
     hello: Hello
     events: list[LinkEvent] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class Peer:
         return numbers
 
 
-class Wire:
+class EchoWire:
     """A router and a worker with a link between them."""
 
     def __init__(self, seed: int = 0):
@@ -48,10 +48,10 @@ class Wire:
         self.settle()
 
     def peer(self, role: Role) -> Peer:
-        return Peer(Process(self.timeline, role), Hello(session=0, role=role, uid=role, epoch=1))
+        return Peer(TimelineProcess(self.timeline, role), Hello(session=0, role=role, uid=role, epoch=1))
 
     @property
-    def link(self) -> Link:
+    def link(self) -> SimulatedLink:
         return self.network.links[0]
 
     def send(self, number: int) -> None:
@@ -66,7 +66,7 @@ class Wire:
 
 
 def test_messages_arrive_in_order_however_long_each_takes() -> None:
-    wire = Wire()
+    wire = EchoWire()
     for number in range(50):
         wire.send(number)
     wire.settle()
@@ -75,7 +75,7 @@ def test_messages_arrive_in_order_however_long_each_takes() -> None:
 
 @pytest.mark.parametrize("both_ways", [True, False])
 def test_a_broken_session_is_told_to_both_sides_before_the_next_begins(both_ways: bool) -> None:
-    wire = Wire()
+    wire = EchoWire()
     wire.link.break_off("loss", both_ways=both_ways)
     wire.settle()
     for peer in (wire.router, wire.worker):
@@ -84,7 +84,7 @@ def test_a_broken_session_is_told_to_both_sides_before_the_next_begins(both_ways
 
 @pytest.mark.parametrize("seed", range(50))
 def test_nothing_arrives_behind_a_gap(seed: int) -> None:
-    wire = Wire(seed)
+    wire = EchoWire(seed)
     for number in range(60):
         wire.timeline.after(0.02 * number, partial(wire.send, number))
     wire.timeline.after(0.1, wire.tear)
@@ -96,7 +96,7 @@ def test_nothing_arrives_behind_a_gap(seed: int) -> None:
 
 
 def test_a_dead_peer_is_missed_and_not_dialled_again() -> None:
-    wire = Wire()
+    wire = EchoWire()
     wire.worker.process.kill()
     wire.network.died(wire.worker.process)
     wire.settle()
@@ -104,7 +104,7 @@ def test_a_dead_peer_is_missed_and_not_dialled_again() -> None:
 
 
 def test_a_silent_peer_learns_of_it_when_it_is_back() -> None:
-    wire = Wire()
+    wire = EchoWire()
     wire.worker.process.freeze()
     wire.network.silent(wire.worker.process)
     wire.settle()

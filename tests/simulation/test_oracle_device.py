@@ -9,7 +9,7 @@ from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from tests.simulation.oracle import expected_output
 from tests.simulation.oracle_device import OracleDevice, Pages, Speed
-from tests.simulation.timeline import Process, Timeline
+from tests.simulation.timeline import Timeline, TimelineProcess
 
 PAGE_SIZE = 4
 PROMPT = tuple(range(3, 14))  # two pages and three tokens
@@ -19,7 +19,7 @@ EXPECTED = expected_output(PROMPT, PARAMS)[0]
 
 def a_device(pages: int = 16) -> OracleDevice:
     return OracleDevice(
-        process=Process(Timeline(), "device"),
+        process=TimelineProcess(Timeline(), "device"),
         pages=Pages(pages, PAGE_SIZE, salt=1),
         host_pages=Pages(pages, PAGE_SIZE, salt=2),
         speed=Speed(),

@@ -39,7 +39,7 @@ class Timeline:
         return True
 
 
-class Process:
+class TimelineProcess:
     """An operating system process: frozen, its actions wait for the thaw; dead, they never happen."""
 
     def __init__(self, timeline: Timeline, name: str):

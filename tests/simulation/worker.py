@@ -18,12 +18,12 @@ from shared.baton import Holder
 from shared.links.events import LinkEvent
 from shared.messages import Hello, Limits, Role, WorkerToRouter
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
-from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, Words
+from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.network import Network
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
-from tests.simulation.scenario import CONTEXT_LEN, Scenario, Sizes
-from tests.simulation.timeline import Process
+from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
+from tests.simulation.timeline import TimelineProcess
 from tests.simulation.witness import Witness
 
 MODEL_NAME = "oracle"
@@ -34,17 +34,17 @@ TURN_SECONDS = 0.0005  # what the CPU takes for a turn
 class Surroundings:
     """What a process is started into."""
 
-    scenario: Scenario
+    scenario: SimulationScenario
     network: Network
     fabric: Fabric
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
 
 
-class Worker:
+class SimulatedWorker:
     """One prefill or decode process, from its start to its death."""
 
-    def __init__(self, role: Role, uid: str, process: Process, world: Surroundings):
+    def __init__(self, role: Role, uid: str, process: TimelineProcess, world: Surroundings):
         scenario, sizes = world.scenario, world.scenario.sizes
         number = int(uid.rpartition("-")[2])
         pages = sizes.pages(role, number)
@@ -80,7 +80,7 @@ class Worker:
             process,
             Holder(uid, epoch, agent_name(uid, epoch), b"", 0, PAGE_BYTES, 0),
             self.device.pages,
-            Words(process, [0] * sizes.leases_max),
+            FabricWords(process, [0] * sizes.leases_max),
             sizes.fetch_seconds_max,
             on_event=self.wake,
         )
@@ -165,7 +165,7 @@ def agent_name(uid: str, epoch: int) -> str:
     return f"{uid}/{epoch:016x}"
 
 
-def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillScheduler:
+def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> PrefillScheduler:
     return PrefillScheduler(
         PrefillConfig(
             page_size=sizes.page_size,
@@ -189,7 +189,7 @@ def _prefill(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> PrefillS
     )
 
 
-def _decode(sizes: Sizes, pages: int, agent: Agent, kv_format: str) -> DecodeScheduler:
+def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> DecodeScheduler:
     return DecodeScheduler(
         DecodeConfig(
             page_size=sizes.page_size,

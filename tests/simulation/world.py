@@ -14,12 +14,12 @@ from typing import TypeVar
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
 from shared.messages import Role
-from tests.simulation.clients import Client, Router
+from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
-from tests.simulation.network import Link, Network
-from tests.simulation.scenario import Fault, Scenario
-from tests.simulation.timeline import Journal, Process, Timeline
-from tests.simulation.worker import Surroundings, Worker
+from tests.simulation.network import Network, SimulatedLink
+from tests.simulation.scenario import Fault, SimulationScenario
+from tests.simulation.timeline import Journal, Timeline, TimelineProcess
+from tests.simulation.worker import SimulatedWorker, Surroundings
 
 END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
@@ -34,8 +34,8 @@ CRASHES = (
     TypeError,
 )  # an accident, in the code or in a mutation of it
 
-Machine = Worker | Router
-AnyMachine = TypeVar("AnyMachine", Worker, Router, Machine)
+Machine = SimulatedWorker | Router
+AnyMachine = TypeVar("AnyMachine", SimulatedWorker, Router, Machine)
 
 
 class SimulationError(Exception):
@@ -49,18 +49,18 @@ class SimulationError(Exception):
 class World:
     """All processes of a scenario."""
 
-    def __init__(self, scenario: Scenario, show: Callable[[str], None] | None = None):
+    def __init__(self, scenario: SimulationScenario, show: Callable[[str], None] | None = None):
         self.scenario = scenario
         self.timeline = Timeline()
         self.journal = Journal(self.timeline, show)
         self.counts: Counter[str] = Counter()
-        self.clients = [Client(planned) for planned in scenario.requests]
+        self.clients = [SimulatedClient(planned) for planned in scenario.requests]
         self._rng = scenario.random("world")
         self.network = Network(scenario.network, scenario.random("network"), self.count)
         self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         self.routers: dict[str, Router] = {}
-        self.all_workers: list[Worker] = []  # also those that are dead
+        self.all_workers: list[SimulatedWorker] = []  # also those that are dead
         self.all_routers: list[Router] = []
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class World:
         for fault in self.scenario.faults:
             self.timeline.at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
 
-    def _submit(self, client: Client) -> None:
+    def _submit(self, client: SimulatedClient) -> None:
         router = self.routers.get(f"router-{client.planned.router}")
         if router is None:
             client.disconnected = True
@@ -104,14 +104,14 @@ class World:
             router.take(client)
 
     def _start_worker(self, role: Role, uid: str) -> None:
-        worker = Worker(role, uid, Process(self.timeline, uid), self._surroundings())
+        worker = SimulatedWorker(role, uid, TimelineProcess(self.timeline, uid), self._surroundings())
         self.workers[uid] = worker
         self.all_workers.append(worker)
         for router in self.routers.values():
             self.network.connect(router, worker)
 
     def _start_router(self, uid: str) -> None:
-        router = Router(uid, Process(self.timeline, uid), self._surroundings(), self.journal.note)
+        router = Router(uid, TimelineProcess(self.timeline, uid), self._surroundings(), self.journal.note)
         self.routers[uid] = router
         self.all_routers.append(router)
         for worker in self.workers.values():
@@ -141,7 +141,7 @@ class World:
                 links = self.network.links
                 self._break([links[fault.choice % len(links)]] if links else [], fault)
 
-    def _break(self, links: list[Link], fault: Fault) -> None:
+    def _break(self, links: list[SimulatedLink], fault: Fault) -> None:
         broken = [link for link in links if link.break_off(fault.kind, both_ways=fault.kind != "loss")]
         if broken:
             self.count(f"fault {fault.kind}")
@@ -159,13 +159,13 @@ class World:
         self.count(f"fault {fault.kind}")
         self._bury(machine)
         uid = machine.hello.uid
-        if isinstance(machine, Worker):
+        if isinstance(machine, SimulatedWorker):
             role = machine.hello.role
             self.timeline.after(fault.seconds, lambda: self._start_worker(role, uid))
         else:
             self.timeline.after(fault.seconds, lambda: self._start_router(uid))
 
-    def _leave(self, worker: Worker | None, fault: Fault) -> None:
+    def _leave(self, worker: SimulatedWorker | None, fault: Fault) -> None:
         """A worker is told to end: as `shared.process.worker` has it, it goes when it is empty or late."""
         if worker is None or worker.leaving:
             return
@@ -191,7 +191,7 @@ class World:
     def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
         machine.process.kill()
         self.network.died(machine.process, goodbye=goodbye)
-        if isinstance(machine, Worker):
+        if isinstance(machine, SimulatedWorker):
             del self.workers[machine.hello.uid]
             self.fabric.died(machine.agent.holder.agent)
         else:
@@ -245,7 +245,7 @@ class World:
             if not self.counts["path left with work"]:
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
 
-    def _prove_empty(self, worker: Worker) -> None:
+    def _prove_empty(self, worker: SimulatedWorker) -> None:
         worker.scheduler.check()
         uid, scheduler = worker.hello.uid, worker.scheduler
         assert not worker.witness.requests(), f"{uid} still has {[r.rid for r in worker.witness.requests()]}"

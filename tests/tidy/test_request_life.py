@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.core.lifecycle import ENDED, TRANSITIONS, State, diagram
+from router.core.lifecycle import ENDED, TRANSITIONS, RequestState, diagram
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
@@ -24,7 +24,7 @@ def test_the_picture_is_made_from_the_table() -> None:
 
 def test_every_state_and_event_is_explained() -> None:
     page = PAGE.read_text()
-    for state in set(State) - ENDED:
+    for state in set(RequestState) - ENDED:
         assert f"| `{state.value}` |" in page
     for event in {event for row in TRANSITIONS.values() for event in row}:
         assert f"| `{event.__name__}` |" in page

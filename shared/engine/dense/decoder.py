@@ -35,7 +35,7 @@ class RMSNorm:
 
 
 @dataclass(frozen=True)
-class Layer:
+class DecoderLayer:
     """Attention, then a gated MLP, each added to the residual stream."""
 
     number: int
@@ -126,12 +126,12 @@ class _Loader:
             weight, torch.cat([self.tensor(f"{name}.bias", size) for name, size in pairs]) if bias else None
         )
 
-    def layer(self, number: int) -> Layer:
+    def layer(self, number: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{number}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
-        return Layer(
+        return DecoderLayer(
             number=number,
             config=config,
             attention_norm=self.norm(f"{prefix}.input_layernorm", hidden),

@@ -55,7 +55,7 @@ class NativeDecoder:
         self._cache = cache
         self._context_len = context_len
         self._memory = _Memory(config, weights, packed)
-        layers = (kernels.Layer * config.layers)()
+        layers = (kernels.NativeLayer * config.layers)()
         for number in range(config.layers):
             layers[number] = self._memory.layer(number)
             on_progress("loading weights", (number + 1) / (config.layers + 1))
@@ -72,7 +72,7 @@ class NativeDecoder:
         self._check(token_ids, layout, sampled_rows)
         tables = layout.page_tables.contiguous()
         logits = torch.empty(len(sampled_rows), self._config.vocab_size)
-        batch = kernels.Batch(
+        batch = kernels.NativeBatch(
             rows=len(token_ids),
             requests=len(layout.query_lens),
             table_stride=tables.shape[1],
@@ -127,9 +127,9 @@ class _Memory:
     def vector(self, name: str, size: int) -> int:
         return self.address(self.weights.take(name, (size,), torch.float32).contiguous())
 
-    def matrix(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> kernels.Matrix:
+    def matrix(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> kernels.NativeMatrix:
         weight = self._packed_weight(f"{name}.weight", outputs, inputs)
-        return kernels.Matrix(
+        return kernels.NativeMatrix(
             kind=KIND_NUMBERS[weight.kind],
             outputs=outputs,
             inputs=inputs,
@@ -149,7 +149,7 @@ class _Memory:
         full = self.weights.take(name, (outputs, inputs), torch.float32)
         return PackedWeight("f32", outputs, inputs, pack_float(full))
 
-    def layer(self, number: int) -> kernels.Layer:
+    def layer(self, number: int) -> kernels.NativeLayer:
         config, prefix = self.config, f"model.layers.{number}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -161,22 +161,22 @@ class _Memory:
         gate_up = [
             self.matrix(f"{mlp}.{part}_proj", inner, hidden, bias=config.mlp_bias) for part in ("gate", "up")
         ]
-        return kernels.Layer(
+        return kernels.NativeLayer(
             attention_norm=self.vector(f"{prefix}.input_layernorm.weight", hidden),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
             q_norm=self.vector(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
             k_norm=self.vector(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
-            qkv=(kernels.Matrix * 3)(*qkv),
+            qkv=(kernels.NativeMatrix * 3)(*qkv),
             output=self.matrix(f"{attention}.o_proj", hidden, q_size, bias=config.output_bias),
-            gate_up=(kernels.Matrix * 2)(*gate_up),
+            gate_up=(kernels.NativeMatrix * 2)(*gate_up),
             down=self.matrix(f"{mlp}.down_proj", hidden, inner, bias=config.mlp_bias),
             window=config.windows[number] or 0,
         )
 
-    def shape(self, cache: KVCache, rope: RotaryEmbedding) -> kernels.Shape:
+    def shape(self, cache: KVCache, rope: RotaryEmbedding) -> kernels.NativeShape:
         config = self.config
         embedding = self.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
-        return kernels.Shape(
+        return kernels.NativeShape(
             hidden=config.hidden_size,
             inner=config.intermediate_size,
             heads=config.heads,
@@ -185,7 +185,7 @@ class _Memory:
             epsilon=config.rms_norm_eps,
             cosines=self.address(rope.cos),
             sines=self.address(rope.sin),
-            cache=kernels.Cache(
+            cache=kernels.NativeCache(
                 pages=cache.address,
                 type=_KV_TYPES[cache.store.dtype],
                 layers=config.layers,

@@ -12,8 +12,8 @@ from pathlib import Path
 from shared.engine.native.build import BuildError
 
 
-class Matrix(Structure):
-    """`Matrix` of gemm.h."""
+class NativeMatrix(Structure):
+    """`NativeMatrix` of gemm.h."""
 
     _fields_ = (
         ("kind", c_int32),
@@ -24,8 +24,8 @@ class Matrix(Structure):
     )
 
 
-class Cache(Structure):
-    """`Cache` of attention.h."""
+class NativeCache(Structure):
+    """`NativeCache` of attention.h."""
 
     _fields_ = (
         ("pages", c_void_p),
@@ -37,8 +37,8 @@ class Cache(Structure):
     )
 
 
-class Batch(Structure):
-    """`Batch` of attention.h."""
+class NativeBatch(Structure):
+    """`NativeBatch` of attention.h."""
 
     _fields_ = (
         ("rows", c_int32),
@@ -54,7 +54,7 @@ class Batch(Structure):
     )
 
 
-class Shape(Structure):
+class NativeShape(Structure):
     """`SegueShape` of decoder.cpp."""
 
     _fields_ = (
@@ -66,14 +66,14 @@ class Shape(Structure):
         ("epsilon", c_float),
         ("cosines", c_void_p),
         ("sines", c_void_p),
-        ("cache", Cache),
-        ("embedding", Matrix),
-        ("head", Matrix),
+        ("cache", NativeCache),
+        ("embedding", NativeMatrix),
+        ("head", NativeMatrix),
         ("norm", c_void_p),
     )
 
 
-class Layer(Structure):
+class NativeLayer(Structure):
     """`SegueLayer` of decoder.cpp."""
 
     _fields_ = (
@@ -81,10 +81,10 @@ class Layer(Structure):
         ("mlp_norm", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
-        ("qkv", Matrix * 3),
-        ("output", Matrix),
-        ("gate_up", Matrix * 2),
-        ("down", Matrix),
+        ("qkv", NativeMatrix * 3),
+        ("output", NativeMatrix),
+        ("gate_up", NativeMatrix * 2),
+        ("down", NativeMatrix),
         ("window", c_int32),
     )
 
@@ -98,18 +98,18 @@ class Kernels:
             loaded = ctypes.CDLL(str(library))
         except OSError as error:
             raise BuildError(f"{library} cannot be loaded: {error}") from None
-        for number, struct in enumerate((Matrix, Cache, Batch, Shape, Layer)):
+        for number, struct in enumerate((NativeMatrix, NativeCache, NativeBatch, NativeShape, NativeLayer)):
             if loaded.segue_size_of(number) != ctypes.sizeof(struct):
                 raise BuildError(f"{library} has another {struct.__name__} than this version")
         self.decoder_new = loaded.segue_decoder_new
-        self.decoder_new.argtypes = (POINTER(Shape), POINTER(Layer), c_int32, c_int32)
+        self.decoder_new.argtypes = (POINTER(NativeShape), POINTER(NativeLayer), c_int32, c_int32)
         self.decoder_new.restype = c_void_p
         self.decoder_delete = loaded.segue_decoder_delete
         self.decoder_delete.argtypes = (c_void_p,)
         self.decoder_delete.restype = None
         self.decoder_forward = loaded.segue_decoder_forward
-        self.decoder_forward.argtypes = (c_void_p, POINTER(Batch), c_void_p)
+        self.decoder_forward.argtypes = (c_void_p, POINTER(NativeBatch), c_void_p)
         self.decoder_forward.restype = c_int32
         self.gemm = loaded.segue_gemm  # of the micro-benchmark
-        self.gemm.argtypes = (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)
+        self.gemm.argtypes = (c_void_p, POINTER(NativeMatrix), c_void_p, c_int32, c_void_p)
         self.gemm.restype = None

@@ -31,7 +31,7 @@ class Target:
     software: str  # as its answers say, if they do
 
 
-class Request:
+class BenchRequest:
     """One stream under way."""
 
     def __init__(self, recording: Recording):
@@ -78,16 +78,16 @@ class Request:
         return self.recording
 
 
-class Client:
+class BenchClient:
     """Sends requests to one server; all its streams live on one event loop."""
 
     def __init__(self, session: aiohttp.ClientSession, target: Target):
         self._session = session
         self.target = target
 
-    def start(self, prompt: str, output_tokens: int) -> Request:
+    def start(self, prompt: str, output_tokens: int) -> BenchRequest:
         """Ask for a greedy completion of exactly so many tokens, and read it in the background."""
-        request = Request(Recording(output_tokens))
+        request = BenchRequest(Recording(output_tokens))
         body = {
             "model": self.target.model,
             "prompt": prompt,
@@ -105,7 +105,7 @@ class Client:
         """`start`, and wait for the end."""
         return await self.start(prompt, output_tokens).ended()
 
-    async def _read(self, request: Request, body: dict[str, object]) -> None:
+    async def _read(self, request: BenchRequest, body: dict[str, object]) -> None:
         request.recording.sent = perf_counter()
         try:
             async with self._session.post(f"{self.target.url}/completions", json=body) as response:
@@ -117,7 +117,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, model: str) -> AsyncIterator[Client]:
+async def connected(url: str, model: str) -> AsyncIterator[BenchClient]:
     """A client of the server at `url`; an empty `model` is the first that it serves. Raises BenchError."""
     key = os.environ.get("OPENAI_API_KEY")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_SECONDS_MAX)
@@ -126,7 +126,7 @@ async def connected(url: str, model: str) -> AsyncIterator[Client]:
         timeout=timeout,
         headers={"Authorization": f"Bearer {key}"} if key else None,
     ) as session:
-        yield Client(session, await _find(session, url.rstrip("/"), model))
+        yield BenchClient(session, await _find(session, url.rstrip("/"), model))
 
 
 async def _find(session: aiohttp.ClientSession, url: str, model: str) -> Target:

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from tests.benchmarks.client.recording import Stream
+from tests.benchmarks.client.recording import RecordedStream
 
 
-def seconds_per_token(stream: Stream) -> float:
+def seconds_per_token(stream: RecordedStream) -> float:
     """Time per output token after the first; the server's count of tokens, not ours of events."""
     if stream.output_tokens < 2:
         raise ValueError("one token has no time between tokens")
     return (stream.last - stream.first) / (stream.output_tokens - 1)
 
 
-def seconds_to_first(stream: Stream) -> float:
+def seconds_to_first(stream: RecordedStream) -> float:
     """Time from sending the request to its first token."""
     return stream.first - stream.sent
 
 
-def seconds_together(streams: Sequence[Stream]) -> float:
+def seconds_together(streams: Sequence[RecordedStream]) -> float:
     """From the first request sent to the last token of any stream."""
     return max(stream.last for stream in streams) - min(stream.sent for stream in streams)
 
 
-def tokens_per_second(streams: Sequence[Stream]) -> float:
+def tokens_per_second(streams: Sequence[RecordedStream]) -> float:
     """Output tokens of all streams over the time that they took together, prompts and waiting included."""
     return sum(stream.output_tokens for stream in streams) / seconds_together(streams)
 

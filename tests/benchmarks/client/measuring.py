@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 from rich.console import Console
 
 from shared.errors import BenchError, ConfigError
-from tests.benchmarks.client.client import Client, connected
+from tests.benchmarks.client.client import BenchClient, connected
 from tests.benchmarks.client.config import BenchConfig
 from tests.benchmarks.client.report import (
     Report,
@@ -31,7 +31,7 @@ from tests.benchmarks.client.report import (
     write_json,
 )
 from tests.benchmarks.client.scenarios import FULL, SCENARIOS, SMALL, Scenario, Size
-from tests.benchmarks.client.words import Prompts
+from tests.benchmarks.client.words import DrawnPrompts
 
 SIZES = {"full": FULL, "small": SMALL}
 SEED_BITS = 31
@@ -65,18 +65,18 @@ def fresh_seed(seed: int) -> int:
     return seed or 1 + secrets.randbits(SEED_BITS)
 
 
-async def warm_up(client: Client) -> None:
+async def warm_up(client: BenchClient) -> None:
     """One short request, so that nobody is measured while something is made ready at first use."""
-    await client.complete(Prompts(str(secrets.randbits(SEED_BITS))).draw(WARM_UP[0]), WARM_UP[1])
+    await client.complete(DrawnPrompts(str(secrets.randbits(SEED_BITS))).draw(WARM_UP[0]), WARM_UP[1])
 
 
-async def measure(client: Client, scenario: Scenario, size: Size, seed: str) -> RunResult:
+async def measure(client: BenchClient, scenario: Scenario, size: Size, seed: str) -> RunResult:
     """One run of a scenario; `seed` decides the prompts. Raises BenchError."""
     gc.collect()
     gc.disable()  # a collection in the middle of it would be a gap of ours
     try:
         start, start_cpu = perf_counter(), process_time()
-        outcome = await scenario.run(client, Prompts(f"{seed}/{scenario.name}"), size)
+        outcome = await scenario.run(client, DrawnPrompts(f"{seed}/{scenario.name}"), size)
         return run_result(outcome, perf_counter() - start, process_time() - start_cpu)
     except BenchError as error:
         raise BenchError(f"{scenario.name}: {error}") from None

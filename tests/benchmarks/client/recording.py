@@ -28,7 +28,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class RecordedStream:
     """One answer, understood; times in seconds, of one clock with those of all other streams."""
 
     sent: float
@@ -73,7 +73,7 @@ class _Chunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Chunk)
 
 
-def understand(recording: Recording) -> Stream:
+def understand(recording: Recording) -> RecordedStream:
     """The stream in a recording. Raises BenchError when it failed, broke off, or has not as many tokens as asked."""
     times: list[float] = []
     usage, done = None, False
@@ -86,7 +86,7 @@ def understand(recording: Recording) -> Stream:
         if any(choice.text or choice.finish_reason for choice in chunk.choices):
             times.append(time)
     if recording.cut:
-        return Stream(recording.sent, tuple(times), cut=True)
+        return RecordedStream(recording.sent, tuple(times), cut=True)
     if not done or not times:
         raise BenchError(f"a stream broke off after {len(times)} events; the server's log may say why")
     if usage is None:
@@ -97,7 +97,7 @@ def understand(recording: Recording) -> Stream:
             "the server must know ignore_eos, and its context must be long enough"
         )
     cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
-    return Stream(recording.sent, tuple(times), usage.prompt_tokens, cached, usage.completion_tokens)
+    return RecordedStream(recording.sent, tuple(times), usage.prompt_tokens, cached, usage.completion_tokens)
 
 
 def _decode(data: bytes) -> _Chunk:

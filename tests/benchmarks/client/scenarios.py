@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.benchmarks.client import figures
-from tests.benchmarks.client.client import Client
-from tests.benchmarks.client.recording import Recording, Stream, understand
-from tests.benchmarks.client.words import Prompts
+from tests.benchmarks.client.client import BenchClient
+from tests.benchmarks.client.recording import RecordedStream, Recording, understand
+from tests.benchmarks.client.words import DrawnPrompts
 
 LENGTHS_SEED = 20  # of the mixed scenario: always the same lengths, never the same words
 
@@ -73,11 +73,11 @@ class Outcome:
     """One run of a scenario."""
 
     value: float  # in the scenario's unit
-    streams: list[Stream]
+    streams: list[RecordedStream]
     prompt_tokens_drawn: int  # of the streams that were read to their end
 
 
-Run = Callable[[Client, Prompts, Size], Awaitable[Outcome]]
+Run = Callable[[BenchClient, DrawnPrompts, Size], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +91,35 @@ class Scenario:
     run: Run
 
 
-async def stream(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def stream(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Milliseconds between the tokens of a request that has the server for itself."""
     streams = _understood([await client.complete(prompts.draw(size.short_prompt), size.output)])
     return Outcome(figures.seconds_per_token(streams[0]) * 1e3, streams, size.short_prompt)
 
 
-async def streams8(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def streams8(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Output tokens a second of a few streams."""
     return await _all_at_once(client, prompts, size, size.streams)
 
 
-async def batch32(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def batch32(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Output tokens a second of many streams."""
     return await _all_at_once(client, prompts, size, size.batch)
 
 
-async def _all_at_once(client: Client, prompts: Prompts, size: Size, count: int) -> Outcome:
+async def _all_at_once(client: BenchClient, prompts: DrawnPrompts, size: Size, count: int) -> Outcome:
     asked = [(prompts.draw(size.short_prompt), size.output) for _ in range(count)]
     streams = _understood(await asyncio.gather(*(client.complete(*one) for one in asked)))
     return Outcome(figures.tokens_per_second(streams), streams, count * size.short_prompt)
 
 
-async def prompt512(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def prompt512(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Seconds to the first token of a prompt that no cache holds."""
     streams = _understood([await client.complete(prompts.draw(size.prompt), size.prompt_output)])
     return Outcome(figures.seconds_to_first(streams[0]), streams, size.prompt)
 
 
-async def mixed(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def mixed(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Output tokens a second of requests of many lengths, always so many of them under way."""
     lengths = random.Random(LENGTHS_SEED)
     drawn = [
@@ -137,7 +137,7 @@ async def mixed(client: Client, prompts: Prompts, size: Size) -> Outcome:
     return Outcome(figures.tokens_per_second(streams), streams, sum(tokens for tokens, _ in drawn))
 
 
-async def shared_prefix(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def shared_prefix(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Seconds until all requests have ended that begin alike and come at once."""
     prefix = prompts.draw(size.prefix)
     asked = [(prompts.draw(size.prefix_end, prefix), size.prefix_output) for _ in range(size.prefix_requests)]
@@ -146,7 +146,7 @@ async def shared_prefix(client: Client, prompts: Prompts, size: Size) -> Outcome
     return Outcome(figures.seconds_together(streams), streams, drawn)
 
 
-async def interference(client: Client, prompts: Prompts, size: Size) -> Outcome:
+async def interference(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
     """Longest gap on any of a few streams, in milliseconds, from the arrival of a long prompt to its answer's end."""
     decoding = [
         client.start(prompts.draw(size.short_prompt), size.decoding_output) for _ in range(size.decoding)
@@ -159,7 +159,7 @@ async def interference(client: Client, prompts: Prompts, size: Size) -> Outcome:
     return Outcome(max(gaps) * 1e3, [arriving, *streams], size.arriving_prompt)
 
 
-def _understood(recordings: Iterable[Recording]) -> list[Stream]:
+def _understood(recordings: Iterable[Recording]) -> list[RecordedStream]:
     return [understand(recording) for recording in recordings]
 
 

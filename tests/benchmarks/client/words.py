@@ -28,7 +28,7 @@ wild wind window winter wood word work world yard year yellow young
 WORDS = tuple(_TEXT.split())
 
 
-class Prompts:
+class DrawnPrompts:
     """A source of prompts; one for each run of a scenario."""
 
     def __init__(self, seed: str):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks.client import figures
-from tests.benchmarks.client.recording import Stream
+from tests.benchmarks.client.recording import RecordedStream
 from tests.benchmarks.client.report import three_digits
 
 
-def stream(sent: float, *times: float, tokens: int | None = None) -> Stream:
-    return Stream(sent, times, output_tokens=len(times) if tokens is None else tokens)
+def stream(sent: float, *times: float, tokens: int | None = None) -> RecordedStream:
+    return RecordedStream(sent, times, output_tokens=len(times) if tokens is None else tokens)
 
 
 def test_time_per_token_leaves_the_first_token_out() -> None:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from shared.engine.gguf.convert import DEFAULT_MODEL
 from shared.local.model_store import resolve
-from tests.benchmarks.client.words import WORDS, Prompts
+from tests.benchmarks.client.words import WORDS, DrawnPrompts
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,11 @@ def test_every_word_is_one_token_alone_and_after_a_space(tokenizer: Tokenizer) -
 
 @pytest.mark.parametrize("tokens", [1, 2, 17, 512, 4000])
 def test_a_prompt_has_as_many_tokens_as_asked(tokenizer: Tokenizer, tokens: int) -> None:
-    assert len(tokenizer.encode(Prompts("seed").draw(tokens))) == tokens
+    assert len(tokenizer.encode(DrawnPrompts("seed").draw(tokens))) == tokens
 
 
 def test_prompts_behind_a_prefix_share_its_tokens_and_no_more(tokenizer: Tokenizer) -> None:
-    prompts = Prompts("seed")
+    prompts = DrawnPrompts("seed")
     prefix = prompts.draw(100)
     shared = tokenizer.encode(prefix).ids
     ends = [tokenizer.encode(prompts.draw(12, prefix)).ids for _ in range(2)]
@@ -40,5 +40,5 @@ def test_prompts_behind_a_prefix_share_its_tokens_and_no_more(tokenizer: Tokeniz
 
 
 def test_a_seed_says_the_prompts() -> None:
-    assert Prompts("a").draw(32) == Prompts("a").draw(32)
-    assert Prompts("a").draw(32)[:16] != Prompts("b").draw(32)[:16]
+    assert DrawnPrompts("a").draw(32) == DrawnPrompts("a").draw(32)
+    assert DrawnPrompts("a").draw(32)[:16] != DrawnPrompts("b").draw(32)[:16]

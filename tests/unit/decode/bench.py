@@ -7,12 +7,12 @@ from typing import Any
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from shared.messages import Generated
-from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
+from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords, WorkerBench
 
 CONTEXT_LEN = 256
 
 
-class DecodeBench(Bench):
+class DecodeBench(WorkerBench):
     """One decode scheduler with small pages; `settings` go into its config."""
 
     def __init__(
@@ -26,7 +26,7 @@ class DecodeBench(Bench):
         **settings: Any,
     ):
         defaults = {"slots": 8, "init_new_token_ratio": 0.0, "retract_steps": 4, "readmit_share": 0.0}
-        self.words = Words([0] * words)
+        self.words = PlainWords([0] * words)
         self.core = DecodeScheduler(
             DecodeConfig(page_size=PAGE_SIZE, **defaults | settings),
             pages=pages,

@@ -6,13 +6,13 @@ import pytest
 
 from shared.messages import (
     Cancel,
-    Dismiss,
+    DrainAck,
+    Draining,
     Finished,
     Generated,
     Joined,
-    Leaving,
-    Move,
-    Moving,
+    Migrate,
+    Migrating,
     Refused,
     Release,
 )
@@ -31,9 +31,9 @@ def running(rids: str = "a", **settings: object) -> DecodeBench:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_is_lent_with_all_its_settled_tokens_and_no_step_touches_it_any_more(overlap: bool) -> None:
     bench = running(overlap=overlap)
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.turn(3)
-    moving = bench.said(Moving)[-1]
+    moving = bench.said(Migrating)[-1]
     assert moving.output_len == 1 + len(bench.tokens("a"))
     assert moving.baton.kv_len == 6 + moving.output_len - 1
     assert len(moving.baton.pages) == bench.core.memory.pages_for(moving.baton.kv_len)
@@ -51,10 +51,10 @@ def test_a_request_is_lent_with_all_its_settled_tokens_and_no_step_touches_it_an
 
 def test_the_others_go_on() -> None:
     bench = running("ab")
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.run()
     assert [said.rid for said in bench.said(Finished)] == ["b"]
-    assert [said.rid for said in bench.said(Moving)] == ["a"]
+    assert [said.rid for said in bench.said(Migrating)] == ["a"]
 
 
 def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
@@ -62,16 +62,16 @@ def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
     bench.device.answers[1] = [0, *[9] * 4, EOS]
     bench.send(decode("a", prompt(6), 60))
     bench.run_until(lambda: bench.core.counters.generated_tokens == 4)
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.run()
     assert [said.rid for said in bench.said(Finished)] == ["a"]
-    assert not bench.said(Moving)
+    assert not bench.said(Migrating)
     assert bench.holds_nothing
 
 
 def test_a_lease_nobody_renews_ends_and_the_router_is_told() -> None:
     bench = running(lease_seconds=4.0)
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.turn(3)
     bench.now += 5
     bench.turn()
@@ -82,7 +82,7 @@ def test_a_lease_nobody_renews_ends_and_the_router_is_told() -> None:
 @pytest.mark.parametrize("turns", range(4))
 def test_a_cancelled_move_leaves_nothing(turns: int) -> None:
     bench = running()
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.turn(turns)
     bench.send(Cancel("a", 1))
     bench.turn(3)
@@ -91,49 +91,49 @@ def test_a_cancelled_move_leaves_nothing(turns: int) -> None:
 
 def test_no_more_move_at_a_time_than_there_are_lease_words() -> None:
     bench = running("abc", words=2)
-    bench.send(*[Move(rid, 1) for rid in "abc"])
+    bench.send(*[Migrate(rid, 1) for rid in "abc"])
     bench.turn(4)
-    assert len(bench.said(Moving)) == 2
-    first = bench.said(Moving)[0].rid
+    assert len(bench.said(Migrating)) == 2
+    first = bench.said(Migrating)[0].rid
     bench.send(Release(first, 1))
     bench.turn(4)
-    assert sorted(said.rid for said in bench.said(Moving)) == ["a", "b", "c"]
+    assert sorted(said.rid for said in bench.said(Migrating)) == ["a", "b", "c"]
 
 
 def test_one_asked_while_its_pages_arrive_moves_when_it_runs() -> None:
     bench = DecodeBench()
     bench.send(decode("a", prompt(6), 60))
     bench.turn()
-    bench.send(Move("a", 1))
+    bench.send(Migrate("a", 1))
     bench.turn(2)
-    assert not bench.said(Moving)
+    assert not bench.said(Migrating)
     bench.fetcher.land_all()
     bench.turn(4)
     assert bench.said(Joined)
-    assert bench.said(Moving)
+    assert bench.said(Migrating)
 
 
 def test_a_move_of_another_attempt_means_nothing() -> None:
     bench = running()
-    bench.send(Move("a", 2), Move("b", 1))
+    bench.send(Migrate("a", 2), Migrate("b", 1))
     bench.turn(5)
-    assert not bench.said(Moving)
+    assert not bench.said(Migrating)
 
 
 def test_a_leaving_worker_takes_nothing_new_and_is_empty_when_all_is_gone_and_every_router_knows() -> None:
     bench = running(routers=2)
     bench.core.leave()
     bench.turn()
-    assert len(bench.said(Leaving)) == 2
+    assert len(bench.said(Draining)) == 2
     bench.send(decode("b", prompt(6, 2)))
     bench.turn()
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("b", "no_room")]
-    bench.send(Dismiss())
-    bench.send(Move("a", 1))
+    bench.send(DrainAck())
+    bench.send(Migrate("a", 1))
     bench.turn(4)
     bench.send(Release("a", 1))
     bench.turn()
     assert not bench.core.empty  # the other router may have sent something before it heard
-    bench.send(Dismiss(), router=1)
+    bench.send(DrainAck(), router=1)
     bench.turn()
     assert bench.core.empty

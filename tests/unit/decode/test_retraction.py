@@ -9,7 +9,7 @@ from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Decode, Finished, Load, Message, Refused
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.scheduling.worker_bench import EOS, Bench, decode, prompt
+from tests.unit.scheduling.worker_bench import EOS, WorkerBench, decode, prompt
 
 
 def crowd(rids: str, prompt_len: int = 7, max_new_tokens: int = 20) -> list[Decode]:
@@ -25,7 +25,7 @@ def pressed(rids: str = "ab", *, retractions: int = 1, **settings: object) -> De
     return bench
 
 
-def finished(bench: Bench) -> list[str]:
+def finished(bench: WorkerBench) -> list[str]:
     return [said.rid for said in bench.said(Finished)]
 
 

@@ -21,8 +21,12 @@ class Product:
 
     def __init__(self, name: str, threads: int):
         self._library = Kernels(build(choose(name)))
-        nothing = kernels.Shape()  # of a model: a decoder without layers has threads, which is all it takes
-        self._decoder = self._library.decoder_new(ctypes.byref(nothing), (kernels.Layer * 1)(), 0, threads)
+        nothing = (
+            kernels.NativeShape()
+        )  # of a model: a decoder without layers has threads, which is all it takes
+        self._decoder = self._library.decoder_new(
+            ctypes.byref(nothing), (kernels.NativeLayer * 1)(), 0, threads
+        )
 
     def close(self) -> None:
         """End the threads."""
@@ -40,7 +44,7 @@ class Product:
         """The same into y: memory touched for the first time costs more than a product."""
         assert x.is_contiguous()
         assert y.is_contiguous()
-        matrix = kernels.Matrix(
+        matrix = kernels.NativeMatrix(
             kind=KIND_NUMBERS[kind],
             outputs=y.shape[1],
             inputs=x.shape[1],

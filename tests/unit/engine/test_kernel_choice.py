@@ -73,10 +73,10 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Batch(ctypes.Structure):
+    class TwoRows(ctypes.Structure):
         _fields_ = (("rows", ctypes.c_int32),)
 
-    monkeypatch.setattr(kernels, "Batch", Batch)
+    monkeypatch.setattr(kernels, "Batch", TwoRows)
     with pytest.raises(BuildError, match="has another Batch than this version"):
         kernels.Kernels(build(choose("plain")))
 

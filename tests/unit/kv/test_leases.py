@@ -7,8 +7,8 @@ import pytest
 from shared.errors import InvariantError
 from shared.kv.leases import Lease, Leases
 from shared.req import Req
-from shared.transfer.protocol import Collected
-from tests.unit.scheduling.worker_bench import Words, params
+from shared.transfer.protocol import PagesRead
+from tests.unit.scheduling.worker_bench import PlainWords, params
 
 LEASE_SECONDS = 10.0
 
@@ -17,8 +17,8 @@ def request(rid: str, attempt: int = 1, router: str = "router", pages: tuple[int
     return Req(rid, attempt, router, 1, [1, 2, 3], 3, params(4), pages=list(pages))
 
 
-def book(words: int = 4) -> tuple[Leases, Words]:
-    table = Words([0] * words)
+def book(words: int = 4) -> tuple[Leases, PlainWords]:
+    table = PlainWords([0] * words)
     return Leases(table, epoch=5, lease_seconds=LEASE_SECONDS), table
 
 
@@ -49,7 +49,7 @@ def test_a_nonce_is_never_used_twice() -> None:
 
 
 def test_a_restarted_worker_uses_other_nonces() -> None:
-    first, second = (Leases(Words([0]), epoch, LEASE_SECONDS) for epoch in (2**63 + 1, 2**63 + 2))
+    first, second = (Leases(PlainWords([0]), epoch, LEASE_SECONDS) for epoch in (2**63 + 1, 2**63 + 2))
     assert first.grant(request("a"), 0.0).nonce != second.grant(request("a"), 0.0).nonce
 
 
@@ -99,9 +99,9 @@ def test_the_leases_of_one_router_are_found() -> None:
     assert leases.of_router("two") == [lease]
 
 
-def collected(lease: Lease, **changes: int) -> Collected:
+def collected(lease: Lease, **changes: int) -> PagesRead:
     fields = {"lease": lease.index, "nonce": lease.nonce, "attempt": 1} | changes
-    return Collected(fields["lease"], fields["nonce"], lease.req.rid, fields["attempt"])
+    return PagesRead(fields["lease"], fields["nonce"], lease.req.rid, fields["attempt"])
 
 
 def test_a_notification_counts_only_for_the_lease_it_names() -> None:

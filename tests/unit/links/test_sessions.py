@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from shared.links.dialing import Dial, DialingEnd, Frames, HangUp
+from shared.links.dialing import Dial, DialingEnd, HangUp, SendFrames
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.listening import ListeningEnd
 from shared.links.session import LinkCounters, LinkSettings, seal
@@ -165,7 +165,7 @@ def test_silence_ends_the_session_at_both_ends_and_a_new_hello_begins_another() 
 def test_a_worker_frozen_past_the_silence_limit_reads_nothing_of_the_old_session() -> None:
     cable = connected()
     cable.router_sends(Cancel("before", 0))
-    waiting = [step.frames for step in cable.router.outgoing if isinstance(step, Frames)]
+    waiting = [step.frames for step in cable.router.outgoing if isinstance(step, SendFrames)]
     connection = cable.connection
     cable.run(SETTINGS.silence_seconds + 0.5, worker_frozen=True)
     cable.worker.tick(cable.now)  # as the link thread does on waking, before it reads its sockets

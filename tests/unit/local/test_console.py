@@ -8,12 +8,12 @@ import shlex
 
 from rich.console import Console
 
-from shared.local.console import Narration
+from shared.local.console import StartupConsole
 
 
 def narrate(*, terminal: bool) -> str:
     shown = io.StringIO()
-    narration = Narration(Console(file=shown, force_terminal=terminal, width=60))
+    narration = StartupConsole(Console(file=shown, force_terminal=terminal, width=60))
     for what in ("starting", "loading weights 3%", "loading weights 60%", "checking the transfer"):
         narration.doing("decode-0", what)
     narration.chosen("decode-0", {"device": "cpu (no CUDA device)", "pages": 64})
@@ -43,7 +43,7 @@ def test_the_command_in_the_ready_line_survives_the_shell() -> None:
 
 def test_choices_are_said_once_and_others_are_said_to_be_like_them() -> None:
     shown = io.StringIO()
-    narration = Narration(Console(file=shown, width=60))
+    narration = StartupConsole(Console(file=shown, width=60))
     for name, pages in (("prefill-0", 64), ("prefill-1", 64), ("decode-0", 32), ("prefill-0", 64)):
         narration.chosen(name, {"pages": pages})
     narration.chosen("decode-0", {"pages": 16})

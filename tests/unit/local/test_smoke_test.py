@@ -37,7 +37,7 @@ def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -
         },
     }
 
-    class Handler(BaseHTTPRequestHandler):
+    class ScriptedHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -57,7 +57,7 @@ def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
             """Nothing: pytest would show it."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ScriptedHandler) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         try:

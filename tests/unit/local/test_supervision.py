@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from shared.local.supervision import BACKOFF_SECONDS_MAX, STABLE_SECONDS, GiveUp, StartAgain, Supervision
+from shared.local.supervision import BACKOFF_SECONDS_MAX, STABLE_SECONDS, GiveUp, RestartPolicy, StartAgain
 
 
-def ready_child(now: float = 0.0) -> Supervision:
-    supervision = Supervision(["decode-0"])
+def ready_child(now: float = 0.0) -> RestartPolicy:
+    supervision = RestartPolicy(["decode-0"])
     supervision.started("decode-0", now)
     supervision.became_ready("decode-0")
     return supervision
 
 
 def test_all_are_due_at_first_and_none_twice() -> None:
-    supervision = Supervision(["router", "decode-0"])
+    supervision = RestartPolicy(["router", "decode-0"])
     assert supervision.due(0.0) == ["router", "decode-0"]
     supervision.started("router", 0.0)
     assert supervision.due(0.0) == ["decode-0"]
 
 
 def test_the_set_is_ready_when_each_is() -> None:
-    supervision = Supervision(["router", "decode-0"])
+    supervision = RestartPolicy(["router", "decode-0"])
     supervision.became_ready("router")
     assert not supervision.all_ready()
     supervision.became_ready("decode-0")
@@ -28,13 +28,13 @@ def test_the_set_is_ready_when_each_is() -> None:
 
 
 def test_a_child_that_fails_before_it_was_ready_ends_the_deployment() -> None:
-    supervision = Supervision(["decode-0"])
+    supervision = RestartPolicy(["decode-0"])
     supervision.started("decode-0", 0.0)
     assert supervision.ended("decode-0", 1, 3.0) == GiveUp()
 
 
 def test_a_child_killed_while_loading_is_started_again() -> None:
-    supervision = Supervision(["decode-0"])
+    supervision = RestartPolicy(["decode-0"])
     supervision.started("decode-0", 0.0)
     assert isinstance(supervision.ended("decode-0", -9, 3.0), StartAgain)
 

@@ -7,18 +7,18 @@ from typing import Any
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.schedule_batch import ExtendRow
-from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, Bench, Words
+from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords, WorkerBench
 
 CONTEXT_LEN = 256
 
 
-class PrefillBench(Bench):
+class PrefillBench(WorkerBench):
     """One prefill scheduler with small pages; `settings` go into its config."""
 
     def __init__(
         self, *, pages: int = 64, words: int = 8, overlap: bool = True, routers: int = 1, **settings: Any
     ):
-        self.words = Words([0] * words)
+        self.words = PlainWords([0] * words)
         self.core = PrefillScheduler(
             PrefillConfig(page_size=PAGE_SIZE, **{"slots": 4, "lease_share": 1.0} | settings),
             pages=pages,

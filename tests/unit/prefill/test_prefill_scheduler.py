@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Cancel, Dismiss, Leaving, Load, Message, Prefilled, Refused, Release, Renew
-from shared.transfer.protocol import Collected
+from shared.messages import Cancel, DrainAck, Draining, Load, Message, Prefilled, Refused, Release, Renew
+from shared.transfer.protocol import PagesRead
 from tests.unit.prefill.bench import CONTEXT_LEN, PrefillBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, prefill, prompt
 
@@ -249,11 +249,11 @@ def test_a_reader_that_has_collected_leaves_the_lease_to_the_router() -> None:
     bench = leased()
     baton = bench.said(Prefilled)[0].baton
     assert baton is not None
-    bench.fetcher.events.append(Collected(baton.lease, baton.nonce, "a", 1))
+    bench.fetcher.events.append(PagesRead(baton.lease, baton.nonce, "a", 1))
     bench.run()
     assert (bench.core.counters.collected, bench.core.leases_held) == (1, 1)
     bench.send(Release("a", 1))
-    bench.fetcher.events.append(Collected(baton.lease, baton.nonce, "a", 1))
+    bench.fetcher.events.append(PagesRead(baton.lease, baton.nonce, "a", 1))
     bench.run()
     assert (bench.core.counters.late_collections, bench.core.leases_held) == (1, 0)
 
@@ -357,9 +357,9 @@ def test_a_leaving_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
     bench.send(prefill("a", prompt(6)))
     bench.turn()
     bench.core.leave()
-    bench.send(prefill("b", prompt(6, 2)), Dismiss())
+    bench.send(prefill("b", prompt(6, 2)), DrainAck())
     bench.run()
-    assert len(bench.said(Leaving)) == 1
+    assert len(bench.said(Draining)) == 1
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("b", "no_room")]
     assert [said.rid for said in bench.said(Prefilled)] == ["a"]
     assert not bench.core.empty
@@ -375,4 +375,4 @@ def test_a_router_that_comes_to_a_leaving_worker_hears_so() -> None:
     bench.routers[1].drop(bench.links)
     bench.routers[1].link(bench.links)
     bench.turn(2)
-    assert len(bench.said(Leaving)) >= 2
+    assert len(bench.said(Draining)) >= 2

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decode.counters import DecodeCounters
 from prefill.scheduler import PrefillCounters
-from router.core.counters import Counters as RouterCounters
+from router.core.counters import RouterCounters as RouterCounters
 from shared.errors import InvariantError
 from shared.links.session import LinkCounters
 from shared.messages import Role

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import ClientRequest, Effect, Ended, Outcome, Send, Tokens
+from router.core.effects import ClientRequest, Effect, NewTokens, Outcome, RequestEnded, Send
 from shared.baton import Baton, Holder
 from shared.links.events import PeerDown, PeerUp, Received
 from shared.messages import (
@@ -19,7 +19,7 @@ from shared.messages import (
     Limits,
     Load,
     Message,
-    Moving,
+    Migrating,
     Prefill,
     Prefilled,
     RefusalReason,
@@ -51,7 +51,7 @@ def baton(rid: str, attempt: int, kv_len: int) -> Baton:
     return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, kv_len, pages=(0,))
 
 
-class Deployment:
+class ScriptedDeployment:
     """A core, its time, and all effects so far."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, *, limits: Limits = LIMITS, **settings: object):
@@ -125,7 +125,7 @@ class Deployment:
         self.say(uid, Finished(rid, attempt, output_len, "length"))
 
     def moving(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
-        self.say(uid, Moving(rid, attempt, output_len, baton(rid, attempt, 2 + output_len)))
+        self.say(uid, Migrating(rid, attempt, output_len, baton(rid, attempt, 2 + output_len)))
 
     def refused(self, uid: str, rid: str, reason: RefusalReason, attempt: int = 1) -> None:
         self.say(uid, Refused(rid, attempt, reason))
@@ -158,14 +158,14 @@ class Deployment:
         """Tokens delivered to the client, which must come in order."""
         output: list[int] = []
         for effect in self.effects:
-            if isinstance(effect, Tokens) and effect.rid == rid:
+            if isinstance(effect, NewTokens) and effect.rid == rid:
                 assert effect.index == len(output), "a token was doubled or left out"
                 output.extend(effect.token_ids)
         return output
 
     def outcome(self, rid: str) -> Outcome | None:
         """How a request ended, which it does at most once."""
-        ends = [each.outcome for each in self.effects if isinstance(each, Ended) and each.rid == rid]
+        ends = [each.outcome for each in self.effects if isinstance(each, RequestEnded) and each.rid == rid]
         assert len(ends) <= 1, "a request ended twice"
         return ends[0] if ends else None
 
@@ -186,9 +186,9 @@ class Deployment:
         self.effects += self.core.drain()
 
 
-def decoding(**settings: float) -> Deployment:
+def decoding(**settings: float) -> ScriptedDeployment:
     """One request, two workers a role, two tokens delivered by p0 and d0."""
-    world = Deployment(2, 2, limits=LIMITS, **settings)
+    world = ScriptedDeployment(2, 2, limits=LIMITS, **settings)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.joined("d0", "r")

@@ -19,8 +19,8 @@ import uvloop
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import Failed
-from router.discovery.router_peers import Siblings
+from router.core.effects import RequestFailed
+from router.discovery.router_peers import RouterPeers
 from router.http.app import make_app
 from router.http.completions import Generation
 from router.http.prompts import Prompts
@@ -249,8 +249,8 @@ class RunningRouter:
             metrics.publish("router", self.core.counters)
             return metrics.render()
 
-        failure = Failed(503, "shutting down")
-        siblings = Siblings(self.uid, lambda: self.siblings)
+        failure = RequestFailed(503, "shutting down")
+        siblings = RouterPeers(self.uid, lambda: self.siblings)
         app = make_app(generation, self.shell, siblings, self.health, render)
         self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
         self._loop.call_soon(self._running.set)

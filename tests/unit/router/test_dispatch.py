@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from router.core.effects import Aborted, Completed, Ended, Send, Tokens, Usage
+from router.core.effects import NewTokens, RequestAborted, RequestCompleted, RequestEnded, Send, Usage
 from shared.messages import Cancel, Decode, Prefill, Release, Renew
-from tests.unit.router.deployment import Deployment, decoding, request
+from tests.unit.router.deployment import ScriptedDeployment, decoding, request
 
 
 def test_a_request_passes_prefill_and_decode_and_ends_with_its_usage() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r", max_new_tokens=3))
     (send,) = world.news()
     assert isinstance(send, Send)
@@ -16,7 +16,7 @@ def test_a_request_passes_prefill_and_decode_and_ends_with_its_usage() -> None:
     assert (send.peer, send.message.token_ids, send.message.prompt_len) == ("p0", (1, 2, 3), 3)
     world.prefilled("p0", "r", 10)
     first, decode = world.news()
-    assert first == Tokens("r", 0, (10,))
+    assert first == NewTokens("r", 0, (10,))
     assert isinstance(decode, Send)
     assert isinstance(decode.message, Decode)
     assert decode.message.token_ids == (1, 2, 3, 10)
@@ -25,14 +25,17 @@ def test_a_request_passes_prefill_and_decode_and_ends_with_its_usage() -> None:
     assert world.news() == [Send("p0", Release("r", 1))]
     world.generated("d0", "r", 1, 11, 12)
     world.finished("d0", "r", 3)
-    assert world.news() == [Tokens("r", 1, (11, 12)), Ended("r", Completed("length", Usage(3, 3, 2)))]
+    assert world.news() == [
+        NewTokens("r", 1, (11, 12)),
+        RequestEnded("r", RequestCompleted("length", Usage(3, 3, 2))),
+    ]
     world.assert_nothing_left()
     assert world.core.counters.requests == {"length": 1}
     assert world.core.next_deadline() is None
 
 
 def test_the_first_tokens_release_the_lease_if_nothing_was_said_of_joining() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.generated("d0", "r", 1, 11)
@@ -42,15 +45,15 @@ def test_the_first_tokens_release_the_lease_if_nothing_was_said_of_joining() -> 
 
 
 def test_a_request_that_ends_with_its_first_token_never_sees_decode() -> None:
-    world = Deployment(1, 0)
+    world = ScriptedDeployment(1, 0)
     world.submit(request("r", max_new_tokens=1))
     world.prefilled("p0", "r", 10, finish="length")
-    assert world.outcome("r") == Completed("length", Usage(3, 1, 2))
+    assert world.outcome("r") == RequestCompleted("length", Usage(3, 1, 2))
     world.assert_nothing_left()
 
 
 def test_the_lease_is_renewed_while_ready_and_until_the_pages_have_arrived() -> None:
-    world = Deployment(renew_seconds=1.0)
+    world = ScriptedDeployment(renew_seconds=1.0)
     world.loaded("d0", slots_free=0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
@@ -66,7 +69,7 @@ def test_the_lease_is_renewed_while_ready_and_until_the_pages_have_arrived() -> 
 
 def test_a_client_that_goes_leaves_nothing_behind_in_any_state() -> None:
     stages = ["waiting", "prefilling", "ready", "decoding"]
-    world = Deployment(0, 1)
+    world = ScriptedDeployment(0, 1)
     world.submit(request("waiting"))
     world.cancel("waiting")
     world.up("prefill", "p0")
@@ -80,7 +83,7 @@ def test_a_client_that_goes_leaves_nothing_behind_in_any_state() -> None:
     world.prefilled("p0", "ready", 10)
     world.cancel("ready")
     world.cancel("nobody")
-    assert [world.outcome(rid) for rid in stages] == [Aborted()] * 4
+    assert [world.outcome(rid) for rid in stages] == [RequestAborted()] * 4
     assert sorted((peer, message.rid) for peer, message in world.sent(Cancel)) == [
         ("d0", "decoding"),
         ("p0", "decoding"),
@@ -95,7 +98,7 @@ def test_a_stop_string_completes_the_request_and_calls_the_worker_off() -> None:
     world = decoding()
     world.stop("r")
     world.generated("d0", "r", 2, 12)
-    assert world.outcome("r") == Completed("stop", Usage(3, 2, 2))
+    assert world.outcome("r") == RequestCompleted("stop", Usage(3, 2, 2))
     assert world.sent(Cancel) == [("d0", Cancel("r", 1))]
     assert world.output("r") == [10, 11]
 
@@ -119,7 +122,7 @@ def test_debug_tells_where_a_request_was_and_why_but_no_token() -> None:
 
 
 def test_what_debug_remembers_is_bounded() -> None:
-    world = Deployment(ended_requests_max=2)
+    world = ScriptedDeployment(ended_requests_max=2)
     for rid in "abc":
         world.submit(request(rid, max_new_tokens=1))
         world.prefilled("p0", rid, 10, finish="stop")
@@ -128,7 +131,7 @@ def test_what_debug_remembers_is_bounded() -> None:
 
 
 def test_times_are_measured_for_every_stage_and_every_token() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r"))
     world.wait(1.0)
     world.prefilled("p0", "r", 10)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.effects import Failed
+from router.core.effects import RequestFailed
 from shared.messages import Cancel, Decode, Limits, Prefill
-from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
 def test_no_room_costs_no_attempt_and_goes_elsewhere() -> None:
-    world = Deployment(1, 2)
+    world = ScriptedDeployment(1, 2)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.refused("d0", "r", "no_room")
@@ -18,7 +18,7 @@ def test_no_room_costs_no_attempt_and_goes_elsewhere() -> None:
 
 
 def test_a_worker_without_room_is_asked_again_after_a_pause_not_at_once() -> None:
-    world = Deployment(no_room_seconds=0.1)
+    world = ScriptedDeployment(no_room_seconds=0.1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.refused("d0", "r", "no_room")
@@ -29,7 +29,7 @@ def test_a_worker_without_room_is_asked_again_after_a_pause_not_at_once() -> Non
 
 
 def test_refusals_for_lack_of_room_do_not_prolong_the_deadline() -> None:
-    world = Deployment(ready_seconds_max=2.0, no_room_seconds=0.5)
+    world = ScriptedDeployment(ready_seconds_max=2.0, no_room_seconds=0.5)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     for _ in range(8):
@@ -37,31 +37,31 @@ def test_refusals_for_lack_of_room_do_not_prolong_the_deadline() -> None:
             world.refused("d0", "r", "no_room")
             world.wait(0.5)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 503
 
 
 def test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too() -> None:
-    world = Deployment(ready_seconds_max=3.0)
+    world = ScriptedDeployment(ready_seconds_max=3.0)
     world.loaded("d0", slots_free=0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.wait(3.0)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 503
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
     world.assert_nothing_left()
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
-    world = Deployment(queue_max=2)
+    world = ScriptedDeployment(queue_max=2)
     world.loaded("p0", accepting=False)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
     assert (world.outcome("a"), world.outcome("b")) == (None, None)
     outcome = world.outcome("c")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.retry_after_seconds) == (429, 1.0)
 
 
@@ -69,11 +69,11 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
 def test_without_workers_of_a_role_a_bounded_number_is_held_and_served_once_they_come(
     prefill: int, decode: int
 ) -> None:
-    world = Deployment(prefill, decode, queue_max=2, waiting_seconds_max=7.0)
+    world = ScriptedDeployment(prefill, decode, queue_max=2, waiting_seconds_max=7.0)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
     outcome = world.outcome("c")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.retry_after_seconds, outcome.code) == (503, 1.0, "no_worker")
     world.wait(6.9)
     assert (world.outcome("a"), world.outcome("b")) == (None, None)
@@ -86,24 +86,24 @@ def test_without_workers_of_a_role_a_bounded_number_is_held_and_served_once_they
 def test_what_waits_in_vain_for_workers_of_a_role_is_told_when_to_come_again(
     prefill: int, decode: int
 ) -> None:
-    world = Deployment(prefill, decode, waiting_seconds_max=7.0)
+    world = ScriptedDeployment(prefill, decode, waiting_seconds_max=7.0)
     world.submit(request("r"))
     world.wait(7.0)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.retry_after_seconds, outcome.code) == (503, 1.0, "no_worker")
     world.assert_nothing_left()
 
 
 def test_a_request_no_worker_takes_in_time_is_a_503() -> None:
-    world = Deployment(waiting_seconds_max=7.0)
+    world = ScriptedDeployment(waiting_seconds_max=7.0)
     world.loaded("p0", accepting=False)
     world.submit(request("r"))
     world.wait(6.9)
     assert world.outcome("r") is None
     world.wait(0.1)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 503
 
 
@@ -111,7 +111,7 @@ def test_a_request_past_its_time_limit_is_a_504_and_called_off() -> None:
     world = decoding(request_seconds_max=20.0)
     world.wait(20.0)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 504
     assert world.sent(Cancel) == [("d0", Cancel("r", 1))]
 
@@ -128,31 +128,33 @@ def test_a_request_past_its_time_limit_is_a_504_and_called_off() -> None:
 def test_what_no_worker_could_serve_is_refused_at_the_door(
     fields: dict[str, object], status: int, param: str | None
 ) -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r", **fields))  # type: ignore[arg-type]
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.param) == (status, param)
     assert not world.sent(Prefill)
 
 
 def test_a_request_that_fits_exactly_is_served() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r", prompt=(1,) * 4088))
     assert world.sent(Prefill)
 
 
 def test_a_worker_that_finds_it_too_long_ends_it_with_400() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r"))
     world.refused("p0", "r", "too_long")
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 400
 
 
 def test_prefill_workers_are_not_flooded_and_the_first_come_goes_first() -> None:
-    world = Deployment(1, 1, limits=Limits(4096, 16, 512, slots=1, vocab_size=10), prefilling_per_slot=2.0)
+    world = ScriptedDeployment(
+        1, 1, limits=Limits(4096, 16, 512, slots=1, vocab_size=10), prefilling_per_slot=2.0
+    )
     for rid in "abcd":
         world.submit(request(rid))
     world.submit(request("urgent", priority=5))
@@ -163,7 +165,7 @@ def test_prefill_workers_are_not_flooded_and_the_first_come_goes_first() -> None
 
 
 def test_prefill_stops_while_ready_requests_tie_up_pages() -> None:
-    world = Deployment(ready_max=2)
+    world = ScriptedDeployment(ready_max=2)
     world.loaded("d0", slots_free=0)
     for rid in "abc":
         world.submit(request(rid))
@@ -175,7 +177,7 @@ def test_prefill_stops_while_ready_requests_tie_up_pages() -> None:
 
 
 def test_a_large_request_that_waits_for_room_is_not_overtaken() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.loaded("d0", free_pages=3)
     world.submit(request("large", prompt=(1,) * 100))
     world.submit(request("small"))
@@ -187,7 +189,7 @@ def test_a_large_request_that_waits_for_room_is_not_overtaken() -> None:
 
 
 def test_a_stuck_model_does_not_hold_up_another() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.up("prefill", "p1", model_name="n", model="n")
     world.up("decode", "d1", model_name="n", model="n")
     world.loaded("p0", accepting=False)
@@ -198,7 +200,7 @@ def test_a_stuck_model_does_not_hold_up_another() -> None:
 
 
 def test_nothing_is_computed_that_no_decode_worker_could_take_over() -> None:
-    world = Deployment(1, 0)
+    world = ScriptedDeployment(1, 0)
     world.submit(request("r"))
     assert not world.sent(Prefill)
     world.up("decode", "d0", kv_format="another layout")
@@ -208,7 +210,7 @@ def test_nothing_is_computed_that_no_decode_worker_could_take_over() -> None:
 
 
 def test_a_worker_of_another_protocol_is_not_used() -> None:
-    world = Deployment(0, 1)
+    world = ScriptedDeployment(0, 1)
     world.up("prefill", "p0", protocol=99)
     world.submit(request("r"))
     assert not world.sent(Prefill)
@@ -216,7 +218,7 @@ def test_a_worker_of_another_protocol_is_not_used() -> None:
 
 
 def test_four_workers_share_light_sequential_requests() -> None:
-    world = Deployment(2, 2)
+    world = ScriptedDeployment(2, 2)
     for rid in "abcd":
         world.submit(request(rid, max_new_tokens=2))
         prefill = world.placed(Prefill, rid)
@@ -231,7 +233,7 @@ def test_four_workers_share_light_sequential_requests() -> None:
 
 
 def test_the_limits_of_the_fleet_are_the_context_the_shell_may_offer() -> None:
-    world = Deployment(1, 0, limits=LIMITS)
+    world = ScriptedDeployment(1, 0, limits=LIMITS)
     assert world.core.fleet.context_len("m") == 4096
     world.up("decode", "d0", limits=Limits(4096, 16, pages=10, slots=1))
     assert world.core.fleet.context_len("m") == 160

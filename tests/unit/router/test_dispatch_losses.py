@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from router.core.effects import Completed, Failed, Usage
+from router.core.effects import RequestCompleted, RequestFailed, Usage
 from shared.links.events import Received
 from shared.messages import Cancel, Decode, Prefill, Prefilled, Release
-from tests.unit.router.deployment import Deployment, baton, decoding, request
+from tests.unit.router.deployment import ScriptedDeployment, baton, decoding, request
 
 
 def test_a_lost_decode_pod_only_pauses_the_stream() -> None:
@@ -25,7 +25,7 @@ def test_a_lost_decode_pod_only_pauses_the_stream() -> None:
 
 
 def test_with_one_decode_pod_a_broken_stream_waits_for_its_return() -> None:
-    world = Deployment(waiting_seconds_max=5.0, worker_return_seconds=60.0)
+    world = ScriptedDeployment(waiting_seconds_max=5.0, worker_return_seconds=60.0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.down("d0")
@@ -37,20 +37,20 @@ def test_with_one_decode_pod_a_broken_stream_waits_for_its_return() -> None:
 
 
 def test_a_broken_stream_ends_with_503_if_no_equal_worker_returns() -> None:
-    world = Deployment(worker_return_seconds=60.0)
+    world = ScriptedDeployment(worker_return_seconds=60.0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.down("d0")
     world.up("decode", "other", model="other weights")
     world.wait(61)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.retry_after_seconds) == (503, 1.0)
     world.assert_nothing_left()
 
 
 def test_a_stream_continues_on_no_other_model_even_under_the_same_name() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.down("p0")
@@ -63,14 +63,14 @@ def test_a_stream_continues_on_no_other_model_even_under_the_same_name() -> None
 
 
 def test_a_lost_prefill_pod_means_another_attempt_elsewhere() -> None:
-    world = Deployment(2, 1)
+    world = ScriptedDeployment(2, 1)
     world.submit(request("r"))
     world.down("p0")
     assert [(peer, sent.attempt) for peer, sent in world.sent(Prefill)] == [("p0", 1), ("p1", 2)]
 
 
 def test_a_ready_request_depends_on_the_prefill_pod_that_holds_its_pages() -> None:
-    world = Deployment(1, 1)
+    world = ScriptedDeployment(1, 1)
     world.loaded("d0", slots_free=0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
@@ -80,7 +80,7 @@ def test_a_ready_request_depends_on_the_prefill_pod_that_holds_its_pages() -> No
 
 
 def test_a_decoding_request_does_not_feel_the_loss_of_its_prefill_pod() -> None:
-    world = Deployment(2, 1)
+    world = ScriptedDeployment(2, 1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.down("p0")
@@ -90,7 +90,7 @@ def test_a_decoding_request_does_not_feel_the_loss_of_its_prefill_pod() -> None:
 
 
 def test_no_room_after_the_prefill_pod_was_lost_means_a_new_attempt() -> None:
-    world = Deployment(2, 1)
+    world = ScriptedDeployment(2, 1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.down("p0")
@@ -99,39 +99,39 @@ def test_no_room_after_the_prefill_pod_was_lost_means_a_new_attempt() -> None:
 
 
 def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
-    world = Deployment(4, 1, losses_max=3)
+    world = ScriptedDeployment(4, 1, losses_max=3)
     world.submit(request("r"))
     for _ in range(3):
         peer = world.placed(Prefill, "r")
         assert peer is not None
         world.down(peer)
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.status == 500
     assert len(world.core.fleet.role("prefill")) == 1
 
 
 def test_a_lost_request_that_has_all_its_tokens_is_finished() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r", max_new_tokens=2))
     world.prefilled("p0", "r", 10)
     world.generated("d0", "r", 1, 11)
     world.down("d0")
-    assert world.outcome("r") == Completed("length", Usage(3, 2, 2))
+    assert world.outcome("r") == RequestCompleted("length", Usage(3, 2, 2))
 
 
 def test_a_stream_cut_right_behind_its_end_of_sequence_is_finished() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r", eos_token_ids=frozenset({99})))
     world.prefilled("p0", "r", 10)
     world.generated("d0", "r", 1, 99)
     world.down("d0")
-    assert world.outcome("r") == Completed("stop", Usage(3, 2, 2))
+    assert world.outcome("r") == RequestCompleted("stop", Usage(3, 2, 2))
 
 
 @pytest.mark.parametrize("reason", ["stale", "unreachable"])
 def test_pages_that_cannot_be_fetched_mean_a_new_attempt_on_another_decode_pod(reason: str) -> None:
-    world = Deployment(1, 2)
+    world = ScriptedDeployment(1, 2)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.refused("d0", "r", reason)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_pages_that_cannot_be_fetched_mean_a_new_attempt_on_another_decode_pod(r
 
 
 def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() -> None:
-    world = Deployment(losses_max=1)
+    world = ScriptedDeployment(losses_max=1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.generated("d0", "r", 1, 11)
@@ -152,7 +152,7 @@ def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() ->
 
 
 def test_a_request_sent_back_before_its_first_decode_step_counts_no_loss_either() -> None:
-    world = Deployment(losses_max=1)
+    world = ScriptedDeployment(losses_max=1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     world.joined("d0", "r")
@@ -162,7 +162,7 @@ def test_a_request_sent_back_before_its_first_decode_step_counts_no_loss_either(
 
 
 def test_a_lease_that_ended_while_the_request_was_ready_means_a_new_attempt() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.loaded("d0", slots_free=0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
@@ -216,7 +216,7 @@ def test_messages_nobody_waits_for_are_dropped_not_believed() -> None:
 
 
 def test_an_internal_error_of_a_worker_is_a_loss() -> None:
-    world = Deployment(2, 1)
+    world = ScriptedDeployment(2, 1)
     world.submit(request("r"))
     world.refused("p0", "r", "internal")
     assert world.placed(Prefill, "r") == "p1"
@@ -230,14 +230,14 @@ def test_a_new_session_of_the_same_worker_is_the_loss_of_the_old_one() -> None:
 
 
 def test_a_first_token_without_baton_or_end_is_a_loss() -> None:
-    world = Deployment()
+    world = ScriptedDeployment()
     world.submit(request("r"))
     world.say("p0", Prefilled("r", 1, 0, (10,), None))
     assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10)
 
 
 def test_a_first_token_out_of_place_is_a_gap() -> None:
-    world = Deployment(2, 1)
+    world = ScriptedDeployment(2, 1)
     world.submit(request("r"))
     world.say("p0", Prefilled("r", 1, 4, (10,), baton("r", 1, 3)))
     assert world.output("r") == []

@@ -6,16 +6,16 @@ from collections import Counter
 
 import msgspec
 
-from router.core.effects import Failed
-from shared.messages import Cancel, Decode, Dismiss, Leaving, Move, Prefill, Release, Renew
-from tests.unit.router.deployment import LIMITS, Deployment, decoding, request
+from router.core.effects import RequestFailed
+from shared.messages import Cancel, Decode, DrainAck, Draining, Migrate, Prefill, Release, Renew
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
 def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens() -> None:
     world = decoding()
-    world.say("d0", Leaving())
-    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
-    assert world.sent(Dismiss) == [("d0", Dismiss())]
+    world.say("d0", Draining())
+    assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
+    assert world.sent(DrainAck) == [("d0", DrainAck())]
     world.generated("d0", "r", 2, 12)
     world.moving("d0", "r", 3)
     peer, decode = world.sent(Decode, "r")[-1]
@@ -35,9 +35,9 @@ def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens
 
 
 def test_nothing_new_goes_to_a_worker_that_leaves() -> None:
-    world = Deployment(2, 2)
-    world.say("p0", Leaving())
-    world.say("d0", Leaving())
+    world = ScriptedDeployment(2, 2)
+    world.say("p0", Draining())
+    world.say("d0", Draining())
     for number in range(4):
         world.submit(request(f"r{number}"))
         assert world.placed(Prefill, f"r{number}") == "p1"
@@ -48,15 +48,15 @@ def test_nothing_new_goes_to_a_worker_that_leaves() -> None:
 def test_without_room_elsewhere_a_stream_goes_on_where_it_is_until_there_is_some() -> None:
     world = decoding()
     world.loaded("d1", slots_free=0)
-    world.say("d0", Leaving())
-    assert not world.sent(Move)
+    world.say("d0", Draining())
+    assert not world.sent(Migrate)
     world.generated("d0", "r", 2, 12)
     world.loaded("d1")
-    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
+    assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
 
 
 def test_room_is_kept_for_each_that_was_asked_to_move() -> None:
-    world = Deployment(1, 2)
+    world = ScriptedDeployment(1, 2)
     for number in range(4):
         rid = f"r{number}"
         world.submit(request(rid))
@@ -69,28 +69,28 @@ def test_room_is_kept_for_each_that_was_asked_to_move() -> None:
         for rid in rids:
             world.joined(uid, rid)
     world.loaded("d1", slots_free=1)
-    world.say("d0", Leaving())
-    assert len(world.sent(Move)) == 1
+    world.say("d0", Draining())
+    assert len(world.sent(Migrate)) == 1
     world.loaded("d1", slots_free=1)  # the one that moves is not there yet
-    assert len(world.sent(Move)) == 1
-    world.cancel(world.sent(Move)[0][1].rid)
-    assert len(world.sent(Move)) == 2
+    assert len(world.sent(Migrate)) == 1
+    world.cancel(world.sent(Migrate)[0][1].rid)
+    assert len(world.sent(Migrate)) == 2
 
 
 def test_a_request_that_has_not_joined_moves_when_it_has() -> None:
-    world = Deployment(1, 2)
+    world = ScriptedDeployment(1, 2)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
-    world.say("d0", Leaving())
-    assert not world.sent(Move)
+    world.say("d0", Draining())
+    assert not world.sent(Migrate)
     world.joined("d0", "r")
-    assert world.sent(Move, "r") == [("d0", Move("r", 1))]
+    assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
 
 
 def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -> None:
     world = decoding()
     world.up("decode", "d2")
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     target = next(uid for uid, worker in world.core.fleet.workers.items() if worker.reserved)
     world.down(target)
     world.moving("d0", "r", 2)
@@ -100,7 +100,7 @@ def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -
 def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_same_pages() -> None:
     world = decoding()
     world.up("decode", "d2")
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.moving("d0", "r", 2)
     second, decode = world.sent(Decode, "r")[-1]
     world.down(second)
@@ -117,30 +117,30 @@ def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None
     world = decoding(losses_max=2)
     for uid in ("d2", "d3"):
         world.up("decode", uid)
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.moving("d0", "r", 2)
     world.down(world.sent(Decode, "r")[-1][0])
     assert world.outcome("r") is None
     world.down(world.sent(Decode, "r")[-1][0])
     outcome = world.outcome("r")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, RequestFailed)
     assert outcome.code == "attempts_exhausted"
 
 
 def test_one_that_fits_nowhere_stands_in_no_others_way() -> None:
-    world = Deployment(1, 1)
+    world = ScriptedDeployment(1, 1)
     for rid, tokens in (("large", 2000), ("small", 8), ("smaller", 8)):
         world.submit(request(rid, max_new_tokens=tokens))
         world.prefilled("p0", rid, 10)
         world.joined("d0", rid)
     world.up("decode", "d1", limits=msgspec.structs.replace(LIMITS, pages=64))
-    world.say("d0", Leaving())
-    assert [move.rid for _, move in world.sent(Move)] == ["small", "smaller"]
+    world.say("d0", Draining())
+    assert [move.rid for _, move in world.sent(Migrate)] == ["small", "smaller"]
 
 
 def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
     world = decoding()
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.moving("d0", "r", 2)
     world.refused("d1", "r", "unreachable")
     peer, again = world.sent(Prefill, "r")[-1]
@@ -153,7 +153,7 @@ def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
 
 def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -> None:
     world = decoding(ready_seconds_max=5.0)
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.loaded("d1", slots_free=0)
     world.moving("d0", "r", 2)
     world.wait(6)
@@ -163,7 +163,7 @@ def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -
 
 def test_a_move_that_left_tokens_out_is_recomputed() -> None:
     world = decoding()
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.moving("d0", "r", 3)  # one more than the router has heard
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
     assert world.sent(Cancel, "r")[-1][0] == "d0"
@@ -172,7 +172,7 @@ def test_a_move_that_left_tokens_out_is_recomputed() -> None:
 
 def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation() -> None:
     world = decoding()
-    world.say("d0", Leaving())
+    world.say("d0", Draining())
     world.moving("d0", "r", 2)
     world.refused("d1", "r", "no_room")
     world.down("d0")
@@ -184,8 +184,8 @@ def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation(
 
 def test_no_prompt_is_computed_for_a_decode_worker_that_leaves() -> None:
     """Its pages would wait for a taker of their format until the request fails."""
-    world = Deployment(1, 1)
-    world.say("d0", Leaving())
+    world = ScriptedDeployment(1, 1)
+    world.say("d0", Draining())
     world.submit(request("r"))
     assert world.state("r") == "waiting"
     world.up("prefill", "p1", kv_format="new")

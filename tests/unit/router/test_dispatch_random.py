@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.effects import Completed, Send
+from router.core.effects import RequestCompleted, Send
 from shared.messages import (
     Cancel,
     Decode,
@@ -26,7 +26,7 @@ from shared.messages import (
     Release,
     Row,
 )
-from tests.unit.router.deployment import Deployment, baton, request
+from tests.unit.router.deployment import ScriptedDeployment, baton, request
 
 LENGTH = 8  # tokens of every output
 SMALL = Limits(context_len=64, page_size=4, pages=12, slots=2, vocab_size=100)
@@ -39,7 +39,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = Deployment(
+        self.world = ScriptedDeployment(
             2, 2, limits=SMALL, queue_max=6, ready_max=4, losses_max=3, ready_seconds_max=20.0
         )
         self.submitted: list[str] = []
@@ -185,7 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
             output = self.world.output(rid)
             assert output == list(range(len(output)))
             outcome = self.world.outcome(rid)
-            if isinstance(outcome, Completed) and outcome.reason == "length":
+            if isinstance(outcome, RequestCompleted) and outcome.reason == "length":
                 assert len(output) == LENGTH
 
     @invariant()

@@ -12,14 +12,14 @@ from router.discovery.known_pods import (
     Change,
     Changed,
     Denied,
-    Dial,
-    HangUp,
+    DialPod,
+    HangUpPod,
     KnownPods,
-    Leaving,
     Listed,
     Observation,
     Pod,
-    Redial,
+    PodLeaving,
+    RedialPod,
     Removed,
     Unreachable,
     Watching,
@@ -48,10 +48,10 @@ def known(*observations: Observation) -> KnownPods:
 def test_only_ready_pods_are_dialed_and_each_once() -> None:
     pods = known()
     listed = Listed((pod("1"), pod("2", ready=False)))
-    assert pods.observe(listed, 0.0) == [Dial(worker("1"))]
+    assert pods.observe(listed, 0.0) == [DialPod(worker("1"))]
     assert pods.observe(listed, 0.0) == []
     assert pods.observe(Changed(pod("1")), 0.0) == []
-    assert pods.observe(Changed(pod("2")), 0.0) == [Dial(worker("2"))]
+    assert pods.observe(Changed(pod("2")), 0.0) == [DialPod(worker("2"))]
 
 
 def test_pods_of_other_components_are_not_looked_at() -> None:
@@ -67,7 +67,7 @@ def test_routers_are_known_by_name_ready_or_not_and_never_dialed() -> None:
         Pod(uid, f"router-{uid}", "router", f"http://10.0.0.{uid}:8000", ready=uid == "1") for uid in "12"
     )
     pods = known()
-    assert pods.observe(Listed((one, other, pod("3"))), 0.0) == [Dial(worker("3"))]
+    assert pods.observe(Listed((one, other, pod("3"))), 0.0) == [DialPod(worker("3"))]
     assert pods.routers == {"router-1": "http://10.0.0.1:8000", "router-2": "http://10.0.0.2:8000"}
     assert pods.observe(Changed(replace(one, ended=True)), 0.0) == []
     assert pods.observe(Removed("2"), 0.0) == []
@@ -76,7 +76,7 @@ def test_routers_are_known_by_name_ready_or_not_and_never_dialed() -> None:
 
 def test_a_pod_that_is_relabelled_away_from_its_role_is_gone() -> None:
     pods = known(Listed((pod("1"),)))
-    assert pods.observe(Changed(replace(pod("1"), role="")), 0.0) == [HangUp(worker("1"))]
+    assert pods.observe(Changed(replace(pod("1"), role="")), 0.0) == [HangUpPod(worker("1"))]
 
 
 def test_a_pod_that_stops_being_ready_keeps_its_link() -> None:
@@ -88,20 +88,20 @@ def test_a_pod_that_stops_being_ready_keeps_its_link() -> None:
 
 def test_a_pod_that_is_ready_again_is_dialed_without_rest() -> None:
     pods = known(Listed((pod("1"), pod("2"))), Changed(pod("1", ready=False)))
-    assert pods.observe(Changed(pod("1")), 0.0) == [Redial(worker("1"))]
+    assert pods.observe(Changed(pod("1")), 0.0) == [RedialPod(worker("1"))]
     assert pods.observe(Changed(pod("1")), 0.0) == []
     pods.observe(Listed((pod("1", ready=False), pod("2", ready=False))), 0.0)
-    assert pods.observe(Listed((pod("1"), pod("2", ready=False))), 0.0) == [Redial(worker("1"))]
+    assert pods.observe(Listed((pod("1"), pod("2", ready=False))), 0.0) == [RedialPod(worker("1"))]
 
 
 def test_a_leaving_pod_keeps_its_link_until_it_has_gone_and_that_it_leaves_is_said_once() -> None:
     pods = known(Listed((pod("1"),)))
     leaving = pod("1", leaving=True)
-    assert pods.observe(Changed(leaving), 0.0) == [Leaving(worker("1"))]
+    assert pods.observe(Changed(leaving), 0.0) == [PodLeaving(worker("1"))]
     assert pods.observe(Changed(leaving), 0.0) == []
     assert pods.observe(Changed(replace(leaving, ready=False)), 0.0) == []
     assert pods.pods_by_state == {"leaving": 1}
-    assert pods.observe(Removed("1"), 0.0) == [HangUp(worker("1"))]
+    assert pods.observe(Removed("1"), 0.0) == [HangUpPod(worker("1"))]
     assert pods.observe(Removed("1"), 0.0) == []
 
 
@@ -115,30 +115,34 @@ def test_a_pod_first_seen_while_it_leaves_is_never_dialed() -> None:
 
 def test_an_evicted_pod_is_gone_though_its_object_stays() -> None:
     pods = known(Listed((pod("1"),)))
-    assert pods.observe(Changed(pod("1", ready=False, ended=True)), 0.0) == [HangUp(worker("1"))]
+    assert pods.observe(Changed(pod("1", ready=False, ended=True)), 0.0) == [HangUpPod(worker("1"))]
     assert sum(pods.pods_by_state.values()) == 0
 
 
 def test_a_list_mends_whatever_the_watch_missed() -> None:
     pods = known(Listed((pod("1"), pod("2"), pod("3"))))
     listed = Listed((pod("2"), pod("3", leaving=True), pod("4")))
-    assert pods.observe(listed, 0.0) == [HangUp(worker("1")), Leaving(worker("3")), Dial(worker("4"))]
+    assert pods.observe(listed, 0.0) == [
+        HangUpPod(worker("1")),
+        PodLeaving(worker("3")),
+        DialPod(worker("4")),
+    ]
 
 
 def test_a_pod_with_a_new_address_is_dialed_there() -> None:
     pods = known(Listed((pod("1"),)))
     moved = pod("1", url="tcp://10.0.0.9:8002")
     there = WorkerAddress("decode", "tcp://10.0.0.9:8002", "decode-1")
-    assert pods.observe(Changed(moved), 0.0) == [HangUp(worker("1")), Dial(there)]
+    assert pods.observe(Changed(moved), 0.0) == [HangUpPod(worker("1")), DialPod(there)]
 
 
 def test_an_address_given_to_another_pod_stays_dialed() -> None:
     pods = known(Listed((pod("1"),)))
     heir = pod("2", url="tcp://10.0.0.1:8002")
     there = WorkerAddress("decode", "tcp://10.0.0.1:8002", "decode-2")
-    assert pods.observe(Changed(heir), 0.0) == [Redial(there)]
+    assert pods.observe(Changed(heir), 0.0) == [RedialPod(there)]
     assert pods.observe(Removed("1"), 0.0) == []
-    assert pods.observe(Removed("2"), 0.0) == [HangUp(there)]
+    assert pods.observe(Removed("2"), 0.0) == [HangUpPod(there)]
 
 
 def test_a_ready_pod_without_the_port_is_complained_of_once() -> None:
@@ -225,10 +229,10 @@ OBSERVATIONS = st.lists(
 def apply(changes: list[Change], dialed: set[str]) -> None:
     """What the links do; in pairs, so that nothing is dialed twice or hung up that was not dialed."""
     for change in changes:
-        if isinstance(change, Dial):
+        if isinstance(change, DialPod):
             assert change.worker.url not in dialed
             dialed.add(change.worker.url)
-        elif isinstance(change, HangUp):
+        elif isinstance(change, HangUpPod):
             dialed.remove(change.worker.url)
         else:
             assert change.worker.url in dialed

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.lifecycle import ENDED, TRANSITIONS, Event, Lifecycle, State, diagram, next_state
+from router.core.lifecycle import (
+    ENDED,
+    TRANSITIONS,
+    Lifecycle,
+    RequestEvent,
+    RequestState,
+    diagram,
+    next_state,
+)
 from shared.errors import InvariantError
 
 PATHS = {  # what must be possible, written down apart from the table
-    State.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed",
-    State.PREFILLING: "Prefilled:ready NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
+    RequestState.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed",
+    RequestState.PREFILLING: "Prefilled:ready NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
-    State.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Stopped:finished "
+    RequestState.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",
-    State.DECODING: "Joined:decoding Generated:decoding Moving:ready NoRoom:ready TakerLost:ready "
+    RequestState.DECODING: "Joined:decoding Generated:decoding Moving:ready NoRoom:ready TakerLost:ready "
     "Stale:waiting Lost:waiting Finished:finished Rejected:failed Stopped:finished Cancelled:cancelled "
     "Expired:failed Exhausted:failed",
-    State.FINISHED: "",
-    State.CANCELLED: "",
-    State.FAILED: "",
+    RequestState.FINISHED: "",
+    RequestState.CANCELLED: "",
+    RequestState.FAILED: "",
 }
 EXPECTED = {state: dict(pair.split(":") for pair in pairs.split()) for state, pairs in PATHS.items()}
-PAIRS = [(state, event) for state in State for event in Event.__subclasses__()]
+PAIRS = [(state, event) for state in RequestState for event in RequestEvent.__subclasses__()]
 
 
 @pytest.mark.parametrize(("state", "event"), PAIRS, ids=[f"{s.value}-{e.__name__}" for s, e in PAIRS])
 def test_every_pair_leads_where_the_design_says_or_raises_naming_both(
-    state: State, event: type[Event]
+    state: RequestState, event: type[RequestEvent]
 ) -> None:
     target = EXPECTED[state].get(event.__name__)
     if target is None:
@@ -37,8 +45,8 @@ def test_every_pair_leads_where_the_design_says_or_raises_naming_both(
 
 
 def test_every_event_is_in_the_table_and_every_live_state_can_end_each_way() -> None:
-    assert {event for row in TRANSITIONS.values() for event in row} == set(Event.__subclasses__())
-    for state in set(State) - ENDED:
+    assert {event for row in TRANSITIONS.values() for event in row} == set(RequestEvent.__subclasses__())
+    for state in set(RequestState) - ENDED:
         assert set(TRANSITIONS[state].values()) >= ENDED
 
 
@@ -48,7 +56,7 @@ def test_a_refused_transition_leaves_the_state_and_names_the_request() -> None:
     life = Lifecycle("r1")
     with pytest.raises(InvariantError, match="r1: a waiting request cannot meet Generated"):
         life.advance(Generated())
-    assert life.state is State.WAITING
+    assert life.state is RequestState.WAITING
 
 
 def test_the_diagram_has_an_arrow_for_every_row_of_the_table() -> None:

@@ -14,7 +14,7 @@ from shared.messages import Cancel, Finished, Generated, Message, Prefilled, Rel
 from shared.scheduling.event_loop import BUSY_POLL_SECONDS, IDLE_WAIT_SECONDS_MAX
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
-from tests.unit.scheduling.worker_bench import EOS, ORDINARY, Bench, decode, prefill, prompt
+from tests.unit.scheduling.worker_bench import EOS, ORDINARY, WorkerBench, decode, prefill, prompt
 
 
 def test_an_idle_loop_waits_no_longer_than_its_gauges_may_be_stale() -> None:
@@ -83,7 +83,7 @@ def test_the_books_are_proved_once_when_the_loop_falls_idle() -> None:
 # ---- no stall --------------------------------------------------------------------------------------------------
 
 
-def run_without_sleeping(bench: Bench, done: Callable[[], bool], copy_turns: int = 3) -> None:
+def run_without_sleeping(bench: WorkerBench, done: Callable[[], bool], copy_turns: int = 3) -> None:
     """Turn until `done`; whenever the loop would sleep longer than it polls, nothing may be left to do."""
     waited = 0
     for _ in range(2000):

@@ -17,7 +17,7 @@ from shared.messages import Decode, Hello, Message, Prefill, Role
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
 from shared.scheduling.event_loop import EventLoop, Scheduler
-from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed, Link, Stale
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
 from tests.doubles.memory_links import MemoryLinks
 
 PAGE_SIZE = 4
@@ -25,7 +25,7 @@ EOS = 0
 ORDINARY = 9
 KV_FORMAT = "bench"
 HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
-LINK = Link("tcp/eth0", 1e9)
+LINK = KvLink("tcp/eth0", 1e9)
 MessageKind = TypeVar("MessageKind", bound=Message)
 
 
@@ -121,28 +121,28 @@ class ScriptedFetcher:
         return events
 
     def land(self, fetch_id: int) -> None:
-        self._tell(Landed(fetch_id, 64 * len(self.started[fetch_id][2]), 0.5, LINK))
+        self._tell(FetchLanded(fetch_id, 64 * len(self.started[fetch_id][2]), 0.5, LINK))
 
     def land_all(self) -> None:
         for fetch_id in list(self.under_way):
             self.land(fetch_id)
 
     def find_stale(self, fetch_id: int) -> None:
-        self._tell(Stale(fetch_id))
+        self._tell(FetchStale(fetch_id))
 
     def fail(self, fetch_id: int, *, ended: bool) -> None:
-        self._tell(Failed(fetch_id, "scripted", ended))
+        self._tell(FetchFailed(fetch_id, "scripted", ended))
 
     def end(self, fetch_id: int) -> None:
-        self.events.append(Ended(fetch_id))
+        self.events.append(FetchEnded(fetch_id))
 
-    def _tell(self, event: Landed | Stale | Failed) -> None:
+    def _tell(self, event: FetchLanded | FetchStale | FetchFailed) -> None:
         self.under_way.remove(event.fetch_id)
         self.events.append(event)
 
 
 @dataclass(slots=True)
-class Words:
+class PlainWords:
     """Implements `LeaseWords`."""
 
     values: list[int]
@@ -158,7 +158,7 @@ class Words:
         return len(self.values)
 
 
-class Bench:
+class WorkerBench:
     """One scheduler, turned by hand."""
 
     def __init__(self, role: Role, scheduler: Scheduler, *, overlap: bool = True, routers: int = 1):

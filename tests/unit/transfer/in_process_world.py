@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shared.baton import Holder
-from shared.transfer.protocol import Collected
+from shared.transfer.protocol import PagesRead
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
-from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, PageBuffer, World, byte_of
+from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, FetchWorld, PageBuffer, byte_of
 
 
 class InProcessHolder:
@@ -32,8 +32,8 @@ class InProcessHolder:
     def clear(self, lease: int) -> None:
         self.transfer.words.clear(lease)
 
-    def collected(self) -> list[Collected]:
-        return [event for event in self.transfer.poll() if isinstance(event, Collected)]
+    def collected(self) -> list[PagesRead]:
+        return [event for event in self.transfer.poll() if isinstance(event, PagesRead)]
 
     def freeze(self) -> None:
         self.fabric.freeze(self.holder.agent)
@@ -45,7 +45,7 @@ class InProcessHolder:
         self.fabric.kill(self.holder.agent)
 
 
-def make_world(clock: Clock) -> Iterator[World]:
+def make_world(clock: Clock) -> Iterator[FetchWorld]:
     fabric, buffer = InProcessFabric(), PageBuffer()
     reader = InProcessTransfer(
         fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
@@ -58,5 +58,5 @@ def make_world(clock: Clock) -> Iterator[World]:
         holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock))
         return holders[-1]
 
-    yield World(reader, buffer, clock, make_holder)
+    yield FetchWorld(reader, buffer, clock, make_holder)
     reader.close()

@@ -10,10 +10,10 @@ import pytest
 
 from shared.baton import Holder
 from shared.errors import InvariantError, TransferError
-from shared.transfer.fetch_states import TRANSITIONS, Event, State, advance
+from shared.transfer.fetch_states import TRANSITIONS, FetchState, ReadEvent, advance
 from shared.transfer.fetches import Fetches
 from shared.transfer.memory import WordTable
-from shared.transfer.protocol import Ended, Failed, Landed
+from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.self_fetch import self_fetch
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader, InProcessTransfer
@@ -24,15 +24,15 @@ from tests.fetcher_contract import (
     AnsweredReadsContract,
     Clock,
     FetcherContract,
+    FetchWorld,
     HolderUnderTest,
-    World,
     byte_of,
 )
 from tests.unit.transfer.in_process_world import InProcessHolder, make_world
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[FetchWorld]:
     yield from make_world(Clock())
 
 
@@ -50,7 +50,7 @@ class TickingClock(Clock):
 
 
 @pytest.fixture
-def busy_world() -> Iterator[World]:
+def busy_world() -> Iterator[FetchWorld]:
     """One in which a turn has time to post a single portion."""
     yield from make_world(TickingClock())
 
@@ -59,27 +59,27 @@ SIX_PORTIONS = tuple(range(0, 24, 2))  # pages of a holder; two make a portion, 
 
 
 def start(
-    world: World, fetch_id: int, source: HolderUnderTest, at: int, pages: Sequence[int] = SIX_PORTIONS
+    world: FetchWorld, fetch_id: int, source: HolderUnderTest, at: int, pages: Sequence[int] = SIX_PORTIONS
 ) -> None:
     """Fetch the pages into those from `at` on."""
     world.reader.start(fetch_id, world.baton(source, tuple(pages)), 0, range(at, at + len(pages)))
 
 
-def make_source(world: World) -> HolderUnderTest:
+def make_source(world: FetchWorld) -> HolderUnderTest:
     source = world.make_holder()
     source.write(3, 77)
     return source
 
 
-def arrived(world: World, at: int, pages: Sequence[int] = SIX_PORTIONS) -> list[bool]:
+def arrived(world: FetchWorld, at: int, pages: Sequence[int] = SIX_PORTIONS) -> list[bool]:
     return [world.pages.holds(at + place, byte_of(page)) for place, page in enumerate(pages)]
 
 
-def polls_until_landed(world: World) -> int:
+def polls_until_landed(world: FetchWorld) -> int:
     start(world, 1, make_source(world), 0)
     for polls in count(1):
         match world.reader.poll():
-            case [Landed(fetched_bytes=size)]:
+            case [FetchLanded(fetched_bytes=size)]:
                 assert size == 12 * PAGE_BYTES
                 assert all(arrived(world, 0))
                 return polls
@@ -90,47 +90,49 @@ def polls_until_landed(world: World) -> int:
     raise AssertionError
 
 
-def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(world: World, busy_world: World) -> None:
+def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(
+    world: FetchWorld, busy_world: FetchWorld
+) -> None:
     """Where posting costs nothing all six are under way at once, two polls long; the word is there at once."""
     assert polls_until_landed(world) == 2
     assert polls_until_landed(busy_world) >= 6
 
 
-def test_a_fetch_abandoned_before_its_first_portion_reads_nothing(busy_world: World) -> None:
+def test_a_fetch_abandoned_before_its_first_portion_reads_nothing(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
     start(busy_world, 2, source, 100)
     busy_world.reader.abandon(2)
-    assert busy_world.next_event() == Ended(2)
-    assert isinstance(busy_world.next_event(), Landed)
+    assert busy_world.next_event() == FetchEnded(2)
+    assert isinstance(busy_world.next_event(), FetchLanded)
     assert all(arrived(busy_world, 0))
     assert not any(arrived(busy_world, 100))
 
 
-def test_a_fetch_abandoned_between_portions_ends_when_those_posted_are_done(busy_world: World) -> None:
+def test_a_fetch_abandoned_between_portions_ends_when_those_posted_are_done(busy_world: FetchWorld) -> None:
     start(busy_world, 1, make_source(busy_world), 0)
     busy_world.reader.abandon(1)
-    assert busy_world.next_event() == Ended(1)
+    assert busy_world.next_event() == FetchEnded(1)
     assert arrived(busy_world, 0) == [True] * 2 + [False] * 10
     assert busy_world.reader.outstanding == 0
     assert busy_world.reader.poll() == []
 
 
-def test_a_fetch_that_timed_out_asks_for_no_more_portions(busy_world: World) -> None:
+def test_a_fetch_that_timed_out_asks_for_no_more_portions(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     source.freeze()
     start(busy_world, 1, source, 0)
     busy_world.clock.now += LIMITS.fetch_seconds_max
     [failed] = busy_world.reader.poll()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FetchFailed)
     assert not failed.ended
     assert "timed out" in failed.reason
     source.thaw()
-    assert busy_world.next_event() == Ended(1)
+    assert busy_world.next_event() == FetchEnded(1)
     assert arrived(busy_world, 0) == [True] * 2 + [False] * 10
 
 
-def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: World) -> None:
+def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: FetchWorld) -> None:
     """The loop is so slow that the second fetch gets its first portion after the time of a fetch is over."""
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
@@ -139,28 +141,28 @@ def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: Wor
     while busy_world.reader.outstanding:
         busy_world.clock.now += 0.6 * LIMITS.fetch_seconds_max
         for event in busy_world.reader.poll():
-            assert isinstance(event, Landed), event
+            assert isinstance(event, FetchLanded), event
             assert event.seconds > 3 * LIMITS.fetch_seconds_max
             landed.append(event.fetch_id)
     assert landed == [1, 2]
     assert all(arrived(busy_world, 0) + arrived(busy_world, 100))
 
 
-def test_no_fetch_waits_for_the_whole_of_a_longer_one(busy_world: World) -> None:
+def test_no_fetch_waits_for_the_whole_of_a_longer_one(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
     start(busy_world, 2, source, 100, SIX_PORTIONS[:4])
     busy_world.poll_until(lambda: len(busy_world.events) == 2)
-    assert [event.fetch_id for event in busy_world.events if isinstance(event, Landed)] == [2, 1]
+    assert [event.fetch_id for event in busy_world.events if isinstance(event, FetchLanded)] == [2, 1]
 
 
-def retire_the_reader(world: World) -> HolderUnderTest:
+def retire_the_reader(world: FetchWorld) -> HolderUnderTest:
     """Fetch 1 is given up for too long, and fetch 2 of the same reader has portions left to post."""
     frozen, slow = make_source(world), make_source(world)
     frozen.freeze()
     start(world, 1, frozen, 100)
     world.clock.now += LIMITS.fetch_seconds_max
-    assert isinstance(world.next_event(), Failed)
+    assert isinstance(world.next_event(), FetchFailed)
     start(world, 2, slow, 0)
     world.clock.now += LIMITS.fence_seconds
     assert world.reader.poll() == []
@@ -168,25 +170,25 @@ def retire_the_reader(world: World) -> HolderUnderTest:
     return slow
 
 
-def test_the_fence_waits_for_the_portions_of_a_healthy_fetch(busy_world: World) -> None:
+def test_the_fence_waits_for_the_portions_of_a_healthy_fetch(busy_world: FetchWorld) -> None:
     slow = retire_the_reader(busy_world)
-    assert isinstance(busy_world.next_event(), Landed)
+    assert isinstance(busy_world.next_event(), FetchLanded)
     assert all(arrived(busy_world, 0))
-    assert busy_world.next_event() == Ended(1)
+    assert busy_world.next_event() == FetchEnded(1)
     assert busy_world.reader.readers_fenced == 1
     start(busy_world, 3, slow, 100)
-    assert isinstance(busy_world.next_event(), Landed)
+    assert isinstance(busy_world.next_event(), FetchLanded)
 
 
-def test_a_fetch_that_times_out_between_portions_goes_with_the_fenced_reader(busy_world: World) -> None:
+def test_a_fetch_that_times_out_between_portions_goes_with_the_fenced_reader(busy_world: FetchWorld) -> None:
     retire_the_reader(busy_world).freeze()
     busy_world.reader.poll()
     busy_world.clock.now += LIMITS.fetch_seconds_max
     busy_world.poll_until(lambda: busy_world.reader.outstanding == 0)
     failed, *ended = busy_world.events
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FetchFailed)
     assert failed.fetch_id == 2
-    assert ended == [Ended(1), Ended(2)]
+    assert ended == [FetchEnded(1), FetchEnded(2)]
     assert busy_world.reader.readers_fenced == 1
 
 
@@ -224,7 +226,7 @@ class ReaderWithoutWords(InProcessReader):
         raise NotPostedError("words are not read today")
 
 
-def fetch_with(reader: FailingReader | ReaderWithoutWords, world: World) -> Fetches:
+def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) -> Fetches:
     """Six portions under way."""
     assert isinstance(world.reader, InProcessTransfer)
     own, memory = (
@@ -236,44 +238,44 @@ def fetch_with(reader: FailingReader | ReaderWithoutWords, world: World) -> Fetc
     return fetches
 
 
-def test_a_portion_that_is_refused_ends_the_fetch_when_those_before_it_are_done(world: World) -> None:
+def test_a_portion_that_is_refused_ends_the_fetch_when_those_before_it_are_done(world: FetchWorld) -> None:
     reader = FailingReader(refuses=True)
     fetches = fetch_with(reader, world)
-    assert fetches.poll() == [Failed(1, "the second post was refused", ended=False), Ended(1)]
+    assert fetches.poll() == [FetchFailed(1, "the second post was refused", ended=False), FetchEnded(1)]
     assert arrived(world, 0) == [True] * 2 + [False] * 10
     assert (reader.asked, fetches.readers_fenced) == (2, 0)
 
 
-def test_a_word_that_is_refused_ends_the_fetch_once(world: World) -> None:
+def test_a_word_that_is_refused_ends_the_fetch_once(world: FetchWorld) -> None:
     reader = ReaderWithoutWords()
     fetches = fetch_with(reader, world)
     events = [*fetches.poll(), *fetches.poll(), *fetches.poll()]
-    assert events == [Failed(1, "words are not read today", ended=True)]
+    assert events == [FetchFailed(1, "words are not read today", ended=True)]
     for fetch_id in range(2, 3 + LIMITS.fetches_max):
         fetches.start(fetch_id, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
     assert fetches.outstanding == LIMITS.fetches_max, "its slot is back, and only once"
 
 
-def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: World) -> None:
+def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: FetchWorld) -> None:
     reader = FailingReader(refuses=True)
     world.clock = TickingClock()
     fetches = fetch_with(reader, world)
-    assert fetches.poll() == [Failed(1, "the second post was refused", ended=True)]
+    assert fetches.poll() == [FetchFailed(1, "the second post was refused", ended=True)]
     assert fetches.outstanding == 0
 
 
-def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: World) -> None:
+def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: FetchWorld) -> None:
     reader = FailingReader(refuses=False)
     fetches = fetch_with(reader, world)
     assert reader.asked == 2
     failed, ended = fetches.poll()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FetchFailed)
     assert not failed.ended
-    assert ended == Ended(1)
+    assert ended == FetchEnded(1)
     assert (reader.asked, fetches.readers_fenced) == (2, 1)
 
 
-def test_the_self_fetch_passes_and_leaves_no_lease(world: World) -> None:
+def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:
     assert isinstance(world.reader, InProcessTransfer)
     link = self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
     assert link is not None
@@ -284,7 +286,7 @@ def test_the_self_fetch_passes_and_leaves_no_lease(world: World) -> None:
     assert world.reader.poll() == []
 
 
-def test_a_self_fetch_that_cannot_land_is_an_error_in_one_sentence(world: World) -> None:
+def test_a_self_fetch_that_cannot_land_is_an_error_in_one_sentence(world: FetchWorld) -> None:
     assert isinstance(world.reader, InProcessTransfer)
     with pytest.raises(TransferError, match="self-fetch of a KV page ended with Failed"):
         self_fetch(world.reader, world.pages.memory, "another format", clock=world.clock)
@@ -297,9 +299,9 @@ def test_a_lease_word_in_use_is_never_given_to_another_lease() -> None:
         words.write(1, 6)
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_every_pair_of_state_and_event_is_in_the_table_or_raises(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", FetchState)
+@pytest.mark.parametrize("event", ReadEvent)
+def test_every_pair_of_state_and_event_is_in_the_table_or_raises(state: FetchState, event: ReadEvent) -> None:
     if event in TRANSITIONS[state]:
         assert advance(state, event) is TRANSITIONS[state][event]
     else:
@@ -308,5 +310,5 @@ def test_every_pair_of_state_and_event_is_in_the_table_or_raises(state: State, e
 
 
 def test_only_a_done_read_or_the_fence_ends_a_fetch_that_was_given_up() -> None:
-    ways = {event for event, state in TRANSITIONS[State.GIVEN_UP].items() if state is State.ENDED}
-    assert ways == {Event.READ_DONE, Event.FENCED}
+    ways = {event for event, state in TRANSITIONS[FetchState.GIVEN_UP].items() if state is FetchState.ENDED}
+    assert ways == {ReadEvent.READ_DONE, ReadEvent.FENCED}

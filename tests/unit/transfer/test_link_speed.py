@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import Fetches
 from shared.transfer.link_speed import PROBE_BYTES, PROBES_MAX, SPINS, LinkProbe
-from shared.transfer.protocol import Ended, Failed, FetchEvent, Landed
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader, InProcessTransfer
 from tests.fetcher_contract import (
@@ -21,9 +21,9 @@ from tests.fetcher_contract import (
     LIMITS,
     PAGE_BYTES,
     Clock,
+    FetchWorld,
     HolderUnderTest,
     PageBuffer,
-    World,
 )
 from tests.unit.transfer.in_process_world import InProcessHolder, make_world
 
@@ -254,71 +254,73 @@ def test_a_probe_that_failed_is_asked_after_no_more_and_ends_with_its_reader(pee
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[FetchWorld]:
     yield from make_world(Clock())
 
 
-def fetched(world: World, source: HolderUnderTest, fetch_id: int) -> FetchEvent:
+def fetched(world: FetchWorld, source: HolderUnderTest, fetch_id: int) -> FetchEvent:
     """What came of a fetch of page 5."""
     world.reader.start(fetch_id, world.baton(source, (5,)), 0, [fetch_id])
     return world.next_event()
 
 
-def make_source(world: World) -> HolderUnderTest:
+def make_source(world: FetchWorld) -> HolderUnderTest:
     source = world.make_holder()
     source.write(3, 77)
     return source
 
 
-def test_a_fetch_tells_what_its_link_carries(world: World) -> None:
+def test_a_fetch_tells_what_its_link_carries(world: FetchWorld) -> None:
     landed = fetched(world, make_source(world), 1)
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, FetchLanded)
     assert landed.link is not None
     assert landed.link.transport == "memory"
     assert world.reader.outstanding == 0
 
 
-def test_a_peer_whose_known_page_has_other_bytes_is_not_fetched_from(world: World) -> None:
+def test_a_peer_whose_known_page_has_other_bytes_is_not_fetched_from(world: FetchWorld) -> None:
     broken, sound = make_source(world), make_source(world)
     assert isinstance(broken, InProcessHolder)
     broken.buffer.fill(broken.holder.known_page, 7)
     with capture_logs() as lines:
         for fetch_id in (1, 2):
             failed = fetched(world, broken, fetch_id)
-            assert isinstance(failed, Failed)
+            assert isinstance(failed, FetchFailed)
             assert failed.ended
             assert "other bytes" in failed.reason
     assert [line["event"] for line in lines] == ["a peer's known page has other bytes"]
     assert world.pages.holds(1, 0)
-    assert isinstance(fetched(world, sound, 3), Landed)
+    assert isinstance(fetched(world, sound, 3), FetchLanded)
 
 
-def test_a_peer_frozen_at_first_contact_costs_others_their_measurement_until_the_fence(world: World) -> None:
+def test_a_peer_frozen_at_first_contact_costs_others_their_measurement_until_the_fence(
+    world: FetchWorld,
+) -> None:
     frozen, healthy = make_source(world), make_source(world)
     frozen.freeze()
     world.reader.start(1, world.baton(frozen, (5,)), 0, [1])
     landed = fetched(world, healthy, 2)
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, FetchLanded)
     assert landed.link is None
     world.clock.now += LIMITS.fetch_seconds_max
-    assert isinstance(world.next_event(), Failed)
+    assert isinstance(world.next_event(), FetchFailed)
     world.clock.now += LIMITS.fence_seconds
-    assert world.next_event() == Ended(1)
+    assert world.next_event() == FetchEnded(1)
     assert world.reader.readers_fenced == 1
     assert world.reader.outstanding == 0
     landed = fetched(world, healthy, 3)
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, FetchLanded)
     assert landed.link is not None
 
 
-def test_a_peer_frozen_at_first_contact_is_measured_when_it_has_thawed(world: World) -> None:
+def test_a_peer_frozen_at_first_contact_is_measured_when_it_has_thawed(world: FetchWorld) -> None:
     source = make_source(world)
     source.freeze()
     world.reader.start(1, world.baton(source, (5,)), 0, [1])
     assert world.reader.poll() == []
     source.thaw()
     landed = world.next_event()
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, FetchLanded)
     assert landed.link is not None
     assert world.reader.readers_fenced == 0
 
@@ -334,9 +336,9 @@ def test_a_peer_that_dies_of_its_probe_costs_the_reader_and_no_other_fetch(peers
     healthy.words.write(3, 77)
     first.fails = first.refuses_more = True
     fetches.start(1, batons[0], 0, [1])
-    assert [type(event) for event in fetches.poll()] == [Failed]
+    assert [type(event) for event in fetches.poll()] == [FetchFailed]
     assert (fetches.readers_fenced, fetches.outstanding) == (1, 0)
     fetches.start(2, batons[1], 0, [2])
     [landed] = [*fetches.poll(), *fetches.poll()]
-    assert isinstance(landed, Landed)
+    assert isinstance(landed, FetchLanded)
     assert landed.link is not None
