@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.kv.lending import LeaseCounters
+from shared.kv.leases import LeaseCounters
 
 
 @dataclass(slots=True)

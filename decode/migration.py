@@ -16,7 +16,7 @@ from decode.output_buffer import OutputBuffer
 from decode.running_batch import RunningBatch
 from shared.effects import Effect, Send
 from shared.kv.kv_memory import KvMemory
-from shared.kv.lending import Lending
+from shared.kv.leases import LeaseTable
 from shared.messages import Migrating
 from shared.req import Req
 
@@ -27,7 +27,7 @@ class Migrations:
 
     memory: KvMemory
     batch: RunningBatch
-    lending: Lending
+    leases: LeaseTable
     unsent: OutputBuffer
     counters: DecodeCounters
     effects: list[Effect]
@@ -45,7 +45,7 @@ class Migrations:
         """Who runs and was asked is in no step planned from now on, as far as there are lease words."""
         running = self.batch.running.values()
         going = [req for req in running if req in self._asked and req.launched_len < req.final_kv_len]
-        for req in going[: self.lending.leases.free - len(self._departing)]:
+        for req in going[: self.leases.free - len(self._departing)]:
             self._asked.remove(req)
             self._departing.append(req)
             self.batch.leave(req)
@@ -60,7 +60,7 @@ class Migrations:
         for req in settled:
             self._departing.remove(req)
             self.memory.commit(req)
-            baton = self.lending.lend(req, now)
+            baton = self.leases.grant(req, now)
             self.counters.moves += 1
             self.effects.append(Send(req.router, Migrating(req.rid, req.attempt, req.output_len, baton)))
         return settled

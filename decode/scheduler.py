@@ -26,7 +26,7 @@ from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.lending import Lending
+from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PagePool, PageState
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (
@@ -73,7 +73,7 @@ class DecodeScheduler:
         self._retraction = Retraction(
             self.memory, self.host, self.counters, self._effects, config.retract_steps, config.retractions_max
         )
-        self.lending = Lending(
+        self.leases = LeaseTable(
             self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
         )
         self._admission = Admission(config, self.memory, context_len, kv_format)
@@ -83,7 +83,7 @@ class DecodeScheduler:
         self._batch = RunningBatch(self.memory, self.counters, config.slots)
         self._unsent = OutputBuffer(config.flush_seconds)
         self._departures = Migrations(
-            self.memory, self._batch, self.lending, self._unsent, self.counters, self._effects
+            self.memory, self._batch, self.leases, self._unsent, self.counters, self._effects
         )
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
@@ -97,7 +97,7 @@ class DecodeScheduler:
             case PeerDown(peer, _):
                 self._audience.leave(peer)
                 self._unsent.forget(peer)
-                self.lending.forget_router(peer)
+                self.leases.forget_router(peer)
                 for req in [req for req in self._reqs.values() if req.router == peer]:
                     self._drop(req)
             case Received(peer, Decode() as command):
@@ -105,7 +105,7 @@ class DecodeScheduler:
             case Received(_, Migrate(rid, attempt)):
                 self._departures.ask(self._reqs.get(rid), attempt)
             case Received(_, Renew() | Release() as command):
-                self.lending.on_command(command, now)
+                self.leases.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
             case Received(peer, DrainAck()):
@@ -117,7 +117,6 @@ class DecodeScheduler:
         """A fetch landed, went stale, failed or was proven to have ended; or another worker has read pages of ours."""
         del now
         if isinstance(event, PagesRead):
-            self.lending.on_collected(event)
             return
         match self._arrivals.on_fetch(event):
             case Transferred() as arrived:
@@ -137,7 +136,7 @@ class DecodeScheduler:
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough; end the leases nobody renewed; tell the load."""
-        self.lending.expire(now)
+        self.leases.expire(now)
         if self._unsent.due(now):
             self._flush(now)
         if self._audience.due(now):
@@ -204,7 +203,7 @@ class DecodeScheduler:
 
     def next_deadline(self) -> float | None:
         """When unsent tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
-        others = (self._unsent.deadline(), self.lending.next_expiry())
+        others = (self._unsent.deadline(), self.leases.next_expiry())
         deadlines = (*others, self._audience.deadline(self._load()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -220,12 +219,12 @@ class DecodeScheduler:
     @property
     def leases_held(self) -> int:
         """Leases that live."""
-        return len(self.lending)
+        return len(self.leases)
 
     @property
     def empty(self) -> bool:
         """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._reqs or self.lending or self._unsent)
+        return self._audience.dismissed and not (self._reqs or self.leases or self._unsent)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
@@ -234,7 +233,7 @@ class DecodeScheduler:
         in_slots = [req.rid for req in self._reqs.values() if req.slot is not None]
         if len(in_slots) != self.slots_used:
             raise InvariantError(f"{in_slots} hold slots, but {self.slots_used} are used")
-        owned = sum(len(req.owned) for req in [*self._reqs.values(), *self.lending.reqs])
+        owned = sum(len(req.owned) for req in [*self._reqs.values(), *self.leases.reqs])
         held = sum(
             self.memory.pool.count(state)
             for state in (PageState.OWNED, PageState.ARRIVING, PageState.COPYING)
@@ -300,7 +299,7 @@ class DecodeScheduler:
         self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
 
     def _cancel(self, rid: str, attempt: int) -> None:
-        self.counters.cancelled += self.lending.cancel(rid, attempt)
+        self.counters.cancelled += self.leases.cancel(rid, attempt)
         req = self._reqs.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1

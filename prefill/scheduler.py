@@ -20,7 +20,7 @@ from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.lending import LeaseCounters, Lending
+from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, DrainAck, Load, Prefill, Prefilled, Refused, Release, Renew
@@ -29,7 +29,7 @@ from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBat
 from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.router_sessions import RouterSessions
-from shared.transfer.protocol import FetchEvent, LeaseWords, PagesRead
+from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class PrefillScheduler:
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.counters = PrefillCounters()
         self._effects: list[Effect] = []
-        self.lending = Lending(
+        self.leases = LeaseTable(
             self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
         )
         self._in_batch_prefix = InBatchPrefix(
@@ -95,7 +95,7 @@ class PrefillScheduler:
             case Received(peer, Prefill() as command):
                 self._intake(peer, command, now)
             case Received(_, Renew() | Release() as command):
-                self.lending.on_command(command, now)
+                self.leases.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
             case Received(peer, DrainAck()):
@@ -104,10 +104,8 @@ class PrefillScheduler:
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A reader tells that it is done."""
-        del now
-        if isinstance(event, PagesRead):
-            self.lending.on_collected(event)
+        """A prefill worker starts no fetches, and needs not know when its pages were read: the router releases them."""
+        del event, now
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """A prefill worker starts no copies."""
@@ -115,7 +113,7 @@ class PrefillScheduler:
 
     def tick(self, now: float) -> None:
         """End the leases nobody renewed; tell the load."""
-        self.lending.expire(now)
+        self.leases.expire(now)
         if self._audience.due(now):
             self._effects.extend(self._audience.push(self._load(), now))
 
@@ -175,11 +173,11 @@ class PrefillScheduler:
 
     def next_deadline(self) -> float | None:
         """When the next lease ends by itself, or the routers should hear of a new load."""
-        deadlines = (self.lending.next_expiry(), self._audience.deadline(self._load()))
+        deadlines = (self.leases.next_expiry(), self._audience.deadline(self._load()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
-        """No: the notifications of readers change nothing here, they can wait for the next turn."""
+        """No: it fetches nothing."""
         return False
 
     @property
@@ -190,17 +188,17 @@ class PrefillScheduler:
     @property
     def leases_held(self) -> int:
         """Leases that live."""
-        return len(self.lending)
+        return len(self.leases)
 
     @property
     def empty(self) -> bool:
         """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._waiting or self._running or self.lending)
+        return self._audience.dismissed and not (self._waiting or self._running or self.leases)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
         self.memory.check()
-        holders = [*self._running.values(), *self.lending.reqs]
+        holders = [*self._running.values(), *self.leases.reqs]
         owned = sum(len(req.owned) for req in holders)
         if owned != self.memory.pool.count(PageState.OWNED):
             raise InvariantError(
@@ -214,11 +212,7 @@ class PrefillScheduler:
 
     def _intake(self, router: str, command: Prefill, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1)
-        if (
-            command.rid in self._waiting
-            or command.rid in self._running
-            or self.lending.leases.find(command.rid)
-        ):
+        if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
             return  # the same attempt or a newer one is here already
         total_tokens = len(command.token_ids)
         if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
@@ -237,14 +231,14 @@ class PrefillScheduler:
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Forget the request, whatever its state, if it is of this attempt or an older one."""
-        self.counters.cancelled += self.lending.cancel(rid, attempt)
+        self.counters.cancelled += self.leases.cancel(rid, attempt)
         req = self._waiting.get(rid) or self._running.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
             self._drop(req)
 
     def _forget_router(self, router: str) -> None:
-        self.lending.forget_router(router)
+        self.leases.forget_router(router)
         for req in [*self._waiting.values(), *self._running.values()]:
             if req.router == router:
                 self._drop(req)
@@ -287,8 +281,8 @@ class PrefillScheduler:
         """Whether there is a slot, a lease word for every running request and one more, and few enough leases."""
         return (
             bool(self._free_slots)
-            and self.lending.leases.free > len(self._running)
-            and self.lending.leases.pages <= self._config.lease_share * self.memory.pool.total
+            and self.leases.free > len(self._running)
+            and self.leases.pages <= self._config.lease_share * self.memory.pool.total
         )
 
     def _start(self, req: Req, extend: Extend, now: float) -> None:
@@ -335,7 +329,7 @@ class PrefillScheduler:
         self.memory.share(req)
         req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
-        baton = None if finish else self.lending.lend(req, now)
+        baton = None if finish else self.leases.grant(req, now)
         if finish:
             self.memory.release(req)
         prefilled = Prefilled(

@@ -7,8 +7,9 @@ directly, because the order "clear the word, then unlock the pages" must not dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from shared.baton import Baton
 from shared.messages import WorkerToRouter
@@ -57,4 +58,13 @@ class Restore:
     pages: Sequence[int]
 
 
-Effect = Send | StartFetch | AbandonFetch | Backup | Restore
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the log, which the shell writes: cores do not log. `event` is `area.event`."""
+
+    event: str
+    fields: Mapping[str, object]
+    level: Literal["debug", "info", "warning"] = "info"
+
+
+Effect = Send | StartFetch | AbandonFetch | Backup | Restore | Note

@@ -1,9 +1,12 @@
-"""Leases: how long the pages of a finished prefill stay locked for whoever holds their baton.
+"""Leases: how long the pages of a request stay locked for whoever holds their baton.
 
-A lease binds a request's locked pages to one *word* in memory that readers can see (`shared.baton` draws the
-timeline). Ending a lease clears the word first; only then may the caller unlock the pages. A lease ends by
-`Release`, by `Cancel`, when its router is gone, or `lease_seconds` after its last renewal. There are as many leases
-at a time as there are words.
+Both kinds of worker lease pages: prefill those of every prompt it has computed, decode those of requests it was asked
+to migrate. A lease binds a request's locked pages to one *word* in memory that readers can see (`shared.baton` draws
+the timeline). Ending a lease clears the word first; only then are the pages unlocked.
+
+The router that was given the baton renews the lease, releases it once the pages have arrived, or cancels it; a lease
+nobody renews ends `lease_seconds` after its last renewal, and the router hears of it. The number of words bounds the
+leases that live at a time.
 """
 
 from __future__ import annotations
@@ -11,9 +14,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from shared.baton import Baton, Holder
+from shared.effects import Effect, Send
 from shared.errors import InvariantError
+from shared.kv.kv_memory import KvMemory
+from shared.messages import Refused, Release, Renew
 from shared.req import Req
-from shared.transfer.protocol import LeaseWords, PagesRead
+from shared.transfer.protocol import LeaseWords
 
 
 @dataclass(slots=True, eq=False)
@@ -24,90 +31,129 @@ class Lease:
     nonce: int
     req: Req
     expires_at: float
-    collected: int = 0  # readers that have read the word and need the pages no more
 
 
-class Leases:
-    """All leases of one worker, by request id."""
+@dataclass(slots=True)
+class LeaseCounters:
+    """What has happened to leases so far."""
 
-    def __init__(self, words: LeaseWords, epoch: int, lease_seconds: float):
+    leases_granted: int = 0
+    leases_released: int = 0
+    leases_expired: int = 0
+
+
+class LeaseTable:
+    """All leases of one worker, by request id. Effects are appended in the order of their causes."""
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        holder: Holder,
+        words: LeaseWords,
+        kv_format: str,
+        lease_seconds: float,
+        counters: LeaseCounters,
+        effects: list[Effect],
+    ):
+        self._memory = memory
+        self._holder = holder
         self._words = words
+        self._kv_format = kv_format
         self._lease_seconds = lease_seconds
-        self._free = deque(range(len(words)))
-        self._by_rid: dict[str, Lease] = {}
+        self._counters = counters
+        self._effects = effects
+        self._free_words = deque(range(len(words)))
+        self._leases: dict[str, Lease] = {}
         self._holds: Counter[int] = Counter()  # leases by page
-        self._next_nonce = (epoch & 0xFFFF_FFFF) << 32 | 1  # never 0; never again within this epoch
+        self._next_nonce = (holder.epoch & 0xFFFF_FFFF) << 32 | 1  # never 0; never again within this epoch
 
     def __len__(self) -> int:
-        return len(self._by_rid)
+        return len(self._leases)
 
     @property
     def free(self) -> int:
         """How many more leases can be granted now."""
-        return len(self._free)
+        return len(self._free_words)
 
     @property
     def pages(self) -> int:
         """Pages held by leases, one that several hold counted once."""
         return len(self._holds)
 
-    def grant(self, req: Req, now: float) -> Lease:
-        """Lease the request's pages; the caller has made sure that a word is free."""
-        if req.rid in self._by_rid:
-            raise InvariantError(f"request {req.rid} already has a lease")
-        lease = Lease(self._free.popleft(), self._next_nonce, req, now + self._lease_seconds)
-        self._next_nonce += 1
-        self._words.write(lease.index, lease.nonce)
-        self._by_rid[req.rid] = lease
-        self._holds.update(req.pages)
-        return lease
-
-    def all(self) -> list[Lease]:
-        """The living leases, oldest first."""
-        return list(self._by_rid.values())
+    @property
+    def reqs(self) -> list[Req]:
+        """The requests whose pages are leased, oldest lease first."""
+        return [lease.req for lease in self._leases.values()]
 
     def find(self, rid: str) -> Lease | None:
         """The lease of this request, of whatever attempt."""
-        return self._by_rid.get(rid)
+        return self._leases.get(rid)
 
-    def of(self, rid: str, attempt: int) -> Lease | None:
-        """The lease of this attempt, if it still lives."""
-        lease = self._by_rid.get(rid)
-        return lease if lease is not None and lease.req.attempt == attempt else None
+    def grant(self, req: Req, now: float) -> Baton:
+        """Lease the settled pages of a request that is in no step any more; the caller has made sure of a word."""
+        if req.rid in self._leases:
+            raise InvariantError(f"request {req.rid} already has a lease")
+        lease = Lease(self._free_words.popleft(), self._next_nonce, req, now + self._lease_seconds)
+        self._next_nonce += 1
+        self._words.write(lease.index, lease.nonce)
+        self._leases[req.rid] = lease
+        self._holds.update(req.pages)
+        self._counters.leases_granted += 1
+        return Baton(
+            rid=req.rid,
+            attempt=req.attempt,
+            holder=self._holder,
+            kv_format=self._kv_format,
+            lease=lease.index,
+            nonce=lease.nonce,
+            kv_len=req.kv_len,
+            prompt_len=req.prompt_len,
+            pages=tuple(req.pages[: self._memory.pages_for(req.kv_len)]),
+        )
 
-    def of_router(self, router: str) -> list[Lease]:
-        """The leases granted to requests of this router, oldest first."""
-        return [lease for lease in self._by_rid.values() if lease.req.router == router]
-
-    def renew(self, rid: str, attempt: int, now: float) -> None:
-        """Postpone the end; without effect when the lease has ended."""
-        if lease := self.of(rid, attempt):
+    def on_command(self, command: Renew | Release, now: float) -> None:
+        """The router that has the baton wants the pages for longer, or no more; without effect when it has ended."""
+        lease = self._leases.get(command.rid)
+        if lease is None or lease.req.attempt != command.attempt:
+            return
+        if isinstance(command, Renew):
             lease.expires_at = now + self._lease_seconds
+        else:
+            self._counters.leases_released += 1
+            self._end(lease)
 
-    def collect(self, event: PagesRead) -> bool:
-        """A reader is done. False: the notification is of a lease that has ended."""
-        lease = self.of(event.rid, event.attempt)
-        if lease is None or lease.nonce != event.nonce:
+    def cancel(self, rid: str, attempt: int) -> bool:
+        """End the lease of this attempt or an older one; whether there was any."""
+        lease = self._leases.get(rid)
+        if lease is None or lease.req.attempt > attempt:
             return False
-        lease.collected += 1
+        self._end(lease)
         return True
 
-    def end(self, lease: Lease) -> Req:
-        """Clear the word. From the return on, and not before, the caller may unlock the request's pages."""
-        assert self._by_rid[lease.req.rid] is lease
+    def forget_router(self, router: str) -> None:
+        """End the leases granted to requests of this router: nobody is left to release them."""
+        for lease in [lease for lease in self._leases.values() if lease.req.router == router]:
+            self._end(lease)
+
+    def expire(self, now: float) -> None:
+        """End the leases nobody renewed, and tell their routers."""
+        for lease in [lease for lease in self._leases.values() if lease.expires_at <= now]:
+            self._counters.leases_expired += 1
+            self._end(lease)
+            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
+            self._effects.append(Send(lease.req.router, refused))
+
+    def next_expiry(self) -> float | None:
+        """When the next lease ends by itself."""
+        return min((lease.expires_at for lease in self._leases.values()), default=None)
+
+    def _end(self, lease: Lease) -> None:
+        """Clear the word, then unlock the pages: in this order."""
+        del self._leases[lease.req.rid]
         self._words.clear(lease.index)
-        del self._by_rid[lease.req.rid]
-        self._free.append(lease.index)
+        self._free_words.append(lease.index)
         for page in lease.req.pages:
             self._holds[page] -= 1
             if not self._holds[page]:
                 del self._holds[page]
-        return lease.req
-
-    def expired(self, now: float) -> list[Lease]:
-        """Leases whose time is over, oldest first."""
-        return [lease for lease in self._by_rid.values() if lease.expires_at <= now]
-
-    def next_expiry(self) -> float | None:
-        """When the next lease ends by itself."""
-        return min((lease.expires_at for lease in self._by_rid.values()), default=None)
+        self._memory.release(lease.req)

@@ -140,17 +140,6 @@ COUNTERS = (
         ),
     ),
     Declared(
-        "segue_lease_collections_total",
-        "readers that let a lease go; late: it had ended",
-        ("outcome",),
-        (
-            "prefill.collected=collected",
-            "prefill.late_collections=late",
-            "decode.collected=collected",
-            "decode.late_collections=late",
-        ),
-    ),
-    Declared(
         "segue_moves_total",
         "requests that left a leaving worker: moved by their pages, or recomputed; offered by that worker",
         ("outcome",),

@@ -14,13 +14,15 @@ from router.core import placement
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, Lost, RequestState
 from router.core.request_table import RequestTable
-from shared.kv.leases import Lease, Leases
+from shared.baton import Baton, Holder
+from shared.kv.kv_memory import KvMemory
+from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
 from shared.req import Req
 from shared.scheduling.event_loop import EventLoop
-from shared.transfer.protocol import FetchLanded
+from shared.transfer.protocol import FetchLanded, FetchStale
 from tests.simulation import worker
 from tests.simulation.fabric import Agent, FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
@@ -98,26 +100,26 @@ def _word_cleared_late() -> list[Patch]:
 
 @_mistake("leases", "a nonce is used again")
 def _nonce_again() -> list[Patch]:
-    def grant(self: Leases, req: Any, now: float) -> Lease:
+    def grant(self: LeaseTable, req: Any, now: float) -> Baton:
         self._next_nonce = 7
         return real(self, req, now)
 
-    real = Leases.grant
-    return [(Leases, "grant", grant)]
+    real = LeaseTable.grant
+    return [(LeaseTable, "grant", grant)]
 
 
 @_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
 def _epoch_ignored() -> list[Patch]:
-    def without_epoch(self: Leases, words: FabricWords, epoch: int, lease_seconds: float) -> None:
-        del epoch
-        real(self, words, 0, lease_seconds)
+    def without_epoch(self: LeaseTable, memory: KvMemory, holder: Holder, *rest: Any) -> None:
+        real(self, memory, holder, *rest)
+        self._next_nonce = 1
 
     def agent_name(uid: str, epoch: int) -> str:
         del epoch
         return uid
 
-    real = Leases.__init__
-    return [(Leases, "__init__", without_epoch), (worker, "agent_name", agent_name)]
+    real = LeaseTable.__init__
+    return [(LeaseTable, "__init__", without_epoch), (worker, "agent_name", agent_name)]
 
 
 @_mistake("baton", "a baton is made before its step has settled")
@@ -153,7 +155,7 @@ def _word_first() -> list[Patch]:
         real(self, fetch_id, baton, start_page, into)
 
     def tell(self: Agent, event: Any) -> None:
-        if type(event).__name__ == "Stale" and held.get((id(self), event.fetch_id)):
+        if isinstance(event, FetchStale) and held.get((id(self), event.fetch_id)):
             event = FetchLanded(event.fetch_id, 0, 0.0)
         real_tell(self, event)
 
@@ -164,7 +166,7 @@ def _word_first() -> list[Patch]:
 @_mistake("transfer", "stale bytes are taken for landed")
 def _stale_landed() -> list[Patch]:
     def tell(self: Agent, event: Any) -> None:
-        real(self, FetchLanded(event.fetch_id, 0, 0.0) if type(event).__name__ == "Stale" else event)
+        real(self, FetchLanded(event.fetch_id, 0, 0.0) if isinstance(event, FetchStale) else event)
 
     real = Agent._tell
     return [(Agent, "_tell", tell)]

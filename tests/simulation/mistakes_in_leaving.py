@@ -59,7 +59,7 @@ def _not_held() -> list[Patch]:
     def lend_settled(self: Migrations, now: float) -> list[Any]:
         lent = real(self, now)
         for req in lent:
-            self.lending.cancel(req.rid, req.attempt)
+            self.leases.cancel(req.rid, req.attempt)
         return lent
 
     real = Migrations.lend_settled

@@ -14,6 +14,7 @@ from typing import get_args
 from decode.counters import DecodeCounters
 from prefill.scheduler import PrefillCounters
 from router.core.counters import RouterCounters
+from router.core.effects import RequestAborted, RequestFailed
 from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
@@ -55,7 +56,7 @@ WHEREABOUTS = [  # a leaving or departing request meets no command: it leaves an
     "lent by decode",
     "gone from decode",
 ]
-PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "late_collections", "refused", "cancelled"]
+PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "refused", "cancelled"]
 DECODE_PATHS = [
     "waited_for_prefix",
     "full_hits",
@@ -152,13 +153,13 @@ def _add_worker(counts: Counter[str], role: str, counters: PrefillCounters | Dec
 
 def _end(client: SimulatedClient) -> str:
     outcome = client.outcome
-    match type(outcome).__name__:
-        case "NoneType":
+    match outcome:
+        case None:
             return "disconnected"
-        case "Aborted":
+        case RequestAborted():
             return "aborted"
-        case "Failed":
-            return f"refused {getattr(outcome, 'status', 0)}"
+        case RequestFailed(status):
+            return f"refused {status}"
     if tuple(client.output) != client.answer[0]:
         return "stopped by the text layer"
     return f"{client.answer[1]} {'at the first token' if len(client.output) == 1 else 'later'}"

@@ -86,9 +86,9 @@ class Witness:
     def requests(self) -> list[Req]:
         """Every request that the scheduler knows, whatever its state."""
         if isinstance(self.scheduler, DecodeScheduler):
-            return [*self.scheduler._reqs.values(), *self.scheduler.lending.reqs]
+            return [*self.scheduler._reqs.values(), *self.scheduler.leases.reqs]
         own = [*self.scheduler._waiting.values(), *self.scheduler._running.values()]
-        return [*own, *self.scheduler.lending.reqs]
+        return [*own, *self.scheduler.leases.reqs]
 
     def _leaving(self) -> list[Req]:
         if isinstance(self.scheduler, DecodeScheduler):
@@ -113,13 +113,13 @@ def _in_prefill(scheduler: PrefillScheduler, rid: str) -> str:
         return "chunked"
     if rid in scheduler._running:
         return "in flight in prefill"
-    return "leased" if scheduler.lending.leases.find(rid) else "gone from prefill"
+    return "leased" if scheduler.leases.find(rid) else "gone from prefill"
 
 
 def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
     req = scheduler._reqs.get(rid)
     if req is None:
-        return "lent by decode" if scheduler.lending.leases.find(rid) else "gone from decode"
+        return "lent by decode" if scheduler.leases.find(rid) else "gone from decode"
     if req in scheduler._arrivals.requests:
         return "arriving"
     if any(entry[0] is req for entry in scheduler._arrivals._waiting):

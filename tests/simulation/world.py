@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from router.core.effects import RequestFailed
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
 from shared.messages import Role
@@ -238,7 +239,7 @@ class World:
             self._prove_empty(worker)
         if self.scenario.calm:
             failed = [
-                client.planned.rid for client in self.clients if type(client.outcome).__name__ == "Failed"
+                client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}

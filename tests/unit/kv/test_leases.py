@@ -4,123 +4,163 @@ from __future__ import annotations
 
 import pytest
 
+from shared.baton import Baton, Holder
+from shared.effects import Effect, Send
 from shared.errors import InvariantError
-from shared.kv.leases import Lease, Leases
+from shared.kv.kv_memory import KvMemory
+from shared.kv.leases import LeaseCounters, LeaseTable
+from shared.kv.page_pool import PageState
+from shared.messages import Refused, Release, Renew
 from shared.req import Req
-from shared.transfer.protocol import PagesRead
 from tests.unit.scheduling.worker_bench import PlainWords, params
 
 LEASE_SECONDS = 10.0
+PAGE = 4
 
 
-def request(rid: str, attempt: int = 1, router: str = "router", pages: tuple[int, ...] = (0, 1)) -> Req:
-    return Req(rid, attempt, router, 1, [1, 2, 3], 3, params(4), pages=list(pages))
+class Book:
+    """A lease table over real pages, and what it said."""
 
+    def __init__(self, words: int = 4, epoch: int = 5):
+        self.memory = KvMemory(pages=32, page_size=PAGE)
+        self.words = PlainWords([0] * words)
+        self.effects: list[Effect] = []
+        holder = Holder("decode-0", epoch, "agent", b"", 0, 64, 0)
+        self.table = LeaseTable(
+            self.memory, holder, self.words, "format", LEASE_SECONDS, LeaseCounters(), self.effects
+        )
 
-def book(words: int = 4) -> tuple[Leases, PlainWords]:
-    table = PlainWords([0] * words)
-    return Leases(table, epoch=5, lease_seconds=LEASE_SECONDS), table
+    def request(self, rid: str, attempt: int = 1, router: str = "router") -> Req:
+        """A request that owns two pages of KV."""
+        req = Req(rid, attempt, router, 1, [ord(rid[0])] * 2 * PAGE, 2 * PAGE, params(4), kv_len=2 * PAGE)
+        self.memory.give(req, 2)
+        return req
+
+    def grant(self, rid: str, attempt: int = 1, router: str = "router") -> Baton:
+        return self.table.grant(self.request(rid, attempt, router), now=0.0)
+
+    def leased(self) -> list[str]:
+        return [req.rid for req in self.table.reqs]
 
 
 def test_the_word_holds_the_nonce_as_long_as_the_lease_lives() -> None:
-    leases, words = book()
-    lease = leases.grant(request("a"), now=0.0)
-    assert words.values[lease.index] == lease.nonce != 0
-    leases.end(lease)
-    assert words.values[lease.index] == 0
+    book = Book()
+    baton = book.grant("a")
+    assert book.words.values[baton.lease] == baton.nonce != 0
+    book.table.on_command(Release("a", 1), now=1.0)
+    assert book.words.values[baton.lease] == 0
 
 
-def test_the_word_is_clear_before_anybody_may_unlock() -> None:
-    """`end` returns the request: only then can its caller release the pages."""
-    leases, words = book()
-    lease = leases.grant(request("a"), now=0.0)
-    assert leases.end(lease) is lease.req
-    assert not any(words.values)
+def test_the_word_is_clear_before_the_pages_are_unlocked() -> None:
+    seen: list[int] = []
+
+    class Watched(PlainWords):
+        def clear(self, lease: int) -> None:
+            super().clear(lease)
+            seen.append(book.memory.pool.count(PageState.OWNED))
+
+    book = Book()
+    book.table._words = Watched([0] * 4)
+    book.grant("a")
+    book.table.cancel("a", 1)
+    assert seen == [2]  # still the request's when its word was cleared
+    assert book.memory.pool.count(PageState.OWNED) == 0
+
+
+def test_a_baton_names_the_pages_and_the_layout_of_what_is_leased() -> None:
+    book = Book()
+    req = book.request("a")
+    baton = book.table.grant(req, now=0.0)
+    assert (baton.pages, baton.kv_len, baton.prompt_len) == (tuple(req.pages), 2 * PAGE, 2 * PAGE)
+    assert (baton.rid, baton.attempt, baton.kv_format, baton.holder.epoch) == ("a", 1, "format", 5)
 
 
 def test_a_nonce_is_never_used_twice() -> None:
-    leases, _ = book(words=1)
+    book = Book(words=1)
     nonces = []
     for _ in range(50):
-        lease = leases.grant(request("a"), now=0.0)
-        nonces.append(lease.nonce)
-        leases.end(lease)
+        nonces.append(book.grant("a").nonce)
+        book.table.cancel("a", 1)
     assert len(dict.fromkeys(nonces)) == 50
 
 
 def test_a_restarted_worker_uses_other_nonces() -> None:
-    first, second = (Leases(PlainWords([0]), epoch, LEASE_SECONDS) for epoch in (2**63 + 1, 2**63 + 2))
-    assert first.grant(request("a"), 0.0).nonce != second.grant(request("a"), 0.0).nonce
+    first, second = (Book(epoch=epoch).grant("a").nonce for epoch in (2**63 + 1, 2**63 + 2))
+    assert first != second
 
 
 def test_there_are_as_many_leases_as_words() -> None:
-    leases, _ = book(words=2)
-    leases.grant(request("a"), 0.0)
-    lease = leases.grant(request("b"), 0.0)
-    assert leases.free == 0
-    leases.end(lease)
-    assert leases.free == 1
+    book = Book(words=2)
+    book.grant("a")
+    book.grant("b")
+    assert book.table.free == 0
+    book.table.cancel("b", 1)
+    assert book.table.free == 1
 
 
 def test_a_request_has_one_lease_at_most() -> None:
-    leases, _ = book()
-    leases.grant(request("a"), 0.0)
+    book = Book()
+    book.grant("a")
     with pytest.raises(InvariantError, match="request a already has a lease"):
-        leases.grant(request("a", attempt=2), 0.0)
+        book.grant("a", attempt=2)
 
 
-def test_a_lease_ends_so_long_after_its_last_renewal() -> None:
-    leases, _ = book()
-    lease = leases.grant(request("a"), now=0.0)
-    leases.renew("a", 1, now=6.0)
-    assert leases.next_expiry() == 16.0
-    assert leases.expired(15.9) == []
-    assert leases.expired(16.0) == [lease]
+def test_a_lease_ends_this_long_after_its_last_renewal_and_its_router_hears_of_it() -> None:
+    book = Book()
+    book.grant("a")
+    book.table.on_command(Renew("a", 1), now=6.0)
+    assert book.table.next_expiry() == 16.0
+    book.table.expire(15.9)
+    assert book.leased() == ["a"]
+    book.table.expire(16.0)
+    assert book.leased() == []
+    assert book.effects == [Send("router", Refused("a", 1, "stale", "nobody renewed the lease"))]
 
 
 @pytest.mark.parametrize(("rid", "attempt"), [("unknown", 1), ("a", 2)])
-def test_a_renewal_of_anything_else_changes_nothing(rid: str, attempt: int) -> None:
-    leases, _ = book()
-    leases.grant(request("a"), now=0.0)
-    leases.renew(rid, attempt, now=6.0)
-    assert leases.next_expiry() == LEASE_SECONDS
+@pytest.mark.parametrize("command", [Renew, Release])
+def test_a_command_about_anything_else_changes_nothing(
+    command: type[Renew] | type[Release], rid: str, attempt: int
+) -> None:
+    book = Book()
+    book.grant("a")
+    book.table.on_command(command(rid, attempt), now=6.0)
+    assert (book.leased(), book.table.next_expiry()) == (["a"], LEASE_SECONDS)
+
+
+def test_a_cancel_ends_the_lease_of_its_attempt_and_of_older_ones() -> None:
+    book = Book()
+    book.grant("a", attempt=2)
+    assert not book.table.cancel("a", 1)
+    assert book.table.cancel("a", 3)
+    assert not book.table.cancel("a", 3)
 
 
 def test_leases_expire_oldest_first() -> None:
-    leases, _ = book()
-    granted = [leases.grant(request(rid), 0.0) for rid in ("c", "a", "b")]
-    assert leases.expired(LEASE_SECONDS) == granted
+    book = Book()
+    for rid in ("c", "a", "b"):
+        book.grant(rid)
+    book.table.expire(LEASE_SECONDS)
+    assert [effect.message.rid for effect in book.effects if isinstance(effect, Send)] == ["c", "a", "b"]  # type: ignore[union-attr]
 
 
-def test_the_leases_of_one_router_are_found() -> None:
-    leases, _ = book()
-    leases.grant(request("a", router="one"), 0.0)
-    lease = leases.grant(request("b", router="two"), 0.0)
-    assert leases.of_router("two") == [lease]
-
-
-def collected(lease: Lease, **changes: int) -> PagesRead:
-    fields = {"lease": lease.index, "nonce": lease.nonce, "attempt": 1} | changes
-    return PagesRead(fields["lease"], fields["nonce"], lease.req.rid, fields["attempt"])
-
-
-def test_a_notification_counts_only_for_the_lease_it_names() -> None:
-    leases, _ = book()
-    lease = leases.grant(request("a"), 0.0)
-    assert leases.collect(collected(lease))
-    assert not leases.collect(collected(lease, nonce=lease.nonce + 1))
-    assert not leases.collect(collected(lease, attempt=2))
-    assert lease.collected == 1
-    leases.end(lease)
-    assert not leases.collect(collected(lease))
+def test_the_leases_of_a_router_end_with_it() -> None:
+    book = Book()
+    book.grant("a", router="one")
+    book.grant("b", router="two")
+    book.table.forget_router("two")
+    assert book.leased() == ["a"]
 
 
 def test_a_page_under_several_leases_counts_once() -> None:
-    leases, _ = book()
-    first = leases.grant(request("a", pages=(0, 1, 2)), 0.0)
-    second = leases.grant(request("b", pages=(0, 1, 3)), 0.0)
-    assert leases.pages == 4
-    leases.end(first)
-    assert leases.pages == 3
-    leases.end(second)
-    assert leases.pages == 0
+    book = Book()
+    first, second = book.request("a"), book.request("b")
+    book.memory.pool.retire([second.owned.pop()], PageState.OWNED, after_step=0)
+    second.pages = [first.pages[0], second.pages[0]]  # as when the tree lends both the same block
+    book.table.grant(first, 0.0)
+    book.table.grant(second, 0.0)
+    assert book.table.pages == 3
+    book.table.cancel("a", 1)
+    assert book.table.pages == 2
+    book.table.cancel("b", 1)
+    assert book.table.pages == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Cancel, DrainAck, Draining, Load, Message, Prefilled, Refused, Release, Renew
-from shared.transfer.protocol import PagesRead
 from tests.unit.prefill.bench import CONTEXT_LEN, PrefillBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, prefill, prompt
 
@@ -245,19 +244,6 @@ def test_the_loop_wakes_when_a_lease_ends() -> None:
     assert 0 < bench.loop.patience_seconds() <= 0.1 + 1e-9
 
 
-def test_a_reader_that_has_collected_leaves_the_lease_to_the_router() -> None:
-    bench = leased()
-    baton = bench.said(Prefilled)[0].baton
-    assert baton is not None
-    bench.fetcher.events.append(PagesRead(baton.lease, baton.nonce, "a", 1))
-    bench.run()
-    assert (bench.core.counters.collected, bench.core.leases_held) == (1, 1)
-    bench.send(Release("a", 1))
-    bench.fetcher.events.append(PagesRead(baton.lease, baton.nonce, "a", 1))
-    bench.run()
-    assert (bench.core.counters.late_collections, bench.core.leases_held) == (1, 0)
-
-
 # ---- the end of a request, in every state ----------------------------------------------------------------------
 
 STATES = ["waiting", "in flight", "chunked", "leased"]
@@ -299,7 +285,7 @@ def test_a_lost_router_takes_its_requests_along_and_nobody_elses(state: str) -> 
     bench.links.drop(bench.routers[0])
     bench.send(Release("b", 1), Release("c", 1), router=1)
     bench.run()
-    assert [lease.req.rid for lease in bench.core.lending.leases.all()] == ["other"]
+    assert [req.rid for req in bench.core.leases.reqs] == ["other"]
     bench.send(Release("other", 1), router=1)
     bench.run()
     assert bench.holds_nothing
@@ -313,7 +299,7 @@ def test_a_newer_attempt_replaces_an_older_one(state: str) -> None:
     bench.send(Release("b", 1), Release("c", 1), router=1)
     bench.run()
     assert [(said.rid, said.attempt) for said in bench.said(Prefilled)][-1] == ("a", 2)
-    assert [lease.req.attempt for lease in bench.core.lending.leases.all()] == [2]
+    assert [req.attempt for req in bench.core.leases.reqs] == [2]
     bench.send(Release("a", 2))
     bench.run()
     assert bench.holds_nothing

@@ -1,0 +1,49 @@
+"""State machines as data: what a state does with an event is a row of a table, and a pair that has no row raises.
+
+One class serves every table of the house: a request at the router (`router/core/lifecycle.py`), a request on a worker
+(`prefill/lifecycle.py`, `decode/lifecycle.py`), a fetch (`shared/transfer/fetch_states.py`). The table knows nothing
+of what a state holds or what an event costs. Guards are events: whoever makes the event has decided, the table has no
+conditions. The pictures in docs/request-life.md are `diagram()`. The idea is h11's (`_state.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Generic, TypeVar
+
+from shared.errors import InvariantError
+
+State = TypeVar("State", bound=Enum)
+Event = TypeVar("Event", bound=Enum)
+
+
+class StateTable(Generic[State, Event]):
+    """`rows[state][event]` is the next state; the first state of `rows` is where a life begins.
+
+    `noun` names what has the states, for errors. Values of both enums are the words of logs, metrics and pictures.
+    """
+
+    def __init__(self, noun: str, rows: Mapping[State, Mapping[Event, State]]):
+        self.rows = rows
+        self.start = next(iter(rows))
+        self.ended = frozenset(state for state, row in rows.items() if not row)
+        self._noun = noun
+
+    def next(self, state: State, event: Event) -> State:
+        """The table's answer; raises `InvariantError` where it has none."""
+        following = self.rows[state].get(event)
+        if following is None:
+            raise InvariantError(f"a {state.value} {self._noun} cannot meet {event.value}")
+        return following
+
+    def diagram(self) -> str:
+        """The table as a mermaid state diagram; events that lead the same way share an arrow."""
+        lines = ["stateDiagram-v2", f"    [*] --> {self.start.value}"]
+        for state, row in self.rows.items():
+            for target in self.rows:
+                events = [event.value for event, to in row.items() if to is target]
+                if events:
+                    lines.append(f"    {state.value} --> {target.value}: {' | '.join(events)}")
+        lines += [f"    {state.value} --> [*]" for state in self.rows if state in self.ended]
+        return "\n".join(lines) + "\n"
