@@ -76,8 +76,8 @@ def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch
     class TwoRows(ctypes.Structure):
         _fields_ = (("rows", ctypes.c_int32),)
 
-    monkeypatch.setattr(kernels, "Batch", TwoRows)
-    with pytest.raises(BuildError, match="has another Batch than this version"):
+    monkeypatch.setattr(kernels, "NativeBatch", TwoRows)
+    with pytest.raises(BuildError, match="has another TwoRows than this version"):
         kernels.Kernels(build(choose("plain")))
 
 

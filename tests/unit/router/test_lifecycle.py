@@ -21,7 +21,7 @@ PATHS = {  # what must be possible, written down apart from the table
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     RequestState.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",
-    RequestState.DECODING: "Joined:decoding Generated:decoding Moving:ready NoRoom:ready TakerLost:ready "
+    RequestState.DECODING: "Joined:decoding Generated:decoding Migrating:ready NoRoom:ready MigrationTargetLost:ready "
     "Stale:waiting Lost:waiting Finished:finished Rejected:failed Stopped:finished Cancelled:cancelled "
     "Expired:failed Exhausted:failed",
     RequestState.FINISHED: "",

@@ -288,7 +288,7 @@ def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:
 
 def test_a_self_fetch_that_cannot_land_is_an_error_in_one_sentence(world: FetchWorld) -> None:
     assert isinstance(world.reader, InProcessTransfer)
-    with pytest.raises(TransferError, match="self-fetch of a KV page ended with Failed"):
+    with pytest.raises(TransferError, match="self-fetch of a KV page ended with FetchFailed"):
         self_fetch(world.reader, world.pages.memory, "another format", clock=world.clock)
 
 

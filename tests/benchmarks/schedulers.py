@@ -1,0 +1,163 @@
+"""Host work of the schedulers: CPU seconds a step costs before and after the device, with a device that does nothing.
+
+    python -m tests.benchmarks.schedulers [--steps 400]
+
+Decode: `rows` requests of 512 tokens run; `steady` plans and settles DECODE steps of all of them, `churn` also ends one
+request and takes one in at every step. Prefill: prompts of 512 tokens in chunks of 2,048. One core, `process_time`; the best of
+five runs, because other work on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from time import process_time
+
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from prefill.config import PrefillConfig
+from prefill.scheduler import PrefillScheduler
+from shared.baton import Baton, Holder
+from shared.effects import Effect, Send, StartFetch
+from shared.links.events import PeerUp, Received
+from shared.messages import Decode, Hello, Prefill, Release
+from shared.sampling_params import SamplingParams
+from shared.transfer.protocol import FetchLanded
+from tests.unit.scheduling.worker_bench import PlainWords
+
+PAGE_SIZE, PROMPT_LEN, CONTEXT_LEN = 16, 512, 4096
+HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
+ROUNDS = 5
+ROUTER = "router/1"
+
+
+class DecodeUnderTest:
+    """A decode scheduler whose device and transfer answer at once."""
+
+    def __init__(self, rows: int, max_new_tokens: int):
+        self.core = DecodeScheduler(
+            DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE),
+            pages=2 * rows * CONTEXT_LEN // PAGE_SIZE,  # ample: this measures bookkeeping, not pressure
+            host_pages=64,
+            context_len=CONTEXT_LEN,
+            holder=HOLDER,
+            words=PlainWords([0] * rows),
+            kv_format="format",
+            eos_token_ids=frozenset(),
+        )
+        self.now = 0.0
+        self.number = 0
+        self.core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), self.now)
+        for row in range(rows):
+            self.arrive(max_new_tokens + row)
+        self.step()
+        assert self.core.slots_used == rows
+
+    def arrive(self, max_new_tokens: int) -> None:
+        """One request, its pages fetched at once."""
+        self.number += 1
+        rid, start = f"r{self.number}", 1000 * self.number
+        pages = tuple(range(PROMPT_LEN // PAGE_SIZE))
+        baton = Baton(rid, 1, HOLDER, "format", 0, 1, PROMPT_LEN, PROMPT_LEN, pages)
+        params = SamplingParams(max_new_tokens=max_new_tokens, seed=1)
+        token_ids = tuple(range(start, start + PROMPT_LEN + 1))
+        self.core.on_link(Received(ROUTER, Decode(rid, 1, token_ids, PROMPT_LEN, params, baton)), self.now)
+        for effect in self.core.take_effects():
+            if isinstance(effect, StartFetch):
+                self.core.on_fetch(FetchLanded(effect.fetch_id, 1, 0.001), self.now)
+
+    def step(self) -> None:
+        """One turn of the loop without its device."""
+        self.now += 0.02
+        self.core.tick(self.now)
+        batch = self.core.plan(self.now)
+        self.core.take_effects()
+        if batch is not None:
+            self.core.reclaim(batch.step)
+            self.core.settle(batch, [9] * len(batch.decode_slots), self.now)
+            self.core.take_effects()
+        self.core.next_deadline()
+
+
+def decode_steady(rows: int, steps: int) -> float:
+    """Seconds of CPU a DECODE step of `rows` rows."""
+    worker = DecodeUnderTest(rows, 10 * steps)
+    return _seconds(worker.step, steps)
+
+
+def decode_churn(rows: int, steps: int) -> float:
+    """The same where at each step a request ends by length and another one joins, by steps of two turns."""
+    worker = DecodeUnderTest(rows, 3)
+
+    def turn() -> None:
+        worker.step()
+        worker.step()
+        if worker.core.slots_used < rows:
+            worker.arrive(rows)
+
+    return _seconds(turn, steps)
+
+
+def prefill(steps: int) -> float:
+    """Seconds of CPU a prompt: intake, EXTEND, lease, and its release."""
+    core = PrefillScheduler(
+        PrefillConfig(page_size=PAGE_SIZE),
+        pages=64 * 1024,
+        context_len=CONTEXT_LEN,
+        holder=HOLDER,
+        words=PlainWords([0] * 64),
+        kv_format="format",
+        eos_token_ids=frozenset(),
+    )
+    core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), 0.0)
+    numbers = iter(range(10**9))
+
+    def prompt() -> None:
+        number = next(numbers)
+        token_ids = tuple(range(1000 * number, 1000 * number + PROMPT_LEN))
+        command = Prefill(
+            f"r{number}", 1, token_ids, PROMPT_LEN, SamplingParams(max_new_tokens=64, seed=number)
+        )
+        core.on_link(Received(ROUTER, command), float(number))
+        core.tick(float(number))
+        batch = core.plan(float(number))
+        assert batch is not None
+        core.reclaim(batch.step)
+        core.settle(batch, [9], float(number))
+        core.on_link(Received(ROUTER, Release(f"r{number}", 1)), float(number))
+        _sent(core.take_effects())
+        core.next_deadline()
+
+    return _seconds(prompt, steps)
+
+
+def _sent(effects: list[Effect]) -> int:
+    return sum(isinstance(effect, Send) for effect in effects)
+
+
+def _seconds(turn: Callable[[], None], count: int) -> float:
+    started = process_time()
+    for _ in range(count):
+        turn()
+    return (process_time() - started) / count
+
+
+def main() -> None:
+    """Print one line a figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=400)
+    steps = parser.parse_args().steps
+    figures: list[tuple[str, Callable[[], float]]] = [
+        ("decode, 64 rows, steady", lambda: decode_steady(64, steps)),
+        ("decode, 256 rows, steady", lambda: decode_steady(256, steps)),
+        ("decode, 64 rows, churn", lambda: decode_churn(64, steps)),
+        ("prefill, a prompt of 512 tokens", lambda: prefill(steps)),
+    ]
+    for name, figure in figures:
+        best = min(figure() for _ in range(ROUNDS))
+        sys.stdout.write(f"{name:34} {best * 1e6:8.0f} us\n")
+
+
+if __name__ == "__main__":
+    main()
