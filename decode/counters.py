@@ -28,10 +28,10 @@ class DecodeCounters(LeaseCounters):
     prebuilt_steps: int = 0
     generated_tokens: int = 0
     extra_tokens: int = 0  # computed by an overlapped step for a request that had ended, discarded
-    sat_out: int = 0  # rows that lacked a page and missed a step
+    rows_without_page: int = 0  # rows that lacked a page and missed a step
     retractions: int = 0
     backups: int = 0
     resumes: int = 0
-    sent_back: int = 0  # retracted without room in host memory: another attempt recomputes them
-    moves: int = 0  # requests lent to continue elsewhere
+    returned_to_router: int = 0  # retracted without room in host memory: another attempt recomputes them
+    migrations: int = 0  # requests lent to continue elsewhere
     observations: list[tuple[str, float]] = field(default_factory=list)

@@ -373,7 +373,7 @@ class DecodeScheduler:
         else:
             req = self._retraction.drop_first()
         if req is not None:
-            self.counters.sent_back += 1
+            self.counters.returned_to_router += 1
             self._flush(now)
             self._refuse(req, "no_room", "the pages it needs are in quarantine")
 

@@ -29,7 +29,7 @@ class RouterCounters:
     requests: Counter[str] = field(default_factory=Counter)  # by outcome: length, stop, aborted, 429, 503 …
     # New attempts by cause; and what became of requests on a worker that leaves.
     continuations: Counter[str] = field(default_factory=_from_zero("lost_prefill", "lost_decode"))
-    moves: Counter[str] = field(default_factory=_from_zero("moved", "recomputed"))
+    migrations: Counter[str] = field(default_factory=_from_zero("migrated", "recomputed"))
     stale_batons: Counter[str] = field(default_factory=Counter)  # by cause: stale, unreachable, lease_ended
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     dropped_messages: Counter[str] = field(default_factory=Counter)  # by cause: unknown, old_attempt, …

@@ -170,7 +170,7 @@ class RequestTable:
         if live.moving:
             live.moving = False
             live.moves += 1
-            self._counters.moves["moved"] += 1
+            self._counters.migrations["migrated"] += 1
         self._end_lease(live, messages.Release(live.rid, live.attempt))
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -250,7 +250,7 @@ class RequestTable:
         self._counters.continuations[event.cause] += 1
         if live.moving:
             live.moving = False
-            self._counters.moves["recomputed"] += 1
+            self._counters.migrations["recomputed"] += 1
         self._let_go(live, told=let_go)
         self._advance(live, event, now)
         live.attempt += 1

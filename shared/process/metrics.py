@@ -140,19 +140,19 @@ COUNTERS = (
         ),
     ),
     Declared(
-        "segue_moves_total",
-        "requests that left a leaving worker: moved by their pages, or recomputed; offered by that worker",
+        "segue_migrations_total",
+        "requests that left a draining worker: migrated by their pages, or recomputed; offered by that worker",
         ("outcome",),
-        ("router.moves", "decode.moves=offered"),
+        ("router.migrations", "decode.migrations=offered"),
     ),
     Declared("segue_retractions_total", "requests taken out for want of pages", (), ("decode.retractions",)),
     Declared("segue_backups_total", "retracted requests copied to host memory", (), ("decode.backups",)),
     Declared("segue_resumes_total", "retracted requests that came back", (), ("decode.resumes",)),
     Declared(
-        "segue_sent_back_total",
+        "segue_returned_to_router_total",
         "retracted requests that another attempt recomputes",
         (),
-        ("decode.sent_back",),
+        ("decode.returned_to_router",),
     ),
     Declared(
         "segue_extra_tokens_total",
@@ -160,7 +160,12 @@ COUNTERS = (
         (),
         ("decode.extra_tokens",),
     ),
-    Declared("segue_sat_out_total", "rows that lacked a page and missed a step", (), ("decode.sat_out",)),
+    Declared(
+        "segue_rows_without_page_total",
+        "rows that lacked a page and missed a step",
+        (),
+        ("decode.rows_without_page",),
+    ),
     Declared(
         "segue_link_refusals_total",
         "connections and handshakes that were refused, by cause",
