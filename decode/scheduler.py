@@ -289,7 +289,7 @@ class DecodeScheduler:
     def _join(self, arrived: Transferred) -> None:
         req = arrived.req
         self._batch.join(req)
-        self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))
+        self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
     def _refuse(self, req: Req, reason: RefusalReason, detail: str) -> None:

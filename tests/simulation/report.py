@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import get_args
 
 from decode.counters import DecodeCounters
-from prefill.scheduler import PrefillCounters
+from prefill.counters import PrefillCounters
 from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.lifecycle import TRANSITIONS
