@@ -61,7 +61,7 @@ class Migrations:
             self._departing.remove(req)
             self.memory.commit(req)
             baton = self.leases.grant(req, now)
-            self.counters.moves += 1
+            self.counters.migrations += 1
             self.effects.append(Send(req.router, Migrating(req.rid, req.attempt, req.output_len, baton)))
         return settled
 

@@ -182,7 +182,7 @@ class Retraction:
     def _back_up(self, req: Req) -> bool:
         count = self.memory.pages_for(req.kv_len)
         if self.host.free < count:
-            self.counters.sent_back += 1
+            self.counters.returned_to_router += 1
             return False
         host_pages = self.host.allocate(count, PageState.COPYING)
         self.memory.pool.move(req.owned, PageState.OWNED, PageState.COPYING)

@@ -289,7 +289,7 @@ class DecodeScheduler:
     def _join(self, arrived: Transferred) -> None:
         req = arrived.req
         self._batch.join(req)
-        self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))
+        self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
     def _refuse(self, req: Req, reason: RefusalReason, detail: str) -> None:
@@ -373,7 +373,7 @@ class DecodeScheduler:
         else:
             req = self._retraction.drop_first()
         if req is not None:
-            self.counters.sent_back += 1
+            self.counters.returned_to_router += 1
             self._flush(now)
             self._refuse(req, "no_room", "the pages it needs are in quarantine")
 

@@ -13,14 +13,14 @@ new, and is empty once its queue is computed and its leases have ended.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from prefill.config import PrefillConfig
+from prefill.counters import PrefillCounters
 from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseCounters, LeaseTable
+from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, DrainAck, Load, Prefill, Prefilled, Refused, Release, Renew
@@ -30,20 +30,6 @@ from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
-
-
-@dataclass(slots=True)
-class PrefillCounters(LeaseCounters):
-    """What has happened so far; `observations` are (metric, value) pairs since the shell last took them."""
-
-    requests: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    extend_steps: int = 0
-    extend_tokens: int = 0
-    chunks: int = 0  # EXTEND rows that were not the last of their request
-    cached_tokens: int = 0
-    observations: list[tuple[str, float]] = field(default_factory=list)
 
 
 class PrefillScheduler:
@@ -343,10 +329,8 @@ class PrefillScheduler:
             queue_seconds=req.started_at - req.arrived_at,
             compute_seconds=now - req.started_at,
         )
-        self.counters.observations += [
-            ("prefill_queue_seconds", prefilled.queue_seconds),
-            ("prefill_compute_seconds", prefilled.compute_seconds),
-        ]
+        self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
+        self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
         self._effects.append(Send(req.router, prefilled))
 
     def _load(self) -> Load:

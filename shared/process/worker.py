@@ -29,6 +29,7 @@ from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
+from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
 from shared.process.resources import usable_cores
@@ -111,8 +112,8 @@ def serve(
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
     try:
-        metrics.set("segue_ready", 1)
-        publish = partial(_publish, metrics, role, scheduler, links, transfer)
+        metrics.set(gauges.READY, 1)
+        publish = partial(_publish, metrics, scheduler, links, transfer)
         _turn_until_empty(ending, scheduler, loop, health, publish)
     finally:
         health.become_unready("ending")
@@ -244,17 +245,17 @@ def _let_reads_end(transfer: NixlTransfer) -> None:
 
 
 def _publish(
-    metrics: Metrics, role: Role, scheduler: WorkerScheduler, links: WorkerLinks, transfer: NixlTransfer
+    metrics: Metrics, scheduler: WorkerScheduler, links: WorkerLinks, transfer: NixlTransfer
 ) -> None:
-    metrics.publish(role, scheduler.counters)
-    metrics.publish("links", links.counters)
+    metrics.publish(scheduler.counters)
+    metrics.publish(links.counters)
     for state, count in scheduler.memory.pool.counts().items():
-        metrics.set("segue_pages", count, state=state.value)
-    metrics.set("segue_leases", scheduler.leases_held)
-    metrics.set("segue_slots_used", scheduler.slots_used)
+        metrics.set(gauges.PAGES, count, state=state.value)
+    metrics.set(gauges.LEASES, scheduler.leases_held)
+    metrics.set(gauges.SLOTS_USED, scheduler.slots_used)
     probe = transfer.link_probe
-    metrics.set("segue_kv_links_slow", probe.slow_links)
+    metrics.set(gauges.KV_LINKS_SLOW, probe.slow_links)
     metrics.set_all(
-        "segue_kv_link_bytes_per_second",
+        gauges.KV_LINK_BYTES_PER_SECOND,
         {(peer, link.transport): link.bytes_per_second for peer, link in probe.links.items()},
     )
