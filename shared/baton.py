@@ -5,7 +5,7 @@ whether what was read was still valid: the pages are under a *lease*, and the le
 registered memory that holds the lease's nonce for as long as the pages are locked.
 
     holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
-    reader                     read pages … all reads DONE ── read word (+ notification)
+    reader                     read pages … all reads DONE ── read word
                                                               word == nonce: the lock held all along
 
 The baton goes stale by itself; nobody has to revoke it. It promises: below `kv_len` nothing is rewritten while

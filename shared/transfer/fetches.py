@@ -20,25 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from shared.baton import Baton, Holder
 from shared.transfer.fetch_states import FetchState, ReadEvent, advance
 from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans, peer_name
-
-
-class ReadNotice(msgspec.Struct, frozen=True, array_like=True):
-    """The notification that rides on the read of a lease word: who has read what."""
-
-    lease: int
-    nonce: int
-    rid: str
-    attempt: int
-    uid: str
-    epoch: int
 
 
 @dataclass(slots=True)
@@ -82,7 +69,6 @@ class Fetches:
         limits: FetchLimits,
         clock: Callable[[], float],
     ):
-        self._holder = holder
         self._pages = pages
         self._kv_format = kv_format
         self._make_reader = make_reader
@@ -92,7 +78,7 @@ class Fetches:
         self._retiring: Reader | None = None
         self._fetches: dict[int, _Fetch] = {}
         self._slots = list(range(limits.fetches_max))
-        self._events: list[FetchLanded | FetchStale | FetchFailed | FetchEnded] = []
+        self._events: list[FetchEvent] = []
         self._posting_seconds = 0.0  # since the last poll
         self.link_probe = LinkProbe(holder, pages, clock)
         self.readers_fenced = 0
@@ -137,7 +123,7 @@ class Fetches:
             self._events.append(FetchEnded(fetch_id))
 
     def poll(self) -> list[FetchEvent]:
-        """See `Fetcher.poll`; `Collected` is told by the transfer around this."""
+        """See `Fetcher.poll`."""
         self._posting_seconds = 0.0
         self.link_probe.poll()
         for fetch in list(self._fetches.values()):
@@ -145,8 +131,7 @@ class Fetches:
         self._share_turn()
         if self.outstanding or self._retiring:
             self._fence()
-        events: list[FetchEvent] = [*self._events]
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def close(self) -> None:
@@ -226,10 +211,7 @@ class Fetches:
     def _read_word(self, fetch: _Fetch) -> None:
         fetch.state = advance(fetch.state, ReadEvent.PAGES_DONE)
         baton = fetch.baton
-        uid, epoch = self._holder.uid, self._holder.epoch
-        note = ReadNotice(baton.lease, baton.nonce, baton.rid, baton.attempt, uid, epoch)
-        payload = msgspec.msgpack.encode(note)
-        self._post(fetch, lambda: fetch.reader.read_word(baton.holder, baton.lease, fetch.slot, payload))
+        self._post(fetch, partial(fetch.reader.read_word, baton.holder, baton.lease, fetch.slot))
 
     def _move_on(self, fetch: _Fetch) -> None:
         if fetch.broken:

@@ -43,8 +43,8 @@ class Reader(Protocol):
     def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
         """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
 
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
-        """Post a read of the lease word into a slot; when it is done, `notification` goes to the holder."""
+    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
+        """Post a read of the lease word into a slot and return its handle; `NotPostedError` when it never began."""
 
     def word(self, slot: int) -> int:
         """The word that arrived in the slot."""

@@ -11,16 +11,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from shared.baton import Baton, Holder
-from shared.transfer.fetches import Fetches, FetchLimits, ReadNotice
+from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.link_speed import LinkProbe
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent, PagesRead
+from shared.transfer.protocol import FetchEvent
 from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
-
-decode_collection = msgspec.msgpack.Decoder(ReadNotice).decode
 
 
 @dataclass(slots=True)
@@ -28,7 +24,6 @@ class _Member:
     """What the fabric knows of a worker."""
 
     frozen: bool = False
-    notifications: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -37,11 +32,10 @@ class InProcessFabric:
 
     members: dict[str, _Member] = field(default_factory=dict)
 
-    def join(self, agent: str) -> _Member:
+    def join(self, agent: str) -> None:
         """A worker comes up; its name has never been used before."""
         assert agent not in self.members, f"agent {agent} joined twice"
         self.members[agent] = _Member()
-        return self.members[agent]
 
     def freeze(self, agent: str) -> None:
         """It answers no read until it is thawed."""
@@ -59,7 +53,6 @@ class InProcessFabric:
 class _Read:
     agent: str
     spans: list[Span]
-    notification: bytes = b""
     state: ReadState = ReadState.READING
 
 
@@ -76,11 +69,11 @@ class InProcessReader:
         """See `Reader`."""
         return self._post(holder, _Read(holder.agent, list(spans)))
 
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
         span = word_span(holder, lease, self._words.address_of(slot))
-        return self._post(holder, _Read(holder.agent, [span], notification))
+        return self._post(holder, _Read(holder.agent, [span]))
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -121,8 +114,6 @@ class InProcessReader:
             ctypes.memmove(span.target, span.source, span.size_bytes)
             if not read.spans:
                 read.state = ReadState.DONE
-                if read.notification:
-                    member.notifications.append(read.notification)
 
 
 class InProcessTransfer:
@@ -143,7 +134,7 @@ class InProcessTransfer:
         limits = limits or FetchLimits()
         agent = f"{uid}-{epoch:016x}"
         self.words = WordTable(lease_count)
-        self._member = fabric.join(agent)
+        fabric.join(agent)
         self._holder = Holder(
             uid,
             epoch,
@@ -192,12 +183,7 @@ class InProcessTransfer:
 
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`."""
-        events = self._fetches.poll()
-        notes, self._member.notifications = self._member.notifications, []
-        for note in notes:
-            read = decode_collection(note)
-            events.append(PagesRead(read.lease, read.nonce, read.rid, read.attempt))
-        return events
+        return self._fetches.poll()
 
     def close(self) -> None:
         """Nothing lands here any more."""

@@ -222,7 +222,7 @@ class ReaderWithoutWords(InProcessReader):
         self.source = InProcessHolder(InProcessFabric(), "source", Clock())
         super().__init__(self.source.fabric, LIMITS.fetches_max)
 
-    def read_word(self, _holder: Holder, _lease: int, _slot: int, _note: bytes) -> int:
+    def read_word(self, _holder: Holder, _lease: int, _slot: int) -> int:
         raise NotPostedError("words are not read today")
 
 
