@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PROBE_PAGES, PageMemory
+from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import (
     FetchEnded,
     Fetcher,
@@ -30,7 +30,7 @@ PAGE_BYTES = 64 * 1024
 PAGES = 512
 LEASES = 8
 KV_FORMAT = "test-format"
-LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, portion_bytes=2 * PAGE_BYTES)
+LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES)
 PATIENCE_SECONDS = 30.0
 
 
@@ -45,12 +45,12 @@ class Clock:
 
 
 class PageBuffer:
-    """Real page memory, with a byte for each page to tell it by, and the pages that links are probed by."""
+    """Real page memory, a byte for each page to recognize it by, and a known page behind them."""
 
     def __init__(self, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
-        self.map = mmap.mmap(-1, (pages + PROBE_PAGES) * page_bytes)
+        self.map = mmap.mmap(-1, (pages + 1) * page_bytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.memory = PageMemory(address, page_bytes, pages, probe_pages=PROBE_PAGES)
+        self.memory = PageMemory(address, page_bytes, pages, known_pages=1)
 
     def fill(self, page: int, byte: int) -> None:
         size = self.memory.page_bytes

@@ -210,7 +210,7 @@ GAUGES = (
     Declared("segue_discovery_pods", "workers' pods by state; dialed is what work is sent to", ("state",)),
     Declared(
         "segue_kv_link_bytes_per_second",
-        "what reading a known page from a peer was measured to carry, by the transport really used",
+        "the best of the last fetches of at least 1 MiB from a peer, by the transport really used",
         ("peer", "transport"),
     ),
     Declared("segue_kv_links_slow", "peers whose link carries less than a quarter of the best one's"),

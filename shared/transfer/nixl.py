@@ -25,10 +25,10 @@ from typing import Any
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
 from shared.transfer.fetches import Fetches, FetchLimits
-from shared.transfer.link_speed import LinkProbe
+from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import FetchEvent
-from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, peer_name, word_span
+from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
 from shared.transfer.ucx import TransportLog, configure_ucx
 
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
@@ -143,7 +143,7 @@ class NixlReader:
         targets = [(span.target, span.size_bytes, local[1]) for span in spans]
         sources = [(span.source, span.size_bytes, remote[1]) for span in spans]
         try:
-            self._meet(holder)
+            self._connect_if_needed(holder)
             handle: int = agent.createXferReq(
                 nixl.bindings.NIXL_READ,
                 nixl.bindings.nixlXferDList(nixl.segment(local[0]), targets),
@@ -153,7 +153,7 @@ class NixlReader:
                 self._agent.backends,
             )
         except nixl.errors as error:
-            raise NotPostedError(f"{peer_name(holder)} cannot be read: {error}") from error
+            raise NotPostedError(f"{holder.name} cannot be read: {error}") from error
         self._reads[handle] = holder.agent
         self._peers[holder.agent] += 1
         try:
@@ -162,8 +162,8 @@ class NixlReader:
             self._broken.add(handle)  # parts of it may have been posted
         return handle
 
-    def _meet(self, holder: Holder) -> None:
-        """Make the peer known to the agent; forget the one not met for longest when there are too many."""
+    def _connect_if_needed(self, holder: Holder) -> None:
+        """Load the peer's metadata into the agent; above `PEERS_MAX` peers remove the least recently used idle one."""
         outstanding = self._peers.pop(holder.agent, None)
         if outstanding is None:
             name = self._agent.agent.loadRemoteMD(holder.metadata)
@@ -239,9 +239,9 @@ class NixlTransfer:
         return self._fetches.outstanding
 
     @property
-    def link_probe(self) -> LinkProbe:
-        """What is known of the links to those that were read from."""
-        return self._fetches.link_probe
+    def kv_links(self) -> KvLinks:
+        """What is known of the links to the workers that were read from."""
+        return self._fetches.kv_links
 
     @property
     def readers_fenced(self) -> int:

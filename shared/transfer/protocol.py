@@ -17,10 +17,10 @@ from shared.baton import Baton, Holder
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """What reading from a peer was found to carry."""
+    """How this worker reads from a peer."""
 
     transport: str  # the one really used: "cma/memory", "tcp/eth0"
-    bytes_per_second: float
+    bytes_per_second: float  # the best of the last fetches of at least 1 MiB; 0: there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FetchLanded:
     fetch_id: int
     fetched_bytes: int
     seconds: float
-    link: KvLink | None = None  # None: not measured yet
+    link: KvLink | None = None  # None: the peer was never checked
 
 
 @dataclass(frozen=True, slots=True)

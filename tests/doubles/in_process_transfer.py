@@ -1,4 +1,4 @@
-"""Pages between workers of one process: the second transfer, for tests and for a deployment in one process.
+"""Pages between workers of one process: a second transfer, for tests.
 
 Copies real memory, by address, inside a fabric that knows who is alive. Time passes by polling alone: a read under way
 moves one span at a poll, so a lease may end between two pages; `freeze`, `thaw` and `kill` do to a worker what SIGSTOP,
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import Fetches, FetchLimits
-from shared.transfer.link_speed import LinkProbe
+from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import FetchEvent
-from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
+from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class InProcessReader:
 
     def _post(self, holder: Holder, read: _Read) -> int:
         if holder.agent not in self._fabric.members:
-            raise NotPostedError(f"{peer_name(holder)} cannot be read: it is gone")
+            raise NotPostedError(f"{holder.name} cannot be read: it is gone")
         self._posted += 1
         self._reads[self._posted] = read
         return self._posted
@@ -164,9 +164,9 @@ class InProcessTransfer:
         return self._fetches.outstanding
 
     @property
-    def link_probe(self) -> LinkProbe:
-        """What is known of the links to those that were read from."""
-        return self._fetches.link_probe
+    def kv_links(self) -> KvLinks:
+        """What is known of the links to the workers that were read from."""
+        return self._fetches.kv_links
 
     @property
     def readers_fenced(self) -> int:
