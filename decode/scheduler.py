@@ -45,7 +45,7 @@ from shared.messages import (
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.router_sessions import RouterSessions
-from shared.transfer.protocol import FetchEvent, LeaseWords, PagesRead
+from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
 class DecodeScheduler:
@@ -114,10 +114,8 @@ class DecodeScheduler:
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A fetch landed, went stale, failed or was proven to have ended; or another worker has read pages of ours."""
+        """A fetch landed, went stale, failed or was proven to have ended."""
         del now
-        if isinstance(event, PagesRead):
-            return
         match self._arrivals.on_fetch(event):
             case Transferred() as arrived:
                 self._join(arrived)

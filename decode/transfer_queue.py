@@ -23,7 +23,7 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.messages import Joined
 from shared.req import Req
-from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded, FetchOutcome, FetchStale, KvLink
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class TransferQueue:
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: FetchOutcome) -> Transferred | NotTransferred | None:
+    def on_fetch(self, event: FetchEvent) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
         req = self._fetching.pop(event.fetch_id, None)
         if req is None:
@@ -149,7 +149,7 @@ class TransferQueue:
             case FetchEnded(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but nobody gave it up")
 
-    def _on_given_up(self, event: FetchOutcome) -> None:
+    def _on_given_up(self, event: FetchEvent) -> None:
         """News of a fetch that was given up, perhaps in this very turn: all but one kind prove that it has ended."""
         if isinstance(event, FetchFailed) and not event.ended:
             return

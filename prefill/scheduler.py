@@ -90,8 +90,8 @@ class PrefillScheduler:
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A prefill worker starts no fetches, and needs not know when its pages were read: the router releases them."""
-        del event, now
+        """A prefill worker starts no fetches."""
+        raise InvariantError(f"{type(event).__name__} came at {now}, but no fetch was started")
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """A prefill worker starts no copies."""
