@@ -12,7 +12,7 @@ LEASES = GaugeMetric("segue_leases", "Leases that a worker holds for readers.")
 SLOTS_USED = GaugeMetric("segue_slots_used", "Requests that occupy a slot of a worker.")
 KV_LINK_BYTES_PER_SECOND = GaugeMetric(
     "segue_kv_link_bytes_per_second",
-    "Bytes a second that a probe read from this peer's memory, by the transport really used.",
+    "Bytes a second that the best of the last fetches of at least 1 MiB from this peer carried, by transport.",
     ("peer", "transport"),
 )
 KV_LINKS_SLOW = GaugeMetric(
