@@ -1,7 +1,7 @@
 """Loads a model folder into everything a worker needs: weights, cache, attention, sampler, device.
 
-The one place that knows which parts belong together. Workers see the result through `Device`, `Limits` and the
-fingerprints they tell in `Hello`.
+The one place that knows which parts belong together. A worker uses the result through `Device`, `Limits` and the
+fingerprints of its `Hello`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KV_DTYPES = {  # by whether the model is one of blocks
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much a worker is to hold. None: chosen by what memory allows, see `Engine.description`."""
+    """How much a worker holds. None: chosen by what memory allows, and explained in `Engine.description`."""
 
     pages: int | None = None
     page_size: int = 16  # tokens
@@ -60,7 +60,7 @@ class Engine:
     determinism: str
     eos_token_ids: frozenset[int]
     host_pages: int
-    description: str  # which device, dtype, pages and context, and why
+    description: str  # device, dtype, pages and context, and the reason for each
 
 
 def load(
@@ -79,9 +79,9 @@ def load(
     """Load the Hugging Face folder.
 
     `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
-    `kv_dtype` auto: float16 for a folder with such blocks, whatever computes with them, else float32.
+    `kv_dtype` auto: float16 for a folder with such blocks, with any kernels; else float32.
 
-    Raises `ModelError` for the folder's fault, `ConfigError` for a setting's.
+    Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is.
     """
     _refuse_other_devices(device)
     blocks = PackedFile.open(folder)
@@ -164,7 +164,7 @@ def _load_model(
     threads: int,
     on_progress: OnProgress,
 ) -> Model:
-    """Read the weights for the chosen kernels; quantized blocks have the bits of the float weights beside them."""
+    """Read the weights for the chosen kernels. Quantized blocks give the same bits as the float weights beside them."""
     torch.set_num_threads(threads)
     with Weights(folder) as weights, torch.inference_mode():
         if chosen.library is None:
@@ -194,7 +194,7 @@ def _choose(setting: str, name: str, supported: Mapping[str, torch.dtype]) -> to
 
 
 def _weights_bytes(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> int:
-    """Packed ones are mapped; what is not packed is kept beside them as floats."""
+    """Packed weights are mapped from their file; the others are kept as floats."""
     loose = config.parameters - (packed.parameters if packed else 0)
     return (packed.nbytes if packed else 0) + max(0, loose) * dtype.itemsize
 

@@ -1,7 +1,7 @@
 """Gumbel noise that is a function of (seed, position, token id): counter-based, so it has no state to lose.
 
-argmax(logits / T + noise) samples from softmax(logits / T) (the Gumbel-max trick). Since every token has noise of its
-own, a token's chance depends on no running sum: where logits differ in the last bit the choice nearly always stays.
+argmax(logits / T + noise) samples from softmax(logits / T) (the Gumbel-max trick). Every token has noise of its own
+and its chance depends on no running sum. So when logits differ in the last bit, the choice is nearly always the same.
 The hash is splitmix64's finalizer (Steele, Lea and Flood, 2014); int64 arithmetic wraps, shifts are masked to be
 logical.
 """

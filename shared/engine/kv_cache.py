@@ -4,7 +4,7 @@
 
 One page is one span of bytes that holds `page_size` tokens of all layers: the unit of transfer and of host backup.
 Keys lie transposed: a query's scores for 16 tokens are then sums of whole vectors.
-Which page belongs to whom is `page_pool`'s business.
+Which request owns a page is not known here: see `shared/kv/page_pool.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shared.engine.dense.config import ModelConfig
 
-_PAD_BYTES = 64  # kernels read whole vectors, also at the last value of the last page
+_PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
 
 
@@ -81,7 +81,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeroed memory in huge pages where the system has them: attention reads a few KiB here and there."""
+    """Zeroed memory, in huge pages where the system has them: attention reads a few KiB at scattered places."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
         return torch.zeros(shape, dtype=dtype)

@@ -4,7 +4,7 @@ Position is the index in the output, counted from the end of the prompt across a
 as in vLLM and SGLang: penalties, bias and barred ends → temperature → top_k → top_p → min_p → Gumbel noise → argmax,
 ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last admitted one are admitted too.
 
-What a slot asks for lies in arrays indexed by slot, written when a request joins; its token history is kept on the
+The parameters of a slot lie in arrays indexed by slot, written when a request joins. The token history is kept on the
 device, so a step never waits for the CPU. A row's result does not depend on the other rows.
 """
 
@@ -81,9 +81,8 @@ class Sampler:
         self._penalize(logits, slots)
         self._adjust(logits, slots, positions)
         drawn = torch.nonzero(self._temperature[slots] > 0)
-        for rows in (
-            drawn
-        ):  # one by one: a row of logits and its hashes fit a core's cache, several are 4 times slower
+        # One by one: a row of logits and its hashes fit a core's cache; several rows at once are 4 times slower.
+        for rows in drawn:
             logits[rows] = self._perturb(logits[rows], slots[rows], positions[rows])
         tokens = logits.argmax(-1)  # the first of equal ones
         remembered = torch.nonzero(self._needs_history[slots])[:, 0]

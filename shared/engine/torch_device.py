@@ -1,11 +1,11 @@
 """`Device` on torch: an ordered queue of steps and copies, carried out by one forward thread.
 
-Per-slot state (page table, length, last token, sampling) lives beside the model and is changed only by the deltas
-that batches carry, in order, by the forward thread. So a step may be launched before the one before it has finished:
-its input token is read from `last_tokens`, the FutureMap, when its turn comes. Nothing here knows of requests,
-leases or who owns a page; an invalid plan is an `InvariantError` that `wait` raises.
+Per-slot state (page table, length, last token, sampling) lives beside the model. Only the forward thread changes it, in
+order, by the deltas that batches carry. So a step may be launched before the previous one has finished: it reads its
+input token from `last_tokens`, the FutureMap, when its turn comes. Nothing here knows of requests, leases or who owns a
+page; for an invalid plan `wait` raises an `InvariantError`.
 
-After an error the device is broken: that step and all later ones raise it, and none hangs.
+After an error the device is broken: that step and all later ones raise the error, and none hangs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Model(Protocol):
 
 
 class SlotState:
-    """What the device remembers of each slot between steps."""
+    """The state of each slot between steps."""
 
     def __init__(self, slots: int, pages_per_slot: int) -> None:
         self.page_tables = torch.full((slots, pages_per_slot), INVALID_PAGE, dtype=torch.int32)

@@ -1,7 +1,7 @@
 """The KV links of one worker: whether each peer may be read from, by which transport, and how fast.
 
 Every worker has a *known page*, which holds the same bytes everywhere. The first fetch from a peer reads that page
-before any KV (see `fetches`) and tells the result here: after wrong bytes nothing is ever fetched from that peer.
+before any KV (see `fetches`) and reports the result here: after wrong bytes nothing is ever fetched from that peer.
 
 Speed is measured by real fetches, from the first post to the last page: those of at least `MEASURED_BYTES_MIN`, for
 smaller ones measure the worker's loop. The best of a peer's last `RECENT_FETCHES` counts, since either side may be busy

@@ -1,14 +1,14 @@
 """KV pages over NIXL: one-sided reads through UCX, out of DRAM or VRAM.
 
-The only file that imports nixl. What a fetch goes through is in `fetches`; here is what NIXL makes of it, and what the
-spike taught (docs/decisions/0001-nixl-over-ucx.md):
+The only file that imports nixl. The steps of a fetch are in `fetches`; here is how NIXL does them. The reasons were
+measured (docs/decisions/0001-nixl-over-ucx.md):
 
-- Two kinds of agent. One *offers* this worker's pages and lease words and lives as long as the worker: batons name it.
-  The others *read*, one generation at a time, and may be destroyed: destruction is the fence.
-- NIXL's bindings are used directly. `nixl_agent` leaves the progress thread no pause, so an idle agent burns a core;
-  with a pause its thread sleeps in poll() and still wakes for every message. And its handles release themselves when
-  collected, but to release a read that is not DONE is to lose sight of it while its bytes still land.
-- Without the progress thread a busy holder would serve nobody: over TCP its CPU answers the reads.
+- There are two kinds of agent. One *offers* this worker's pages and lease words and lives as long as the worker; batons
+  name it. The others *read*, one generation at a time, and may be destroyed: destruction is the fence.
+- NIXL's bindings are used directly. `nixl_agent` gives the progress thread no pause, so an idle agent burns a core;
+  with a pause the thread sleeps in poll() and still wakes for every message. Its handles also release themselves when
+  collected, and a read that was released before it is DONE can no longer be followed while its bytes still land.
+- Without the progress thread a busy holder would answer no reads over TCP, where its CPU answers them.
 
 A transfer belongs to one thread, the worker's loop.
 """
@@ -36,7 +36,7 @@ PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps
 
 @dataclass(frozen=True, slots=True)
 class _Nixl:
-    """NIXL's bindings, and the errors they raise: those have no base of their own."""
+    """NIXL's bindings, and the errors they raise, which have no common base class."""
 
     bindings: Any
     errors: tuple[type[Exception], ...]
@@ -130,7 +130,7 @@ class NixlReader:
 
     def new_transport(self) -> str:
         """See `Reader`."""
-        return self._nixl.transport_log.news()
+        return self._nixl.transport_log.newest()
 
     def close(self) -> None:
         """See `Reader`."""
@@ -149,7 +149,7 @@ class NixlReader:
                 nixl.bindings.nixlXferDList(nixl.segment(local[0]), targets),
                 nixl.bindings.nixlXferDList(nixl.segment(remote[0]), sources),
                 holder.agent,
-                b"",  # no notification: nobody at the holder waits for one
+                b"",  # no notification: the holder would not use it
                 self._agent.backends,
             )
         except nixl.errors as error:
@@ -261,7 +261,7 @@ class NixlTransfer:
         return self._fetches.poll()
 
     def close(self) -> None:
-        """Destroy all agents: nothing lands here any more, and nobody can read from here.
+        """Destroy all agents: nothing lands here any more, and no other worker can read from here.
 
         Let fetches end first: over TCP the holder of a read under way may not survive it.
         """

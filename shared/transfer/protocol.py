@@ -70,14 +70,14 @@ class Fetcher(Protocol):
         """Read the baton's pages from page `start_page` of the request on into the local pages `into`.
 
         `len(into)` pages are read; it may be 0 (everything is cached here: only the lease word is read). Never
-        blocks on a peer and never raises for one: what goes wrong comes back as `FetchFailed`.
+        blocks on a peer and never raises because of one: a failure comes back as `FetchFailed`.
         """
 
     def abandon(self, fetch_id: int) -> None:
-        """The pages are wanted no more. `FetchEnded` follows when nothing can land any more; no other event does."""
+        """The pages are no longer wanted. `FetchEnded` follows when nothing can land any more; no other event does."""
 
     def poll(self) -> list[FetchEvent]:
-        """What has happened since the last call."""
+        """The events since the last call, oldest first. Fetches advance only here: call it while any is outstanding."""
 
 
 class LeaseWords(Protocol):

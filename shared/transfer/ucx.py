@@ -1,9 +1,9 @@
-"""UCX's settings, and what UCX says of the way it chose: the only place that knows its environment variables.
+"""UCX's settings, and the transport that UCX chose: the only place that knows its environment variables.
 
-UCX takes its settings from the environment, when its library is loaded and when a backend is made. A variable that
-whoever runs the process has set stays, but for those two that keep the KV plane where the network policy expects it:
-UCX neither authenticates nor encrypts. It has no call that tells which transport a read takes; it only prints, on
-request, a table for each kind of connection. Those tables go into a file in memory and are read here:
+UCX reads its settings from the environment, when its library is loaded and when a backend is made. Variables that the
+user has set stay, except the two that keep the KV plane where the network policy expects it: UCX neither authenticates
+nor encrypts. It has no call that returns the transport of a read; on request it prints a table for each kind of
+connection. Those tables go into a file in memory and are read here:
 
     | pod-1f-r1 intra-node cfg#1                                         |
     | remote memory read by ucp_get*(multi) into host memory from host   |
@@ -23,10 +23,10 @@ LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
 
 
 def configure_ucx(interface: str, ports: str) -> None:
-    """Confine UCX to a network interface ("lo") and a range of TCP ports ("20000-20999"); empty: as it likes.
+    """Confine UCX to a network interface ("lo") and a range of TCP ports ("20000-20999"); empty: UCX chooses.
 
-    With `lo` only processes of this machine can connect; they read each other's memory through the kernel
-    (cross-memory attach), TCP carries what remains.
+    With `lo` only processes of this machine can connect. They read each other's memory through the kernel
+    (cross-memory attach); TCP carries the rest.
     """
     if interface:
         os.environ["UCX_NET_DEVICES"] = interface
@@ -46,10 +46,11 @@ class TransportLog:
             os.environ["UCX_LOG_FILE"] = f"{LOG_LINK}{self._file}"
             os.environ["UCX_PROTO_INFO"] = "y"
 
-    def news(self) -> str:
-        """ "cma/memory", "tcp/eth0", …; empty when UCX has said nothing since the last call.
+    def newest(self) -> str:
+        """ "cma/memory", "tcp/eth0", …; empty when UCX has printed nothing since the last call.
 
-        It says nothing of a second connection of the same kind; and when it logs to a file of the user's own.
+        It prints nothing for a second connection of the same kind. What it prints to a log file of the user's own is
+        not seen here.
         """
         if self._file is None:
             return ""

@@ -1,8 +1,8 @@
 """Pages between workers of one process: a second transfer, for tests.
 
-Copies real memory, by address, inside a fabric that knows who is alive. Time passes by polling alone: a read under way
-moves one span at a poll, so a lease may end between two pages; `freeze`, `thaw` and `kill` do to a worker what SIGSTOP,
-SIGCONT and SIGKILL do to a process.
+Copies real memory, by address, inside a fabric that knows which workers are alive. A read advances only when it is
+polled, one span at a time, so a lease may end between two pages. `freeze`, `thaw` and `kill` do to a worker what
+SIGSTOP, SIGCONT and SIGKILL do to a process.
 """
 
 from __future__ import annotations

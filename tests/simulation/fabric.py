@@ -5,7 +5,7 @@
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
 A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
-agent, which nobody finds under the old name. Readers that gave up are told `FetchEnded` only when it is true.
+agent, which no reader finds under the old name. A reader that gave up gets `FetchEnded` only when it is true.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricFaults:
-    """How reads go: seconds and probabilities."""
+    """How reads behave: seconds and probabilities."""
 
     page_seconds: float = 0.004  # mean of each page's own time
     slow: float = 0.0  # share of fetches that take `slow_seconds`
@@ -62,7 +62,9 @@ class Read:
     into: tuple[int, ...]
     pending: int  # pages that have not landed
     begun_at: float
-    given_up: bool = False  # Failed was told or the reader has abandoned it: bytes may land, news may not
+    given_up: bool = (
+        False  # Failed was sent or the reader has abandoned it: bytes may land, no other event follows
+    )
     ended: bool = False  # nothing lands any more
 
 
@@ -76,7 +78,7 @@ class Fabric:
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def died(self, agent: str) -> None:
-        """A process has ended: its memory is nobody's, and whoever reads from it will hear so."""
+        """A process has ended: its memory is gone, and reads from it will fail."""
         del self.agents[agent]
         for reader in self.agents.values():
             reader.lose(agent)
@@ -124,7 +126,7 @@ class Agent:
     def abandon(self, fetch_id: int) -> None:
         read = self._reads.get(fetch_id)
         if read is None or read.given_up:
-            self._retract_news(fetch_id)
+            self._replace_unpolled(fetch_id)
             return
         self.fabric.count("fetch abandoned")
         read.given_up = True
@@ -225,11 +227,11 @@ class Agent:
         read.ended = True
         del self._reads[read.fetch_id]
 
-    def _retract_news(self, fetch_id: int) -> None:
-        """Abandoned when the last event waits to be polled: the reader hears `FetchEnded` instead."""
-        news = [event for event in self._events if event.fetch_id == fetch_id]
-        if not news or isinstance(news[-1], FetchEnded):
+    def _replace_unpolled(self, fetch_id: int) -> None:
+        """Abandoned when its last event waits to be polled: the reader gets `FetchEnded` instead."""
+        unpolled = [event for event in self._events if event.fetch_id == fetch_id]
+        if not unpolled or isinstance(unpolled[-1], FetchEnded):
             return
-        self._events = [event for event in self._events if event not in news]
+        self._events = [event for event in self._events if event not in unpolled]
         if fetch_id not in self._reads:
             self._events.append(FetchEnded(fetch_id))

@@ -90,7 +90,7 @@ def test_a_dead_holder_makes_the_read_fail() -> None:
     assert isinstance(pair.events[0], FetchFailed)
 
 
-def test_nobody_is_found_under_the_name_of_an_earlier_epoch() -> None:
+def test_no_agent_is_found_under_the_name_of_an_earlier_epoch() -> None:
     pair = Pair()
     pair.fabric.died("holder/1")
     pair.fetch()
@@ -99,7 +99,7 @@ def test_nobody_is_found_under_the_name_of_an_earlier_epoch() -> None:
     assert not any(pair.arrived)
 
 
-def test_bytes_land_after_an_error_until_the_end_is_told() -> None:
+def test_bytes_land_after_an_error_until_the_read_has_ended() -> None:
     pair = Pair(FabricFaults(error=1.0, unproven=1.0, page_seconds=0.2))
     pair.fetch()
     pair.advance(lambda: bool(pair.events))
@@ -110,7 +110,7 @@ def test_bytes_land_after_an_error_until_the_end_is_told() -> None:
     assert pair.events[-1] == FetchEnded(1)
 
 
-def test_an_endless_read_is_never_told_to_have_ended() -> None:
+def test_an_endless_read_never_ends() -> None:
     pair = Pair(FabricFaults(error=1.0, unproven=1.0, endless=1.0))
     pair.fetch()
     pair.settle()
@@ -118,7 +118,7 @@ def test_an_endless_read_is_never_told_to_have_ended() -> None:
     assert pair.reader.endless_pages == [5, 6, 7]
 
 
-def test_an_abandoned_read_ends_and_nothing_else_is_told() -> None:
+def test_an_abandoned_read_sends_nothing_but_its_end() -> None:
     pair = Pair()
     pair.fetch()
     pair.advance(lambda: any(pair.arrived))
@@ -127,7 +127,7 @@ def test_an_abandoned_read_ends_and_nothing_else_is_told() -> None:
     assert pair.events == [FetchEnded(1)]
 
 
-def test_a_read_abandoned_when_it_has_landed_is_told_to_have_ended() -> None:
+def test_a_read_abandoned_when_it_has_landed_ends() -> None:
     pair = Pair()
     pair.fetch()
     while pair.timeline.advance():

@@ -140,9 +140,8 @@ class BlockedStep:
         config = self._config
         dtype = self._cache.store.dtype
         keys, values = self._cache.layer(layer)
-        largest = torch.finfo(
-            dtype
-        ).max  # an infinite value times weight 0 would spoil rows that must not see it
+        # Finite: an infinite value times weight 0 is NaN, and would spoil rows that must not see the value.
+        largest = torch.finfo(dtype).max
         keys[self._pages, :, self._page_slots] = k.clamp(-largest, largest).to(dtype)
         values[self._pages, :, self._page_slots] = v.clamp(-largest, largest).to(dtype)
         shared = config.heads // config.kv_heads  # query heads of a key-value head
@@ -190,7 +189,7 @@ class BlockedStep:
 
 
 class Scratch:
-    """Memory that is used again: fresh memory costs a page fault for every 4 KiB, more than the copy itself."""
+    """Memory that every step reuses: fresh memory costs a page fault for every 4 KiB, more than the copy itself."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
@@ -227,12 +226,10 @@ def _grouped(blocks: Tensor) -> Iterator[Tensor]:
 
 
 def _mask(window: int | None, queries: Tensor, keys: Tensor, diagonal: Tensor) -> _Mask:
-    """Causality hides cells of a tile's last block alone; a window may hide cells of any."""
+    """Causality hides cells of a tile's last block only; a window may hide cells of any block."""
     pairs = diagonal if window is None else torch.arange(len(keys))
-    query, key = (
-        queries[pairs].unsqueeze(2),
-        keys[pairs].unsqueeze(1),
-    )  # [masked, TILE, 1], [masked, 1, BLOCK]
+    query = queries[pairs].unsqueeze(2)  # [masked, TILE, 1]
+    key = keys[pairs].unsqueeze(1)  # [masked, 1, BLOCK]
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window

@@ -1,8 +1,8 @@
 """What a dense decoder model looks like, read from a Hugging Face `config.json`.
 
-`ModelConfig` is the small frozen value that weights, cache, model and memory planning share. Reading it is also where
-everything Segue cannot compute exactly is refused, by name: a wrong rope or an ignored window would not crash, it
-would answer nonsense. Knows no torch and no weights.
+`ModelConfig` is the small frozen value that weights, cache, model and memory planning share. Reading it refuses, by
+name, everything that Segue cannot compute exactly: a wrong rope or an ignored window would not crash, the model would
+answer nonsense. Knows no torch and no weights.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rows of all requests lie one after another, [tokens, …]; only attention knows where a request ends. Every operation
 gives a row the same bits in any batch: the linears are packed (see `linear`), products and sums of two numbers are
 exact by IEEE 754, and the few others were chosen for it (`_silu` by its formula: torch's own rounds the last elements
-of a tensor another way than the rest). Which layers have biases, norms or windows is `ModelConfig`'s to say.
+of a tensor another way than the rest). `ModelConfig` says which layers have biases, norms or windows.
 """
 
 from __future__ import annotations

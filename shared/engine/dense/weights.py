@@ -1,7 +1,7 @@
 """Weights of a Hugging Face folder: safetensors, whole or in shards, checked by name and shape.
 
 Only safetensors are read: a `.bin` or `.pt` file is a pickle, which runs code. Every tensor the model asks for must be
-there with the expected shape; tensors nobody asks for are ignored, as newer exports add some.
+there with the expected shape. Other tensors are ignored: newer exports add some.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> 
     """Hash of weights, shapes, dtype and tokenizer: a running request may be recomputed only where it is equal.
 
     Of each weights file the header (names, shapes, dtypes), the size and 4 KiB in every 64 KiB are hashed: two models
-    differ nearly everywhere, and reading all of a large one would cost as long as loading it. A change of a few bytes
-    between samples stays unseen: this tells versions apart, it does not authenticate.
+    differ nearly everywhere, and to read all of a large one would take as long as loading it. A change of a few bytes
+    between samples goes unnoticed: the hash distinguishes versions, it does not authenticate.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((config, dtype)).encode())
@@ -110,7 +110,7 @@ def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> 
 
 
 def samples_of(folder: Path) -> bytes:
-    """Hash of samples of all weights files: tells versions of a model apart."""
+    """Hash of samples of all weights files: distinguishes versions of a model."""
     digest = hashlib.blake2b(digest_size=16)
     for path in weight_files(folder):
         _hash_samples(path, digest)

@@ -1,8 +1,8 @@
 """Takes the quantized blocks out of a GGUF file as they are, under the names that Hugging Face gives the weights.
 
-Only matrices of the types that the CPU kernels expand in registers are taken; all others stay float weights, which
-every converted folder holds in any case. llama.cpp stores the rows of q and k of the llama architecture (Mistral's
-too) interleaved for its own rope; rows are whole blocks, so putting them back changes no quantized value.
+Takes only matrices of the types that the CPU kernels expand in registers; all others stay float weights, which every
+converted folder holds in any case. For the llama architecture (and Mistral) llama.cpp interleaves the rows of q and k
+for its own rope. Rows are whole blocks, so restoring their order changes no quantized value.
 """
 
 from __future__ import annotations

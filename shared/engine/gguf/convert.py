@@ -2,8 +2,8 @@
 
 Everything else reads only such folders: transformers needs torch to read GGUF, and the router has none. Beside the
 dequantized weights lie the quantized ones, packed for the CPU kernels (see `packing`). The conversion works in a
-temporary folder beside the target and renames it at the end, so a folder is whole or absent; a stamp with the file's
-hash makes a second call return at once. Run as `python -m shared.engine.gguf.convert SOURCE FOLDER`, where SOURCE is a
+temporary folder beside the target and renames it at the end, so a folder is whole or absent. A stamp with the file's
+hash lets a second call return at once. Run as `python -m shared.engine.gguf.convert SOURCE FOLDER`, where SOURCE is a
 GGUF file or `smollm2`, the default model out of its installed wheel.
 """
 
@@ -15,7 +15,6 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import logging
 import shutil
 import sys
 import tempfile
@@ -100,7 +99,7 @@ def _hash(gguf_path: Path) -> str:
 
 
 def _replace(folder: Path, fresh: Path) -> None:
-    """Put `fresh` where `folder` is; another process may have done the same meanwhile, which is as good."""
+    """Put `fresh` in the place of `folder`. Another process may have done so meanwhile; its result is the same."""
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
@@ -187,15 +186,15 @@ def main() -> int:
     parser.add_argument("source", help=f"a GGUF file, or {DEFAULT_MODEL}")
     parser.add_argument("folder", type=Path, help="where the Hugging Face folder goes")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logger = logging.getLogger("segue.gguf")
+
+    def show(what: str, share: float) -> None:
+        sys.stderr.write(f"{share:4.0%} {what}\n")
+
     try:
         source = default_gguf() if arguments.source == DEFAULT_MODEL else Path(arguments.source)
-        convert(
-            source, arguments.folder, lambda what, share: logger.info("%3d%% %s", round(share * 100), what)
-        )
+        convert(source, arguments.folder, show)
     except ModelError as error:
-        logger.error("%s", error)
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 

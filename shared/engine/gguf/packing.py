@@ -12,7 +12,7 @@ Byte j of a 4-bit block holds input j in its low half and input j + 16 in its hi
 scale * (q - 8) and scale * q + minimum, each operation rounded: bit for bit what ggml and transformers compute. The
 quantized kinds are ggml's own blocks, merely transposed, so packing loses nothing.
 
-Where the blocks come from is `quantized`'s to know, what is computed with them the kernels'.
+`blocks` takes the blocks out of a GGUF file, and the kernels compute with them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from shared.errors import ModelError
 
 PANEL_OUTPUTS = 16
 BLOCK_INPUTS = 32
-PACKED_FILE = (
-    "model.packed"  # safetensors by format; not by name, for other programs load all of those they see
-)
+# Safetensors by format, but not by name: other programs load every *.safetensors file of a folder.
+PACKED_FILE = "model.packed"
 _ALIGNMENT_BYTES = 64  # a cache line; every block size is a multiple of 32, so all blocks stay aligned to 32
 
 Kind = Literal["f32", "q8_0", "q4_0", "q4_1"]
@@ -124,7 +123,7 @@ def _whole_panels(rows: Tensor) -> Tensor:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What the file says of one weight, beside its bytes."""
+    """The file's metadata of one weight."""
 
     kind: Literal["q8_0", "q4_0", "q4_1"]
     outputs: Annotated[int, msgspec.Meta(gt=0)]
@@ -153,7 +152,7 @@ def write_packed(folder: Path, weights: Mapping[str, PackedWeight]) -> None:
 class PackedFile:
     """The quantized weights of a model folder by name, mapped into memory: all processes share one copy.
 
-    A taken weight keeps the mapping alive, also where the file has been replaced meanwhile.
+    A taken weight keeps the mapping alive, even after the file was replaced.
     """
 
     def __init__(self, path: Path) -> None:

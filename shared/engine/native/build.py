@@ -1,7 +1,8 @@
-"""Compiles the kernels, once for each source, set of flags and machine, into the cache; or says why it cannot.
+"""Compiles the kernels into the cache, once for each source, set of flags and machine type.
 
-A plain shared library with a C interface: no headers of Python or torch, so it takes seconds and outlives both. Run
-as `python -m shared.engine.native.build FOLDER` it compiles ahead of time, for an image that will have no compiler.
+The result is a plain shared library with a C interface. It needs no headers of Python or torch, so it compiles in
+seconds and does not depend on their versions. `python -m shared.engine.native.build FOLDER` compiles ahead of time, for
+an image that will have no compiler. `BuildError` says why the kernels cannot be compiled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.errors import ConfigError
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
-GCC_FLAGS = ["-fira-region=all"]  # by its own choice gcc 12 uses 16 of 32 registers and keeps sums in memory
+GCC_FLAGS = ["-fira-region=all"]  # without it gcc 12 uses 16 of 32 registers and keeps sums in memory
 COMPILE_SECONDS_MAX = 300
 
 

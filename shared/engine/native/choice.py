@@ -1,23 +1,23 @@
 """Which kernels this process computes with, and the words and the fingerprint that say so.
 
-Compiled ones for the best instruction set of the CPU, or torch's where there is no compiler: several times slower,
-said aloud, and never chosen in silence over a name that was asked for.
+Compiled kernels for the best instruction set of the CPU; without a compiler those of torch, which are several times
+slower. That fallback is logged, and never taken when a setting names an instruction set.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 
 from shared.engine.native.build import BuildError, build, choose
 from shared.engine.native.kernels import Kernels
 from shared.errors import ConfigError
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _COMPILED = "compiled-1"  # raised when the compiled kernels may round differently
 _TORCH = "blocked-2"  # the same for attention and linears on torch
@@ -44,7 +44,7 @@ def choose_kernels(
     except BuildError as error:
         if name != "auto":
             raise ConfigError(f"{name} kernels were asked for, and {error}") from None
-        log.warning("computing with torch, several times slower: %s", error)
+        log.warning("engine.kernels_missing", computing="with torch, several times slower", reason=str(error))
         return KernelChoice(None, f"kernels of torch, several times slower ({error})", _torch_determinism())
     fused = "fused" if "fma" in instruction_set.needs else "separate"
     determinism = f"{_COMPILED},{fused},rope and sampler={_torch()}"
@@ -56,7 +56,7 @@ def _torch_determinism() -> str:
 
 
 def _torch() -> str:
-    """MKL asks for the maker of the CPU, oneDNN and the vectors of torch's functions for the instruction set."""
+    """MKL chooses its code by the maker of the CPU; oneDNN and torch's own functions by the instruction set."""
     makers = {
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -64,7 +64,7 @@ class NativeDecoder:
         if self._decoder is None:
             raise ConfigError(f"{threads} threads cannot be started: ask for fewer")
         ending = weakref.finalize(self, library.decoder_delete, self._decoder)  # ends its threads
-        ending.atexit = False  # the forward thread may still be at work then, and the process ends them all
+        ending.atexit = False  # at exit the forward thread may still compute; the process ends all threads
         on_progress("loading weights", 1.0)
 
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class NativeDecoder:
         return logits
 
     def _check(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> None:
-        """The kernels look at no bound: what is out of bounds here would be read, or written, elsewhere."""
+        """The kernels check no bounds: an index out of bounds would read or write other memory."""
         longs = (token_ids, layout.positions, layout.requests, layout.query_lens, sampled_rows)
         assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in longs)
         assert layout.page_tables.dtype == torch.int32

@@ -121,7 +121,7 @@ void dispatch(const Task& task, int first_row, int rows, int first_panel, int pa
 
 int panels_of(const Matrix& matrix) { return (matrix.outputs + LANES - 1) / LANES; }
 
-// How many panels an item has: what tiles of so many rows compute together, twice, so that items are not too short.
+// How many panels an item has: twice what a tile of this many rows computes together, so that items are not too short.
 int panels_of_item(int rows) {
     if (rows == 1) return panels_beside(1);
     const int block = std::min(rows, ROW_BLOCK), tiles = tile_count(block);

@@ -1,6 +1,6 @@
 """The compiled kernels as Python sees them: the structs of the C interface, field by field, and its functions.
 
-ctypes lets go of the interpreter's lock during a call, so the scheduler runs while a forward pass computes.
+ctypes releases the interpreter's lock during a call, so the scheduler runs while a forward pass computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shared.engine.native.build import BuildError
 
 
 class NativeMatrix(Structure):
-    """`NativeMatrix` of gemm.h."""
+    """`Matrix` of gemm.h."""
 
     _fields_ = (
         ("kind", c_int32),
@@ -25,7 +25,7 @@ class NativeMatrix(Structure):
 
 
 class NativeCache(Structure):
-    """`NativeCache` of attention.h."""
+    """`Cache` of attention.h."""
 
     _fields_ = (
         ("pages", c_void_p),
@@ -38,7 +38,7 @@ class NativeCache(Structure):
 
 
 class NativeBatch(Structure):
-    """`NativeBatch` of attention.h."""
+    """`Batch` of attention.h."""
 
     _fields_ = (
         ("rows", c_int32),

@@ -131,7 +131,7 @@ struct Q4_0 : Q4 {
     }
 };
 
-// How many panels go with so many rows: enough independent sums to hide latency, no more than registers.
+// How many panels go with this many rows: enough independent sums to hide latency, no more than there are registers.
 constexpr int panels_beside(int rows) {
     if (WIDTH == 16) return rows == 1 ? 8 : rows <= 6 ? 4 : rows <= 9 ? 3 : 2;
     if (WIDTH == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;

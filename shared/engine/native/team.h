@@ -1,9 +1,9 @@
 // Threads that share the items of one task at a time.
 //
-// Items are taken a few at a time, so whoever has the faster core does more; which thread computes an item never changes
-// its result. Helpers look around for some microseconds, the length of the gaps within a forward pass, and then sleep:
-// cores are shared with other processes. Whoever shared a task waits for the last items at most, and yields meanwhile.
-// A task that finds no memory ends the process: another thread could not tell anybody.
+// Threads take a few items at a time, so a thread on a faster core does more; which thread computes an item never changes
+// its result. Helpers spin for some microseconds, the length of the gaps within a forward pass, and then sleep: cores are
+// shared with other processes. The thread that shared a task waits at most for the last items, and yields meanwhile.
+// A task that finds no memory ends the process: a helper thread has no caller to report to.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ public:
         open_ = false;
         for (int turns = 0; inside_ != 0; turns++)  // some helper still computes its last item
             if (turns < LOOKS) pause();
-            else std::this_thread::yield();  // it needs a core to end: perhaps this one
+            else std::this_thread::yield();  // the last helper needs a core, and this may be the only one
     }
 
 private:

@@ -46,9 +46,7 @@ def make_world(clock: Clock) -> Iterator[FetchWorld]:
     reader = InProcessTransfer(
         fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
     )
-    holders: list[
-        InProcessHolder
-    ] = []  # batons name addresses: what they point to lives as long as the world
+    holders: list[InProcessHolder] = []  # kept alive: batons hold addresses of their memory
 
     def make_holder() -> InProcessHolder:
         holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock))
