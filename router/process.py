@@ -22,7 +22,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
-from router.discovery.worker_address import ROLES, static_workers
+from router.discovery.worker_address import static_workers
 from router.http.app import make_app
 from router.http.completions import Generation
 from router.http.prompts import Prompts
@@ -33,7 +33,7 @@ from shared.errors import ConfigError, InvariantError
 from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
-from shared.messages import Hello
+from shared.messages import WORKER_ROLES, Hello
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
 
@@ -157,7 +157,7 @@ class MetricsPublisher:
         self._metrics.set("segue_ready", self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)
-        workers = {role: len(self._core.fleet.role(role)) for role in ROLES}
+        workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}
         for role, count in workers.items():
             self._metrics.set("segue_workers", count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}

@@ -22,7 +22,8 @@ from typing import Literal
 
 import structlog
 
-from router.discovery.worker_address import ROLES, WorkerAddress
+from router.discovery.worker_address import WorkerAddress
+from shared.messages import WORKER_ROLES
 
 log = structlog.get_logger(__name__)
 
@@ -178,7 +179,7 @@ class KnownPods:
         return {pod.name: pod.url for pod in self._routers.values() if pod.url and not pod.ended}
 
     def _keep(self, pod: Pod) -> None:
-        if pod.role in ROLES:
+        if pod.role in WORKER_ROLES:
             self._pods[pod.uid] = pod
         elif pod.role == "router":
             self._routers[pod.uid] = pod

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
-from shared.messages import Role
-
-ROLES: tuple[Role, ...] = ("prefill", "decode")
+from shared.messages import WORKER_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,8 @@ def static_workers(entries: Sequence[str]) -> list[WorkerAddress]:
 def _parse(entry: str) -> WorkerAddress:
     role, equals, address = entry.partition("=")
     host, colon, port = address.rpartition(":")
-    if role not in ROLES or not (equals and colon and host and port.isdigit() and 0 < int(port) < 65536):
+    if role not in WORKER_ROLES or not (
+        equals and colon and host and port.isdigit() and 0 < int(port) < 65536
+    ):
         raise ConfigError(f"workers must be prefill=HOST:PORT or decode=HOST:PORT, got {entry!r}")
     return WorkerAddress(role, f"tcp://{host}:{port}")

@@ -44,6 +44,7 @@ class ListeningEnd:
         self.events: list[LinkEvent] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self._hello = hello
+        self._decode = decode_from_router[hello.role]  # a message for the other role is malformed here
         self._settings = settings
         self.counters = counters
         self._links: dict[bytes, _RouterSession] = {}  # by connection
@@ -111,7 +112,7 @@ class ListeningEnd:
             if envelope.number != LAST:
                 self._say_closed(connection, envelope.session, "no such session")
             return
-        hello = decode_from_router(envelope.body)
+        hello = self._decode(envelope.body)
         if not isinstance(hello, Hello) or hello.session != envelope.session:
             raise SessionError("malformed: the first message of a session is its Hello")
         if hello.protocol != PROTOCOL or hello.role != "router":
@@ -141,7 +142,7 @@ class ListeningEnd:
         log.info("link.up", peer=peer)
 
     def _deliver(self, connection: bytes, link: _RouterSession, envelope: Envelope) -> None:
-        message = decode_from_router(envelope.body)
+        message = self._decode(envelope.body)
         if isinstance(message, Closed):
             self.end(connection, f"closed by the router: {message.reason}")
         elif isinstance(message, Hello):

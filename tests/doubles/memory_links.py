@@ -22,7 +22,7 @@ class MemoryLinks:
         self.hello = hello
         self.name = peer_name(hello)
         self._decode: Callable[[bytes], Message] = (
-            decode_from_worker if hello.role == "router" else decode_from_router
+            decode_from_worker if hello.role == "router" else decode_from_router[hello.role]
         )
         self._peers: dict[str, MemoryLinks] = {}
         self._events: list[LinkEvent] = []

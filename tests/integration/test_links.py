@@ -21,7 +21,7 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.keys import derive_keys, read_seed
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Cancel, Hello, Message, Refused, encode
+from shared.messages import Cancel, Hello, Message, Migrate, Refused, encode
 from tests.seed import write_new_seed
 
 PATIENCE_SECONDS = 20.0
@@ -266,6 +266,21 @@ def test_malformed_bytes_of_an_admitted_peer_are_counted_and_harm_nobody_else(st
     dealer.send_multipart([b"\xff" * 8, b"", b"rubbish", b"more"])
     assert worker.until_down().peer == "stranger/0000000000000001"
     assert worker.links.counters.malformed == 1
+    router.links.send(WORKER, Cancel("a", 0))
+    worker.until(lambda: worker.messages() == [Cancel("a", 0)], "the command of the other router")
+
+
+def test_a_router_that_takes_a_prefill_worker_for_a_decode_worker_loses_its_session_alone(
+    stack: ExitStack,
+) -> None:
+    worker = Watched(listen(stack, SEED))
+    router = Watched(dial(stack, SEED, address_of(worker)))
+    router.until_up()
+    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker.until_up(2)
+    dealer.send_multipart(seal(1, 1, encode(Migrate("a", 0))))
+    down = worker.until_down()
+    assert (down.peer, worker.links.counters.malformed) == ("stranger/0000000000000001", 1)
     router.links.send(WORKER, Cancel("a", 0))
     worker.until(lambda: worker.messages() == [Cancel("a", 0)], "the command of the other router")
 

@@ -15,7 +15,8 @@ from shared.links.dialing import Dial, DialingEnd, HangUp, SendFrames
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.listening import ListeningEnd
 from shared.links.session import LinkCounters, LinkSettings, seal
-from shared.messages import Cancel, Hello, Message, Refused, Renew, encode
+from shared.messages import Cancel, Hello, Message, Prefill, Refused, Renew, encode
+from shared.sampling_params import SamplingParams
 
 ADDRESS = "tcp://worker:1"
 ROUTER = "router-a/0000000000000001"
@@ -235,6 +236,16 @@ def test_a_message_for_a_session_that_is_over_is_never_sent_in_the_next_one() ->
     cable.run()
     assert received(cable.worker_saw) == [Cancel("new", 0)]
     assert cable.router.counters.messages_unsent == 1
+
+
+def test_a_message_for_the_other_role_ends_that_session_and_is_counted() -> None:
+    cable = connected()
+    cable.router_sends(Prefill("a", 0, (1, 2), 2, SamplingParams(seed=0, max_new_tokens=1)))
+    cable.run(1.0)
+    assert received(cable.worker_saw) == []
+    assert kinds(cable.worker_saw) == kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    assert "Prefill" in downs(cable.worker_saw)[0]
+    assert cable.worker_counters.malformed == 1
 
 
 def test_a_message_over_the_size_limit_ends_the_session() -> None:
