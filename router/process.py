@@ -20,6 +20,7 @@ import uvloop
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
+from router.discovery.polling import Pace
 from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
@@ -74,7 +75,7 @@ def _discovery(config: RouterConfig) -> Discover:
         )
     from router.discovery import kubernetes, pod_api  # 35 MiB that a static list needs not
 
-    pace = kubernetes.Pace(config.relist_seconds, config.watch_read_seconds)
+    pace = Pace(config.relist_seconds, config.watch_read_seconds)
     namespace = config.namespace or pod_api.own_namespace()
     api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(api, pace, links, health)

@@ -225,7 +225,7 @@ def _pod(told: _PodObject) -> Pod:
         role=role,
         url=_url(told, *PORTS[role]) if role in PORTS else "",
         ready=conditions.get("Ready") == "True",
-        leaving=told.metadata.deletion_timestamp is not None,
+        terminating=told.metadata.deletion_timestamp is not None,
         ended=told.status.phase in ("Succeeded", "Failed"),
     )
 

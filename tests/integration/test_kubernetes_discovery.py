@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 
 from router.discovery import pod_api
 from router.discovery.known_pods import Listed
-from router.discovery.kubernetes import KubernetesDiscovery, Pace
+from router.discovery.kubernetes import KubernetesDiscovery
+from router.discovery.polling import Pace
 from shared.errors import StartError
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
@@ -154,7 +155,7 @@ def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
         server.put(decode(2))
         until(lambda: discovery.links.redialed == [url(2)], 5, "dialing one that is Ready again")
         server.put(decode(1, leaving=True), decode(3, leaving=True))
-        until(lambda: discovery.metric("segue_discovery_pods", "leaving") == 2, 5, "leaving")
+        until(lambda: discovery.metric("segue_discovery_pods", "terminating") == 2, 5, "terminating")
         assert discovery.links.dialed == {url(1), url(2)}
         server.remove("u1", "u3")
         discovery.until_dialed(url(2))
