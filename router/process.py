@@ -29,7 +29,7 @@ from router.http.completions import Generation
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
-from router.text.tokenizer import Tokenizer, forgo_torch
+from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
 from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
@@ -56,7 +56,7 @@ def serve(config: RouterConfig) -> None:
     discover = _discovery(config)
     seed = read_seed(Path(config.link_seed_file))
     listener = listen(config.host, config.port)
-    forgo_torch()
+    hide_torch()
     tokenizer = Tokenizer(Path(config.model))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, discover, seed, listener, tokenizer))
