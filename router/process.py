@@ -25,7 +25,7 @@ from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
 from router.http.app import make_app
-from router.http.completions import Generation
+from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
@@ -93,21 +93,21 @@ async def _serve(
     links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
     shell = RouterShell(core, links)
     prompts = Prompts(tokenizer, config)
-    generation = Generation(shell, tokenizer, prompts, config)
+    serving = OpenAIServing(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
     figures = MetricsPublisher(core, links, discovery, health)
-    siblings = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(generation, shell, siblings, health, figures.render)
+    peers = RouterPeers(hello.uid, discovery.routers)
+    app = make_app(serving, shell, peers, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
         log.info("listening", port=listener.getsockname()[1], ready=health.ready)
-        server = Server(app, config, health.leave, lambda: generation.fail_all(SHUTTING_DOWN))
+        server = Server(app, config, health.leave, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()
-        await siblings.close()
+        await peers.close()
         discovery.close()
         shell.close()
         prompts.close()

@@ -1,6 +1,6 @@
-"""Where a worker's links listen, and how a person writes that down.
+"""Where a worker's links listen, and how a setting writes that down.
 
-Its role a worker tells itself in its Hello; the address says which one to expect only so that people can read it.
+A worker's role is the one in its Hello; the role in the setting is for readers only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.messages import WORKER_ROLES
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """A worker that links can be dialed to."""
+    """A worker that can be dialed."""
 
     role: str
     url: str  # tcp://host:port

@@ -1,4 +1,4 @@
-"""What OpenAI's answers look like: objects of completions and chat completions, whole and in chunks.
+"""The JSON of OpenAI's answers: objects of completions and chat completions, whole and in chunks.
 
 Pure functions of text and counts; no I/O.
 """
