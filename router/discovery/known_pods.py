@@ -82,7 +82,7 @@ class Denied:
 
     verb: str
     namespace: str
-    said: str
+    detail: str
 
 
 Observation = Listed | Watching | Changed | Removed | Unreachable | Denied
@@ -134,7 +134,7 @@ class KnownPods:
         self._troubled_at = now
 
     def observe(self, observation: Observation, now: float) -> list[Change]:
-        """Take in what the API server said, or that it said nothing; changes in the order to carry them out."""
+        """Take in one observation; returns the changes in the order to carry them out."""
         changes: list[Change] = []
         if isinstance(observation, Unreachable | Denied):
             self._note_failure(observation, now)
@@ -161,7 +161,7 @@ class KnownPods:
                 self._forget(uid)
 
     def age_seconds(self, now: float) -> float:
-        """Since the API server last said anything about the pods; before, since the start."""
+        """Since the last list, watch or event of the API server; before the first, since the start."""
         return now - self._heard_at
 
     @property
@@ -261,7 +261,7 @@ class KnownPods:
                 "resource": "pods",
                 "namespace": trouble.namespace,
                 "remedy": "bind a Role with get, list and watch of pods to the router's service account",
-                "said": trouble.said,
+                "detail": trouble.detail,
                 "pods": len(self._pods),
             }
             return Note("discovery.denied", fields, "error")

@@ -265,12 +265,12 @@ def _no_answer_for_trouble(verb: str, namespace: str) -> Iterator[None]:
 
 def _refusal(verb: str, namespace: str, error: client.ApiException) -> Unreachable | Denied:
     try:
-        said = msgspec.json.decode(error.body or b"", type=_Failure).message
+        detail = msgspec.json.decode(error.body or b"", type=_Failure).message
     except msgspec.MsgspecError:
-        said = error.reason or ""
+        detail = error.reason or ""
     if error.status == FORBIDDEN:
-        return Denied(verb, namespace, said)
-    return Unreachable(f"{verb} of pods was answered by {error.status}: {' '.join(said.split())}")
+        return Denied(verb, namespace, detail)
+    return Unreachable(f"{verb} of pods was answered by {error.status}: {' '.join(detail.split())}")
 
 
 def _sentence(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""When the API server is asked for pods: what comes next, a list, a watch or a pause.
+"""When the API server is asked for pods: which step is next, a list, a watch or a pause.
 
     list --> watch --> watch --> … --> list --> …      a full list every `relist_seconds`
       ^        |

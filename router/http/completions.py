@@ -71,7 +71,7 @@ class OpenAIServing:
         of_workers = self._shell.context_len(self.settings.model_name)
         known = [length for length in (self.tokenizer.context_len, of_workers) if length]
         if not known:
-            raise RequestError("no worker has told the model's context length yet", status=503)
+            raise RequestError("no worker has reported the model's context length yet", status=503)
         return min(known)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def derive_keys(seed: bytes, role: LinkRole) -> KeyPair:
 
 
 def read_seed(path: Path) -> bytes:
-    """The seed in this file. Raises ConfigError when it is missing, of the wrong size or open to everyone."""
+    """The seed in this file. Raises ConfigError when it is missing, of the wrong size or readable by every user."""
     try:
         mode, seed = path.stat().st_mode, path.read_bytes()
     except OSError as error:

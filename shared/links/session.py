@@ -45,7 +45,7 @@ class LinkSettings:
 class LinkCounters:
     """What went wrong on the links of this process, by cause."""
 
-    refused_no_handshake: int = 0  # plain bytes, or a connection that never said anything
+    refused_no_handshake: int = 0  # plain bytes, or a connection that never sent anything
     refused_unencrypted: int = 0  # no key; one that hangs up first counts as no handshake
     refused_foreign_key: int = 0
     refused_wrong_role: int = 0  # one of our keys, but not one that may dial

@@ -2,7 +2,7 @@
 
 `WorkerLinks` and `RouterLinks` look alike to their owner: `receive` gives `LinkEvent`s, `send` takes a message for a
 peer, neither ever blocks on the network (both are in `thread`). What a session is, and when it ends, is decided in
-`session`, `listening` and `dialing`; who is admitted in `authenticator`. Here are the sockets only.
+`session`, `listening` and `dialing`; which connections are admitted, in `authenticator`. Here are the sockets only.
 
 A send that ZMQ cannot take at once (high-water mark, unknown connection) ends the session: nothing is dropped
 silently and nothing waits.

@@ -113,7 +113,7 @@ def received(events: list[LinkEvent]) -> list[Message]:
     return [event.message for event in events if isinstance(event, Received)]
 
 
-def said(notes: list[Note]) -> list[tuple[str, str]]:
+def noted(notes: list[Note]) -> list[tuple[str, str]]:
     return [(note.event, note.level) for note in notes]
 
 
@@ -300,18 +300,18 @@ def test_a_worker_that_may_still_be_loading_is_no_warning_and_one_that_stays_awa
     cable = Cable()
     cable.cut = True
     cable.run(50.0)
-    assert said(cable.notes) == [("link.unreachable", "info")]
+    assert noted(cable.notes) == [("link.unreachable", "info")]
     cable.run(200.0)
-    assert said(cable.notes) == [("link.unreachable", "info"), ("link.unreachable", "warning")]
+    assert noted(cable.notes) == [("link.unreachable", "info"), ("link.unreachable", "warning")]
 
 
 def test_each_end_notes_when_a_session_begins_and_ends() -> None:
     cable = connected()
-    assert said(cable.notes) == [("link.up", "info")] * 2
+    assert noted(cable.notes) == [("link.up", "info")] * 2
     cable.notes.clear()
     cable.worker.end(cable.connection, "a test")
     cable.run()
-    assert said(cable.notes) == [("link.down", "info")] * 2
+    assert noted(cable.notes) == [("link.down", "info")] * 2
     assert [note.fields["peer"] for note in cable.notes] == [WORKER, ROUTER]
 
 

@@ -1,4 +1,4 @@
-"""The I/O thread of links, with an end and a wire that only write down when they are called."""
+"""The I/O thread of links, with an end and a wire that only record their calls."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_notes_are_written_once_each_also_those_of_closing(recorded: Recorded, t
     assert recorded.written == ["noted", "closed"]
 
 
-def test_what_was_sent_while_the_thread_was_busy_goes_before_the_goodbye(
+def test_what_was_sent_while_the_thread_was_busy_goes_before_the_closing(
     recorded: Recorded, thread: ThreadedLinks
 ) -> None:
     recorded.gate.clear()
@@ -120,7 +120,7 @@ def test_what_was_sent_while_the_thread_was_busy_goes_before_the_goodbye(
     thread.command(lambda _: recorded.calls.append("sent"))
     closing = threading.Thread(target=thread.close)
     closing.start()
-    until(lambda: thread._closing, 5, "the wish to close")
+    until(lambda: thread._closing, 5, "closing")
     recorded.gate.set()
     closing.join()
     assert recorded.calls[-2:] == ["sent", "close"]

@@ -1,4 +1,4 @@
-"""The core of discovery: which observation of the API server dials, hangs up, and what it says to people."""
+"""The core of discovery: which observation of the API server dials, hangs up, and what it notes."""
 
 from __future__ import annotations
 
