@@ -20,20 +20,21 @@ import uvloop
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
+from router.discovery.polling import Pace
 from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
-from router.discovery.worker_address import ROLES, static_workers
+from router.discovery.worker_address import static_workers
 from router.http.app import make_app
-from router.http.completions import Generation
+from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
-from router.text.tokenizer import Tokenizer, forgo_torch
+from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
 from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
-from shared.messages import Hello
+from shared.messages import WORKER_ROLES, Hello
 from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
@@ -56,7 +57,7 @@ def serve(config: RouterConfig) -> None:
     discover = _discovery(config)
     seed = read_seed(Path(config.link_seed_file))
     listener = listen(config.host, config.port)
-    forgo_torch()
+    hide_torch()
     tokenizer = Tokenizer(Path(config.model))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, discover, seed, listener, tokenizer))
@@ -75,7 +76,7 @@ def _discovery(config: RouterConfig) -> Discover:
         )
     from router.discovery import kubernetes, pod_api  # 35 MiB that a static list needs not
 
-    pace = kubernetes.Pace(config.relist_seconds, config.watch_read_seconds)
+    pace = Pace(config.relist_seconds, config.watch_read_seconds)
     namespace = config.namespace or pod_api.own_namespace()
     api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(api, pace, links, health)
@@ -93,21 +94,21 @@ async def _serve(
     links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
     shell = RouterShell(core, links)
     prompts = Prompts(tokenizer, config)
-    generation = Generation(shell, tokenizer, prompts, config)
+    serving = OpenAIServing(shell, tokenizer, prompts, config)
     health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
     figures = MetricsPublisher(core, links, discovery, health)
-    siblings = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(generation, shell, siblings, health, figures.render)
+    peers = RouterPeers(hello.uid, discovery.routers)
+    app = make_app(serving, shell, peers, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
         log.info("listening", port=listener.getsockname()[1], ready=health.ready)
-        server = Server(app, config, health.leave, lambda: generation.fail_all(SHUTTING_DOWN))
+        server = Server(app, config, health.leave, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()
-        await siblings.close()
+        await peers.close()
         discovery.close()
         shell.close()
         prompts.close()
@@ -158,7 +159,7 @@ class MetricsPublisher:
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set(gauges.REQUESTS_RUNNING, count, state=state)
-        workers = {role: len(self._core.fleet.role(role)) for role in ROLES}
+        workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}
         for role, count in workers.items():
             self._metrics.set(gauges.WORKERS, count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}

@@ -64,7 +64,7 @@ class Note:
 
     event: str
     fields: Mapping[str, object]
-    level: Literal["debug", "info", "warning"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 Effect = Send | StartFetch | AbandonFetch | Backup | Restore | Note

@@ -1,6 +1,6 @@
 """Every message on every socket, and nothing else.
 
-msgspec structs, frozen, tagged, one union a direction, msgpack on the wire. Commands are imperatives, facts are
+msgspec structs, frozen, tagged, one union a receiver, msgpack on the wire. Commands are imperatives, facts are
 participles. Unknown fields are ignored and fields are only ever added, with defaults, so that a rolling upgrade
 may mix versions. Every message about a request carries `rid` and `attempt`; a message of an older attempt is
 dropped by its receiver. Tokens only: text exists in the router alone.
@@ -8,6 +8,7 @@ dropped by its receiver. Tokens only: text exists in the router alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,9 @@ from shared.sampling_params import SamplingParams
 
 PROTOCOL = 1
 
+WorkerRole = Literal["prefill", "decode"]
 Role = Literal["router", "prefill", "decode"]
+WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode")
 FinishReason = Literal["length", "stop"]  # stop: an end-of-sequence or stop id; stop strings are the router's
 RefusalReason = Literal["no_room", "stale", "too_long", "unreachable", "internal"]
 
@@ -214,7 +217,9 @@ class Load(Message, frozen=True):
     accepting: bool = True
 
 
-RouterToWorker = Hello | Heartbeat | Closed | Prefill | Renew | Release | Decode | Migrate | Cancel | DrainAck
+RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck
+RouterToDecode = Hello | Heartbeat | Closed | Decode | Migrate | Renew | Release | Cancel | DrainAck
+RouterToWorker = RouterToPrefill | RouterToDecode
 WorkerToRouter = (
     Hello
     | Heartbeat
@@ -230,5 +235,10 @@ WorkerToRouter = (
 )
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_router = msgspec.msgpack.Decoder(RouterToWorker).decode
+decode_from_router: Mapping[
+    Role, Callable[[bytes], RouterToWorker]
+] = {  # by the role of the worker that reads
+    "prefill": msgspec.msgpack.Decoder(RouterToPrefill).decode,
+    "decode": msgspec.msgpack.Decoder(RouterToDecode).decode,
+}
 decode_from_worker = msgspec.msgpack.Decoder(WorkerToRouter).decode

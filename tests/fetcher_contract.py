@@ -30,7 +30,9 @@ PAGE_BYTES = 64 * 1024
 PAGES = 512
 LEASES = 8
 KV_FORMAT = "test-format"
-LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES)
+LIMITS = FetchLimits(
+    fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES
+)
 PATIENCE_SECONDS = 30.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Fleet
-from router.discovery.worker_address import ROLES
+from shared.messages import WORKER_ROLES
 
 
 def refusal(
@@ -28,7 +28,7 @@ def refusal(
 def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
     """Too many clients are a 429; a fleet that cannot serve even one is a 503, and no client's fault."""
     retry = settings.retry_after_seconds
-    missing = next((role for role in ROLES if not fleet.role(role)), None)
+    missing = next((role for role in WORKER_ROLES if not fleet.role(role)), None)
     if missing is None:
         message = f"The queue of this router is full ({settings.queue_max} requests wait). Try again later."
         return RequestFailed(429, message, retry, code="queue_full")

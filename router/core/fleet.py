@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from router.core.prefix_index import PrefixIndex
-from router.discovery.worker_address import ROLES
 from shared.baton import pages_of
-from shared.messages import PROTOCOL, Hello, Load, Role
+from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Role
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +170,7 @@ class Fleet:
     @property
     def missing(self) -> list[Role]:
         """Roles of which no worker takes anything new: requests wait for one."""
-        return [role for role in ROLES if all(worker.leaving for worker in self.role(role))]
+        return [role for role in WORKER_ROLES if all(worker.leaving for worker in self.role(role))]
 
     def paired(self, worker: Worker) -> bool:
         """Whether there is a worker of the other role, not leaving, that it can exchange pages with."""
@@ -204,7 +203,7 @@ class Fleet:
 
     def _note_missing(self) -> None:
         missed, self._missed = self._missed, self.missing
-        for role in ROLES:
+        for role in WORKER_ROLES:
             if role in self._missed and role not in missed:
                 log.warning("no worker of a role is left: its requests wait", worker_role=role)
             elif role in missed and role not in self._missed:

@@ -1,13 +1,12 @@
 """The pods of a release as a router knows them, and what follows for its links to workers.
 
-    unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> leaving --gone--> unknown
-                         `------------------- deletionTimestamp, gone -------------------^
+    unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> terminating --gone--> unknown
+                         `--------------------- deletionTimestamp, gone ---------------------^
 
-Takes observations, gives back changes; no clock, thread or I/O. A pod is its uid: one that was recreated under the
-same name is another. Only a Ready pod is dialed, but one that stops being Ready keeps its link: it may still be
-decoding, and if it is not, the link says so sooner than the API server does. That it is Ready again, as after a restart
-of its container, spares the link the rest of the wait before its next dial. For the same reason an outage of the API
-server changes nothing here: the last known fleet goes on serving.
+Takes observations, returns changes and notes; no clock, thread or I/O, and no log. A pod is its uid: one that was
+recreated under the same name is another. Only a Ready pod is dialed. A pod that stops being Ready keeps its link: it
+may still be decoding, and a dead peer is noticed by the link first. When it becomes Ready again, redial at once instead
+of waiting for the backoff. An outage of the API server changes no link: the last known fleet goes on serving.
 
 Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
 An address is hung up when no pod has it any more; that another process answers there is noticed by the link.
@@ -20,14 +19,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import structlog
+from router.discovery.worker_address import WorkerAddress
+from shared.effects import Note
+from shared.messages import WORKER_ROLES
 
-from router.discovery.worker_address import ROLES, WorkerAddress
-
-log = structlog.get_logger(__name__)
-
-PodState = Literal["waiting", "dialed", "leaving"]
-POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "leaving")
+PodState = Literal["waiting", "dialed", "terminating"]
+POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "terminating")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Pod:
     role: str  # the component label; pods of other components are not looked at
     url: str = ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "": none yet
     ready: bool = False
-    leaving: bool = False  # it has a deletionTimestamp
+    terminating: bool = False  # it has a deletionTimestamp
     ended: bool = False  # Succeeded or Failed: the object stays, its IP address may be another's already
 
 
@@ -81,11 +78,11 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The API server knows this router and lets it not do this."""
+    """The API server knows this router and forbids it this."""
 
     verb: str
     namespace: str
-    said: str
+    detail: str
 
 
 Observation = Listed | Watching | Changed | Removed | Unreachable | Denied
@@ -103,14 +100,7 @@ class DialPod:
 
 @dataclass(frozen=True, slots=True)
 class RedialPod:
-    """At this address, dialed before, a worker is Ready again: if the link is down, now is the time to try."""
-
-    worker: WorkerAddress
-
-
-@dataclass(frozen=True, slots=True)
-class PodLeaving:
-    """This worker, dialed before, is going to end; its link stays until it has. Said once."""
+    """The worker at this address, dialed before, is Ready again: if its link is down, dial at once."""
 
     worker: WorkerAddress
 
@@ -122,32 +112,40 @@ class HangUpPod:
     worker: WorkerAddress
 
 
-Change = DialPod | RedialPod | PodLeaving | HangUpPod
+Change = DialPod | RedialPod | HangUpPod | Note
 
 
 class KnownPods:
     """Observations in, changes out; see the head of this file. `now` in seconds, of any steady clock."""
 
     def __init__(self, now: float):
-        self.ready = False  # a list and a watch have worked; stays true, whatever becomes of the API server
+        self.ready = False  # a list and a watch have worked; stays true when the API server fails later
         self.reachable = False
         self.waiting_for = "the first list of pods"  # what is missing until `ready`
         self._pods: dict[str, Pod] = {}  # the workers' pods
         self._routers: dict[str, Pod] = {}
-        self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and leaving ones
+        self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and terminating ones
         self._ready: set[str] = set()  # uids of those workers that are Ready
-        self._left: set[str] = set()  # uids whose leaving was told
-        self._unusable: set[str] = set()  # uids that were complained of
+        self._terminating: set[str] = set()  # uids of those workers that have a deletionTimestamp
+        self._unusable: set[str] = set()  # uids of Ready pods without a port for links
+        self._notes: list[Note] = []  # of the observation at hand
         self._heard_at = now
         self._trouble: Unreachable | Denied | None = None
         self._troubled_at = now
 
     def observe(self, observation: Observation, now: float) -> list[Change]:
-        """Take in what the API server said, or that it said nothing; changes in the order to carry them out."""
+        """Take in one observation; returns the changes in the order to carry them out."""
+        changes: list[Change] = []
         if isinstance(observation, Unreachable | Denied):
-            self._suffer(observation, now)
-            return []
-        self._heard_at = now
+            self._note_failure(observation, now)
+        else:
+            self._heard_at = now
+            self._take_in(observation, now)
+            changes = self._settle()
+        notes, self._notes = self._notes, []
+        return [*changes, *notes]
+
+    def _take_in(self, observation: Listed | Watching | Changed | Removed, now: float) -> None:
         match observation:
             case Watching():
                 self._recover(now)
@@ -161,10 +159,9 @@ class KnownPods:
                 self._keep(pod)
             case Removed(uid):
                 self._forget(uid)
-        return self._settle()
 
     def age_seconds(self, now: float) -> float:
-        """Since the API server last said anything about the pods; before, since the start."""
+        """Since the last list, watch or event of the API server; before the first, since the start."""
         return now - self._heard_at
 
     @property
@@ -178,7 +175,7 @@ class KnownPods:
         return {pod.name: pod.url for pod in self._routers.values() if pod.url and not pod.ended}
 
     def _keep(self, pod: Pod) -> None:
-        if pod.role in ROLES:
+        if pod.role in WORKER_ROLES:
             self._pods[pod.uid] = pod
         elif pod.role == "router":
             self._routers[pod.uid] = pod
@@ -194,11 +191,10 @@ class KnownPods:
         self._workers = {pod.uid: worker for pod in self._pods.values() if (worker := self._wanted(pod))}
         after = _by_url(self._workers.values())
         recovered = self._newly_ready()
-        self._left &= self._workers.keys()
+        self._note_terminating()
         self._unusable &= self._pods.keys()
         return [
             *(HangUpPod(worker) for url, worker in before.items() if url not in after),
-            *(PodLeaving(self._workers[uid]) for uid in self._newly_leaving()),
             *(DialPod(worker) for url, worker in after.items() if url not in before),
             *(RedialPod(worker) for worker in recovered if worker.url in before),
         ]
@@ -207,40 +203,46 @@ class KnownPods:
         """The worker to have a link to, if any: a new one must be Ready to serve, one that is linked need not be."""
         if pod.ready and not pod.url and pod.uid not in self._unusable:
             self._unusable.add(pod.uid)
-            log.warning("discovery.unusable", pod=pod.name, reason="Ready, but no container port named links")
+            reason = "Ready, but no container port named links"
+            self._notes.append(Note("discovery.unusable", {"pod": pod.name, "reason": reason}, "warning"))
         if pod.ended or not pod.url:
             return None
         worker = WorkerAddress(pod.role, pod.url, pod.name)
         kept = self._workers.get(pod.uid) == worker
-        return worker if kept or (pod.ready and not pod.leaving) else None
+        return worker if kept or (pod.ready and not pod.terminating) else None
 
     def _newly_ready(self) -> list[WorkerAddress]:
         before, self._ready = self._ready, {uid for uid in self._workers if self._pods[uid].ready}
         return [worker for uid, worker in self._workers.items() if uid in self._ready - before]
 
-    def _newly_leaving(self) -> list[str]:
-        leaving = [uid for uid in self._workers if self._pods[uid].leaving and uid not in self._left]
-        self._left.update(leaving)
-        return leaving
+    def _note_terminating(self) -> None:
+        before, self._terminating = (
+            self._terminating,
+            {uid for uid in self._workers if self._pods[uid].terminating},
+        )
+        for uid, worker in self._workers.items():
+            if uid in self._terminating - before:
+                fields = {"pod": worker.pod, "worker_role": worker.role, "address": worker.url}
+                self._notes.append(Note("discovery.terminating", fields))
 
     def _state(self, pod: Pod) -> PodState:
-        if pod.leaving:
-            return "leaving"
+        if pod.terminating:
+            return "terminating"
         return "dialed" if pod.uid in self._workers else "waiting"
 
     # ---- the API server ----------------------------------------------------------------------------------------
 
     def _recover(self, now: float) -> None:
         if not self.ready:
-            log.info("discovery.synced", pods=len(self._pods))
+            self._notes.append(Note("discovery.synced", {"pods": len(self._pods)}))
         elif self._trouble is not None:
             seconds = round(now - self._troubled_at, 1)
-            log.info("discovery.back", pods=len(self._pods), seconds=seconds)
+            self._notes.append(Note("discovery.back", {"pods": len(self._pods), "seconds": seconds}))
         self.ready = self.reachable = True
         self._trouble = None
 
-    def _suffer(self, trouble: Unreachable | Denied, now: float) -> None:
-        """One line a change of state, not one an attempt."""
+    def _note_failure(self, trouble: Unreachable | Denied, now: float) -> None:
+        """One line when the trouble begins or changes, not one an attempt."""
         if self._trouble is None:
             self._troubled_at = now
         new = type(trouble) is not type(self._trouble)
@@ -249,21 +251,23 @@ class KnownPods:
             self.waiting_for = f"permission to {trouble.verb} pods in the namespace {trouble.namespace}"
         else:
             self.waiting_for = f"the API server: {trouble.reason}"
-        if not new:
-            return
+        if new:
+            self._notes.append(self._note_of(trouble))
+
+    def _note_of(self, trouble: Unreachable | Denied) -> Note:
         if isinstance(trouble, Denied):
-            log.error(
-                "discovery.denied",
-                verb=trouble.verb,
-                resource="pods",
-                namespace=trouble.namespace,
-                remedy="bind a Role with get, list and watch of pods to the router's service account",
-                said=trouble.said,
-                pods=len(self._pods),
-            )
-        else:
-            doing = "serving with the last known fleet" if self.ready else "not ready until it answers"
-            log.warning("discovery.unreachable", reason=trouble.reason, doing=doing, pods=len(self._pods))
+            fields = {
+                "verb": trouble.verb,
+                "resource": "pods",
+                "namespace": trouble.namespace,
+                "remedy": "bind a Role with get, list and watch of pods to the router's service account",
+                "detail": trouble.detail,
+                "pods": len(self._pods),
+            }
+            return Note("discovery.denied", fields, "error")
+        doing = "serving with the last known fleet" if self.ready else "not ready until it answers"
+        fields = {"reason": trouble.reason, "doing": doing, "pods": len(self._pods)}
+        return Note("discovery.unreachable", fields, "warning")
 
 
 def _by_url(workers: Iterable[WorkerAddress]) -> dict[str, WorkerAddress]:

@@ -1,20 +1,17 @@
 """Discovery among the pods of a namespace: a thread that asks the API server, and the event loop that dials.
 
-The official client blocks, so it has a thread. That thread lists, watches until the next list is due, and posts each
-observation to the event loop, where the core (`known_pods`) decides and the links are told. A watch that ends
-otherwise than by its time limit is followed by a new list; attempts that fail come ever more slowly, up to
-`PAUSE_SECONDS_MAX`.
+The official client blocks, so it has a thread. The thread lists and watches as `polling` decides and posts each
+observation to the event loop. There `known_pods` decides, and this file carries out what it decided: it dials, hangs
+up and writes notes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import structlog
 
@@ -25,30 +22,21 @@ from router.discovery.known_pods import (
     HangUpPod,
     KnownPods,
     Observation,
-    PodLeaving,
     RedialPod,
     Unreachable,
 )
 from router.discovery.pod_api import NoAnswerError, PodApi, WatchEndedError
+from router.discovery.polling import ListPods, Pace, Polling, Step
 from router.discovery.static import Dialer
+from router.discovery.worker_address import WorkerAddress
+from shared.effects import Note
 from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
 
-PAUSE_SECONDS = 0.1
-PAUSE_SECONDS_MAX = 5.0  # so soon after its return an API server that was away is asked again
-WORKING_SECONDS = 1.0  # a watch that lasted so long was a good one, however it ended
-CLOSING_SECONDS_MAX = 1.0  # the thread may be in the middle of a list; it is not waited for
+CLOSING_SECONDS_MAX = 1.0  # the thread may be in the middle of a list, which nothing interrupts
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often there is a full list, and how long one watch lasts at most."""
-
-    relist_seconds: float
-    watch_read_seconds: float
 
 
 class KubernetesDiscovery:
@@ -56,14 +44,13 @@ class KubernetesDiscovery:
 
     def __init__(self, api: PodApi, pace: Pace, links: Dialer, health: Health):
         self._api = api
-        self._pace = pace
+        self._polling = Polling(pace)
         self._links = links
         self._health = health
         self._loop = asyncio.get_running_loop()
         self._pods = KnownPods(self._loop.time())
         self._closing = threading.Event()
-        self._attempts = 0  # that failed, in a row
-        self._thread = threading.Thread(target=self._ask_for_ever, name="discovery", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)
 
     def start(self) -> None:
         """Begin to list and watch; the router is ready when both have worked."""
@@ -71,7 +58,7 @@ class KubernetesDiscovery:
         self._thread.start()
 
     def routers(self) -> Mapping[str, str]:
-        """URLs by pod name: the uid that a process in a pod has."""
+        """URLs by pod name, which is the uid of a process in a pod."""
         return self._pods.routers
 
     def publish(self, metrics: Metrics) -> None:
@@ -84,7 +71,7 @@ class KubernetesDiscovery:
             metrics.set(gauges.DISCOVERY_PODS, pods[state], state=state)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking, and end the thread."""
         self._closing.set()
         self._api.interrupt()
         if self._thread.ident is not None:
@@ -105,59 +92,52 @@ class KubernetesDiscovery:
             self._health.become_unready(f"waiting for {self._pods.waiting_for}")
 
     def _carry_out(self, change: Change) -> None:
-        worker = change.worker
-        about = {"pod": worker.pod, "worker_role": worker.role, "address": worker.url}
         match change:
-            case DialPod():
+            case DialPod(worker):
                 self._links.connect(worker.url)
-                log.info("discovery.dialed", **about)
-            case RedialPod():
+                log.info("discovery.dialed", **_fields(worker))
+            case RedialPod(worker):
                 self._links.redial(worker.url)
-            case PodLeaving():
-                log.info("discovery.leaving", **about)  # its link stays; what runs there goes on
-            case HangUpPod():
+            case HangUpPod(worker):
                 self._links.disconnect(worker.url)
-                log.info("discovery.gone", **about)
+                log.info("discovery.gone", **_fields(worker))
+            case Note(event, fields, level):
+                getattr(log, level)(event, **fields)
 
     # ---- on the thread -----------------------------------------------------------------------------------------
 
-    def _ask_for_ever(self) -> None:
+    def _poll(self) -> None:
         while not self._closing.is_set():
-            try:
-                self._list_and_watch()
-            except NoAnswerError as error:
-                self._tell(error.observation)
-            except WatchEndedError as error:
-                log.debug("discovery.watch_ended", reason=str(error))
-            except (
-                Exception
-            ) as error:  # of the client or ours: a fleet that is never updated again would be worse
-                log.exception("discovery.failed")
-                self._tell(Unreachable(f"asking for pods failed: {type(error).__name__}"))
-            else:
-                continue
-            pause_seconds = min(PAUSE_SECONDS * 2 ** min(self._attempts, 16), PAUSE_SECONDS_MAX)
-            self._attempts += 1
+            began = time.monotonic()
+            step = self._polling.next_step(began)
+            worked = self._ask(step)
+            pause_seconds = self._polling.ended(step, began, time.monotonic(), failed=not worked)
             self._closing.wait(pause_seconds)
 
-    def _list_and_watch(self) -> None:
-        """One list, and what happens until the next one is due."""
-        self._tell(self._api.list_pods())
-        relist_at = time.monotonic() + self._pace.relist_seconds
-        while (rest_seconds := relist_at - time.monotonic()) > 0 and not self._closing.is_set():
-            self._watch(math.ceil(min(rest_seconds, self._pace.watch_read_seconds)))
-
-    def _watch(self, seconds: int) -> None:
-        began = time.monotonic()
+    def _ask(self, step: Step) -> bool:
+        """Carry out one step and post what comes; False where it failed."""
         try:
-            for observation in self._api.watch_pods(seconds):
-                self._tell(observation)
-        finally:
-            if time.monotonic() - began >= WORKING_SECONDS:
-                self._attempts = 0
-        if time.monotonic() - began < WORKING_SECONDS / 2:
-            raise WatchEndedError("it was ended before its time")
+            if isinstance(step, ListPods):
+                self._post(self._api.list_pods())
+            else:
+                for observation in self._api.watch_pods(step.seconds):
+                    self._post(observation)
+        except NoAnswerError as error:
+            self._post(error.observation)
+        except WatchEndedError as error:
+            log.debug("discovery.watch_ended", reason=str(error))
+        except Exception as error:
+            # A fault of the client or of ours. Without the thread the fleet would never be updated again.
+            log.exception("discovery.failed")
+            self._post(Unreachable(f"asking for pods failed: {type(error).__name__}"))
+        else:
+            return True
+        return False
 
-    def _tell(self, observation: Observation) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+    def _post(self, observation: Observation) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: the router has ended
             self._loop.call_soon_threadsafe(self._observe, observation)
+
+
+def _fields(worker: WorkerAddress) -> dict[str, str]:
+    return {"pod": worker.pod, "worker_role": worker.role, "address": worker.url}

@@ -1,10 +1,10 @@
 """List and watch of pods at the Kubernetes API server: one blocking conversation, every wait of it bounded.
 
 The official client brings the credentials (a pod's service account, or the file that KUBECONFIG names), TLS and the
-request; what comes back is read here, as bytes, and only the few fields that discovery needs are decoded: a list of
-hundreds of pods is megabytes. `client.Watch` is not used: it retries by itself, and has no limit on a silent server.
+request. The answers are read here, as bytes, and only the few fields that discovery needs are decoded: a list of
+hundreds of pods is megabytes, and `client.Watch` would build the client's full model of each of them.
 
-Knows nothing of links and of what a pod means; what to do after an error is its caller's business.
+Knows neither links nor what a pod means; its caller decides what to do after an error.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ from shared.errors import SegueError, StartError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 COMPONENT = "app.kubernetes.io/component"
-PORTS = {
-    "router": ("http", "http"),
-    "prefill": ("tcp", "links"),
-    "decode": ("tcp", "links"),
-}  # scheme, port's name
+# By component: the scheme of its URL, and the name of its container port.
+PORTS = {"router": ("http", "http"), "prefill": ("tcp", "links"), "decode": ("tcp", "links")}
 CONNECT_SECONDS_MAX = 3.0
 LIST_SECONDS_MAX = 10.0  # hundreds of pods are some megabytes
 GRACE_SECONDS = 2.0  # for the last bytes of a watch that the server ends in time
@@ -136,7 +133,7 @@ class PodApi:
         return Listed(tuple(_pod(each) for each in listed.items or ()))
 
     def watch_pods(self, seconds: int) -> Iterator[Observation]:
-        """`Watching`, then what happens from the last list or event on, for at most so many seconds.
+        """`Watching`, then the changes since the last list or event, for at most this many seconds.
 
         Raises `NoAnswerError` when the watch is not accepted, `WatchEndedError` when it ends before its time or the
         history since then is no longer kept (410).
@@ -165,12 +162,12 @@ class PodApi:
         if event.type == "ERROR":
             failure = msgspec.json.decode(event.object, type=_Failure)
             raise WatchEndedError(f"{failure.code}: {failure.message}")
-        told = msgspec.json.decode(event.object, type=_PodObject)
-        self._version = told.metadata.resource_version
+        found = msgspec.json.decode(event.object, type=_PodObject)
+        self._version = found.metadata.resource_version
         if event.type in ("ADDED", "MODIFIED"):
-            yield Changed(_pod(told))
+            yield Changed(_pod(found))
         elif event.type == "DELETED":
-            yield Removed(told.metadata.uid)
+            yield Removed(found.metadata.uid)
 
     @contextmanager
     def _request(self, verb: str, read_seconds: float, **limits: Any) -> Iterator[urllib3.BaseHTTPResponse]:
@@ -195,7 +192,7 @@ def connect() -> client.CoreV1Api:
     Raises `StartError` where there are none.
     """
     settings = client.Configuration()
-    settings.retries = False  # its caller retries, and knows how long that has taken
+    settings.retries = False  # its caller retries, at its own pace
     try:
         if file := os.environ.get("KUBECONFIG"):
             config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
@@ -216,31 +213,31 @@ def own_namespace() -> str:
         raise StartError("--namespace is required outside a pod: where are the workers' pods?") from None
 
 
-def _pod(told: _PodObject) -> Pod:
-    conditions = {each.type: each.status for each in told.status.conditions or ()}
-    role = (told.metadata.labels or {}).get(COMPONENT, "")
+def _pod(found: _PodObject) -> Pod:
+    conditions = {each.type: each.status for each in found.status.conditions or ()}
+    role = (found.metadata.labels or {}).get(COMPONENT, "")
     return Pod(
-        uid=told.metadata.uid,
-        name=told.metadata.name,
+        uid=found.metadata.uid,
+        name=found.metadata.name,
         role=role,
-        url=_url(told, *PORTS[role]) if role in PORTS else "",
+        url=_url(found, *PORTS[role]) if role in PORTS else "",
         ready=conditions.get("Ready") == "True",
-        leaving=told.metadata.deletion_timestamp is not None,
-        ended=told.status.phase in ("Succeeded", "Failed"),
+        terminating=found.metadata.deletion_timestamp is not None,
+        ended=found.status.phase in ("Succeeded", "Failed"),
     )
 
 
-def _url(told: _PodObject, scheme: str, name: str) -> str:
-    containers = told.spec.containers or ()
+def _url(found: _PodObject, scheme: str, name: str) -> str:
+    containers = found.spec.containers or ()
     ports = [port for container in containers for port in container.ports or () if port.name == name]
-    if not ports or not told.status.ip:
+    if not ports or not found.status.ip:
         return ""
-    host = f"[{told.status.ip}]" if ":" in told.status.ip else told.status.ip
+    host = f"[{found.status.ip}]" if ":" in found.status.ip else found.status.ip
     return f"{scheme}://{host}:{ports[0].container_port}"
 
 
 def _chunks(response: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """The body as it comes. The client's own limit is on each wait; this one holds for a server that trickles."""
+    """The body as it comes. The client's own limit is on each wait; this one is on a server that trickles."""
     for chunk in response.stream(amt=None):
         yield chunk
         if time.monotonic() > deadline:
@@ -268,12 +265,12 @@ def _no_answer_for_trouble(verb: str, namespace: str) -> Iterator[None]:
 
 def _refusal(verb: str, namespace: str, error: client.ApiException) -> Unreachable | Denied:
     try:
-        said = msgspec.json.decode(error.body or b"", type=_Failure).message
+        detail = msgspec.json.decode(error.body or b"", type=_Failure).message
     except msgspec.MsgspecError:
-        said = error.reason or ""
+        detail = error.reason or ""
     if error.status == FORBIDDEN:
-        return Denied(verb, namespace, said)
-    return Unreachable(f"{verb} of pods was answered by {error.status}: {' '.join(said.split())}")
+        return Denied(verb, namespace, detail)
+    return Unreachable(f"{verb} of pods was answered by {error.status}: {' '.join(detail.split())}")
 
 
 def _sentence(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""What has the workers dialed: the shape of every discovery, and the simplest one, a list that does not change.
+"""The interface of every discovery, and the simplest one: a list of workers that does not change.
 
-Discovery dials and hangs up; whether a dialed worker is well is known to its link. The one for Kubernetes is in
-`router.discovery.kubernetes`.
+Discovery decides which workers are dialed. Whether a dialed worker can be reached is known to its link. Discovery on
+Kubernetes is in `kubernetes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Dialer(Protocol):
 
 
 class Discovery(Protocol):
-    """Has the workers dialed and says when the router is ready. Belongs to the event loop's thread.
+    """Dials the workers and says when the router is ready. Belongs to the event loop's thread.
 
     `routers`: the URL of each router of the release, by its uid, as far as is known.
     """
@@ -40,7 +40,7 @@ class Discovery(Protocol):
 
 
 class StaticDiscovery:
-    """Workers that were told: all are dialed at once, and for ever."""
+    """The workers of a setting: all are dialed at once and never hung up."""
 
     def __init__(self, workers: Sequence[WorkerAddress], links: Dialer, health: Health):
         self._workers = workers
@@ -54,11 +54,11 @@ class StaticDiscovery:
         self._health.become_ready()
 
     def routers(self) -> Mapping[str, str]:
-        """None that is known."""
+        """None is known."""
         return {}
 
     def publish(self, metrics: Metrics) -> None:
         """Nothing to show: the list is a setting."""
 
     def close(self) -> None:
-        """Nothing to end: the links are closed by who opened them."""
+        """Nothing to end: the links are closed by their owner."""

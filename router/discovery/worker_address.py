@@ -1,6 +1,6 @@
-"""Where a worker's links listen, and how a person writes that down.
+"""Where a worker's links listen, and how a setting writes that down.
 
-Its role a worker tells itself in its Hello; the address says which one to expect only so that people can read it.
+A worker's role is the one in its Hello; the role in the setting is for readers only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
-from shared.messages import Role
-
-ROLES: tuple[Role, ...] = ("prefill", "decode")
+from shared.messages import WORKER_ROLES
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """A worker that links can be dialed to."""
+    """A worker that can be dialed."""
 
     role: str
     url: str  # tcp://host:port
@@ -31,6 +29,8 @@ def static_workers(entries: Sequence[str]) -> list[WorkerAddress]:
 def _parse(entry: str) -> WorkerAddress:
     role, equals, address = entry.partition("=")
     host, colon, port = address.rpartition(":")
-    if role not in ROLES or not (equals and colon and host and port.isdigit() and 0 < int(port) < 65536):
+    if role not in WORKER_ROLES or not (
+        equals and colon and host and port.isdigit() and 0 < int(port) < 65536
+    ):
         raise ConfigError(f"workers must be prefill=HOST:PORT or decode=HOST:PORT, got {entry!r}")
     return WorkerAddress(role, f"tcp://{host}:{port}")

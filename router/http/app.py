@@ -1,8 +1,9 @@
-"""The router's HTTP application: which path is answered by what, and that every error has OpenAI's shape.
+"""The router's HTTP application: which endpoint answers which path, and OpenAI's shape for every error.
 
-FastAPI routes; the endpoints that read bodies are plain ASGI (`generation`, `tokens`), so FastAPI's own validation
-and its 422 never take part. Around everything lies `RequestIdMiddleware`: it draws the request's
-id, writes the one log line of a request, and turns what nobody caught into a 500 that tells nothing.
+FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
+(`completions`, `tokenize`), so its validation and its 422 never take part. Around everything lies
+`RequestIdMiddleware`: it draws the request's id, writes the one log line of a request, and turns an uncaught error into
+a 500 without details.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.discovery.router_peers import RouterPeers
-from router.http.completions import Completions, Generation
+from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
-from router.http.tokenize import TokenEndpoints
+from router.http.tokenize import TokenizeEndpoint
 from router.shell import RouterShell
 from shared.process.metrics import CONTENT_TYPE
 from shared.process.probes import Health
@@ -34,9 +35,9 @@ MODEL_OWNER = "segue"
 
 
 def make_app(
-    generation: Generation,
+    serving: OpenAIServing,
     shell: RouterShell,
-    siblings: RouterPeers,
+    peers: RouterPeers,
     health: Health,
     render_metrics: Callable[[], bytes],
 ) -> ASGIApp:
@@ -44,23 +45,23 @@ def make_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     hot: dict[str, ASGIApp] = {
-        "/v1/completions": Completions(generation, chat=False),
-        "/v1/chat/completions": Completions(generation, chat=True),
-        "/tokenize": TokenEndpoints(generation, to_text=False),
-        "/detokenize": TokenEndpoints(generation, to_text=True),
+        "/v1/completions": CompletionEndpoint(serving, chat=False),
+        "/v1/chat/completions": CompletionEndpoint(serving, chat=True),
+        "/tokenize": TokenizeEndpoint(serving, to_text=False),
+        "/detokenize": TokenizeEndpoint(serving, to_text=True),
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
-    _add_models(app, generation)
+    _add_models(app, serving)
     _add_probes(app, health, render_metrics)
-    _add_debug(app, shell, siblings, generation.settings.prompts_max)
-    return RequestIdMiddleware(app, siblings.draw_rid)
+    _add_debug(app, shell, peers, serving.settings.prompts_max)
+    return RequestIdMiddleware(app, peers.draw_rid)
 
 
-def _add_models(app: FastAPI, generation: Generation) -> None:
+def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
     created = int(time.time())
 
     def model(name: str) -> dict[str, Any]:
-        length = generation.tokenizer.context_len or None
+        length = serving.tokenizer.context_len or None
         return {
             "id": name,
             "object": "model",
@@ -71,11 +72,11 @@ def _add_models(app: FastAPI, generation: Generation) -> None:
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [model(generation.settings.model_name)]})
+        return JSONResponse({"object": "list", "data": [model(serving.settings.model_name)]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> JSONResponse:
-        if name != generation.settings.model_name:
+        if name != serving.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
             return JSONResponse(body, 404)
         return JSONResponse(model(name))
@@ -98,7 +99,7 @@ def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes
         return Response(render_metrics(), media_type=CONTENT_TYPE)
 
 
-def _add_debug(app: FastAPI, shell: RouterShell, siblings: RouterPeers, prompts_max: int) -> None:
+def _add_debug(app: FastAPI, shell: RouterShell, peers: RouterPeers, prompts_max: int) -> None:
     def own(rid: str) -> dict[str, Any] | None:
         found = shell.debug(rid)
         if found is not None:
@@ -112,10 +113,10 @@ def _add_debug(app: FastAPI, shell: RouterShell, siblings: RouterPeers, prompts_
         found = own(rid)
         if found is not None:
             return JSONResponse(found)
-        url = siblings.of(rid)
+        url = peers.owner_url(rid)
         if url is None:
             return JSONResponse(error_body(404, "no request of this id is known any more"), 404)
-        answer = await siblings.ask(url, f"/debug/requests/{quote(rid, safe='')}")
+        answer = await peers.get(url, f"/debug/requests/{quote(rid, safe='')}")
         if answer is None:
             return JSONResponse(error_body(502, "the router that served it gives no answer"), 502)
         status, body = answer
@@ -123,7 +124,7 @@ def _add_debug(app: FastAPI, shell: RouterShell, siblings: RouterPeers, prompts_
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
-    """Unknown paths and wrong methods; the path itself is the client's text and is not repeated."""
+    """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
     del request
     assert isinstance(error, HTTPException)
     messages = {404: "there is nothing at this path", 405: "this path does not know this method"}
@@ -133,7 +134,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
 
 
 class RequestIdMiddleware:
-    """Around the application: ids, one log line a request, and a last resort."""
+    """Around the application: ids, one log line a request, and a 500 for errors that nothing else caught."""
 
     def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):
         self._app = app
@@ -156,12 +157,12 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # a bug: say where, never with which values
-            log.error("unhandled error", rid=rid, error=type(error).__name__, at=_places(error))
+        except Exception as error:  # a bug: log the place, never the values
+            log.error("http.error", rid=rid, error=type(error).__name__, at=_places(error))
             if status == 0:
                 body = error_body(500, "the server failed; its log knows where")
                 await send_json(send_with_id, 500, body)
-        log.debug("answered", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
+        log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
 
 
 def _places(error: Exception) -> list[str]:

@@ -1,7 +1,7 @@
 """POST /v1/completions and /v1/chat/completions: from the body to the last byte of the answer.
 
-Plain ASGI under FastAPI, for these two carry all the traffic. One HTTP request is one `ResponseStream` with a choice
-for each prompt, and each choice is one request to the core. Two tasks serve it: this one writes, another listens for
+Plain ASGI under FastAPI, because these two carry all the traffic. One HTTP request is one `ResponseStream` with a
+choice for each prompt, and each choice is one request to the core. Two tasks serve it: one writes, another waits for
 the client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an
 event inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
 """
@@ -55,8 +55,8 @@ COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a 
 DONE = b"data: [DONE]\n\n"
 
 
-class Generation:
-    """What both endpoints share: the parts of the router, and the answers being written."""
+class OpenAIServing:
+    """What the endpoints share: the parts of the router, and the answers being written."""
 
     def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: RouterConfig):
         self.settings = settings
@@ -68,10 +68,10 @@ class Generation:
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
-        told = self._shell.context_len(self.settings.model_name)
-        known = [length for length in (self.tokenizer.context_len, told) if length]
+        of_workers = self._shell.context_len(self.settings.model_name)
+        known = [length for length in (self.tokenizer.context_len, of_workers) if length]
         if not known:
-            raise RequestError("no worker has told the model's context length yet", status=503)
+            raise RequestError("no worker has reported the model's context length yet", status=503)
         return min(known)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Generation:
     async def submitted(
         self, rid: str, requests: list[ClientRequest], stops: tuple[str, ...], context: bool
     ) -> AsyncIterator[ResponseStream]:
-        """Hand `requests` to the core for one answer; whatever is still running at the end is cancelled."""
+        """Hand `requests` to the core for one answer; those still running at the end are cancelled."""
         rids = [request.rid for request in requests]
 
         def cancel() -> None:
@@ -115,7 +115,7 @@ class Generation:
             self._answers.discard(answer)
             cancel()
             if answer.cut:
-                log.warning("stream cut: its client does not read", rid=rid)
+                log.warning("http.stream_cut", rid=rid, reason="the client does not read")
 
     def _choice(
         self,
@@ -130,18 +130,18 @@ class Generation:
         return Choice(index, answer, detokenizer, StopStrings(stops), lambda: self._shell.stop(request.rid))
 
 
-class Completions:
+class CompletionEndpoint:
     """The ASGI endpoint of one of the two paths."""
 
-    def __init__(self, generation: Generation, *, chat: bool):
-        self._generation = generation
-        self._settings = generation.settings
+    def __init__(self, serving: OpenAIServing, *, chat: bool):
+        self._serving = serving
+        self._settings = serving.settings
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
-            fields = self._fields(await self._generation.read(scope, receive))
+            fields = self._fields(await self._serving.read(scope, receive))
             requests = await self._requests(scope["segue.rid"], fields)
             await self._answer(scope, receive, send, fields, requests)
         except TooLargeError as error:
@@ -155,16 +155,16 @@ class Completions:
         struct: type[GenerationFields] = ChatFields if self._chat else CompletionFields
         refuse_unimplemented(body, struct.__struct_fields__)
         fields = convert(body, struct)
-        self._generation.check_model(fields.model)
+        self._serving.check_model(fields.model)
         asked_max_tokens(fields)
         include_usage(fields)
         return fields
 
     async def _requests(self, rid: str, fields: GenerationFields) -> list[ClientRequest]:
         """One request to the core for each prompt, with all bounds checked."""
-        context_len = self._generation.context_len()
+        context_len = self._serving.context_len()
         prompts = await self._token_ids(fields, context_len)
-        tokenizer = self._generation.tokenizer
+        tokenizer = self._serving.tokenizer
         requests = []
         for index, token_ids in enumerate(prompts):
             max_tokens = max_new_tokens(fields, len(token_ids), context_len)
@@ -182,7 +182,7 @@ class Completions:
         return requests
 
     async def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
-        prompts = self._generation.prompts
+        prompts = self._serving.prompts
         if isinstance(fields, ChatFields):
             return [await prompts.chat(fields.messages, context_len)]
         assert isinstance(fields, CompletionFields)
@@ -196,16 +196,16 @@ class Completions:
         fields: GenerationFields,
         requests: list[ClientRequest],
     ) -> None:
-        shape = self._shape(scope["segue.rid"], fields)
+        objects = self._objects(scope["segue.rid"], fields)
         stops = stop_strings(fields)
         write = self._stream if fields.stream else self._whole
-        async with self._generation.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
-            async with _listening(receive, answer):
-                await write(send, answer, shape, include_usage(fields))
+        async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
+            async with _watch_disconnect(receive, answer):
+                await write(send, answer, objects, include_usage(fields))
             if answer.cut:
                 await _abort(scope, receive)
 
-    def _shape(self, rid: str, fields: GenerationFields) -> AnswerObjects:
+    def _objects(self, rid: str, fields: GenerationFields) -> AnswerObjects:
         head = ObjectHead(
             answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
             created=int(time.time()),
@@ -215,9 +215,9 @@ class Completions:
         return ChatObjects(head) if self._chat else CompletionObjects(head)
 
     async def _whole(
-        self, send: Send, answer: ResponseStream, shape: AnswerObjects, with_usage: bool
+        self, send: Send, answer: ResponseStream, objects: AnswerObjects, with_usage: bool
     ) -> None:
-        del with_usage  # an answer that is not streamed always tells it
+        del with_usage  # an answer that is not streamed always has usage
         texts: dict[int, list[TextDelta]] = {}
         while pieces := await answer.take(None):
             answer.written(pieces)
@@ -227,10 +227,10 @@ class Completions:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)
         elif not answer.abandoned:
             whole = [_joined(texts[index]) for index in sorted(texts)]
-            await send_json(send, 200, shape.whole(whole, usage_json(answer.usage.values())))
+            await send_json(send, 200, objects.whole(whole, usage_json(answer.usage.values())))
 
     async def _stream(
-        self, send: Send, answer: ResponseStream, shape: AnswerObjects, with_usage: bool
+        self, send: Send, answer: ResponseStream, objects: AnswerObjects, with_usage: bool
     ) -> None:
         silence = self._settings.keepalive_seconds
         pieces = await answer.take(silence)
@@ -241,23 +241,23 @@ class Completions:
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            await send(_body(_events(pieces, shape, opened) if pieces else COMMENT))
+            await send(_body(_events(pieces, objects, opened) if pieces else COMMENT))
             answer.written(pieces)
             pieces = await answer.take(silence)
         if not answer.abandoned:
-            await send(_body(_last_events(answer, shape, with_usage), more=False))
+            await send(_body(_last_events(answer, objects, with_usage), more=False))
 
 
 @contextlib.asynccontextmanager
-async def _listening(receive: Receive, answer: ResponseStream) -> AsyncIterator[None]:
+async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIterator[None]:
     """Abandon the answer as soon as the client hangs up."""
 
-    async def listen() -> None:
+    async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         answer.abandon()
 
-    task = asyncio.create_task(listen())
+    task = asyncio.create_task(watch())
     try:
         yield
     finally:
@@ -265,7 +265,7 @@ async def _listening(receive: Receive, answer: ResponseStream) -> AsyncIterator[
 
 
 async def _abort(scope: Scope, receive: Receive) -> None:
-    """Drop the connection with what lies unread in it, and wait until that has happened."""
+    """Drop the connection with its unread data, and wait until that has happened."""
     abort: Callable[[], None] | None = scope.get("extensions", {}).get("segue.abort", {}).get("abort")
     if abort:
         abort()
@@ -274,7 +274,7 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 
 def _opaque(text: str | None) -> str:
-    """A key that tells two texts apart and says neither: workers and logs see it."""
+    """A key for workers and logs: equal for equal texts, and the text cannot be read from it."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
 
 
@@ -286,22 +286,22 @@ def _event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def _events(pieces: list[TextDelta], shape: AnswerObjects, opened: set[int]) -> bytes:
-    """Server-sent events of some pieces, each choice opened before its first."""
+def _events(pieces: list[TextDelta], objects: AnswerObjects, opened: set[int]) -> bytes:
+    """Server-sent events of some pieces; a choice is opened before its first."""
     events = []
     for piece in pieces:
         if piece.index not in opened:
             opened.add(piece.index)
-            if opening := shape.opening(piece.index):
+            if opening := objects.opening(piece.index):
                 events.append(_event(opening))
-        events.append(_event(shape.chunk(piece)))
+        events.append(_event(objects.chunk(piece)))
     return b"".join(events)
 
 
-def _last_events(answer: ResponseStream, shape: AnswerObjects, with_usage: bool) -> bytes:
+def _last_events(answer: ResponseStream, objects: AnswerObjects, with_usage: bool) -> bytes:
     if answer.failure:
         return _event(failure_body(answer.failure))
-    usage = _event(shape.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
+    usage = _event(objects.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
     return usage + DONE
 
 

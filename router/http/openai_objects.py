@@ -1,4 +1,4 @@
-"""What OpenAI's answers look like: objects of completions and chat completions, whole and in chunks.
+"""The JSON of OpenAI's answers: objects of completions and chat completions, whole and in chunks.
 
 Pure functions of text and counts; no I/O.
 """
@@ -25,7 +25,7 @@ class AnswerObjects(Protocol):
         """One piece of a stream."""
 
     def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk of a stream that was asked for usage."""
+        """The last chunk of a stream whose request asked for usage."""
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         """An answer that is not streamed; one piece a choice."""
@@ -38,7 +38,7 @@ class ObjectHead:
     answer_id: str
     created: int  # seconds since 1970
     model: str
-    chunk_usage: bool  # chunks say `usage: null` when the last one tells it
+    chunk_usage: bool  # chunks say `usage: null` when the last one has it
 
     def chunk(self, kind: str, choices: list[Json]) -> Json:
         body = self.whole(kind, choices)

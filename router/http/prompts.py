@@ -1,7 +1,7 @@
 """From what a client sent as prompt or messages to token ids.
 
-Everything here may take long for a large body, so `Prompts` runs it on a few threads of its own and keeps the number of
-waiting requests bounded. Text that cannot fit into the context is refused before it is tokenized.
+Everything here may take long for a large body, so `Prompts` runs it on a few threads of its own and bounds the number
+of waiting requests. Text that cannot fit into the context is refused before it is tokenized.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Prompts:
         return await self.run(lambda: self._chat(messages, context_len, add_generation_prompt))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` off the event loop; raises `OverloadedError` when too much waits already."""
+        """Run `work` off the event loop; raises `OverloadedError` when too many wait already."""
         if self._waiting >= self._settings.tokenizing_max:
             raise OverloadedError("too many prompts are waiting to be tokenized: try again later")
         self._waiting += 1
@@ -58,7 +58,7 @@ class Prompts:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Let the threads end after what they are doing."""
+        """Cancel what waits and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:

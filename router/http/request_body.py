@@ -1,6 +1,6 @@
 """Reading a request's body: bounded while it arrives, then decoded as JSON, then checked against a struct.
 
-A body that is too large is answered at once and what still comes is thrown away for a moment before the connection
+A body that is too large is answered at once. The rest of it is read and discarded for a moment before the connection
 closes: closing on unread bytes would reset the connection, and the client would never see the answer.
 """
 
@@ -17,8 +17,8 @@ from router.config import RouterConfig
 from router.http.responses import DisconnectedError, OverloadedError, error_body
 from shared.errors import RequestError
 
-LINGER_SECONDS = 2.0  # how long, and
-LINGER_BYTES_MAX = 64 << 20  # how much of a too large body is read and thrown away
+LINGER_SECONDS = 2.0  # the rest of a body that is too large is discarded for at most this long
+LINGER_BYTES_MAX = 64 << 20  # and at most this much of it
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -78,7 +78,7 @@ class BodyReader:
 
 
 async def refuse_too_large(error: TooLargeError, receive: Receive, send: Send) -> None:
-    """Answer 413, listen a little longer, and let the connection close."""
+    """Answer 413, discard the rest of the body for a moment, and let the connection close."""
     body = msgspec.json.encode(error_body(error.status, error.message, code=error.code))
     headers = [
         (b"content-type", b"application/json"),

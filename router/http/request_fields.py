@@ -2,7 +2,7 @@
 
 `CompletionFields` and `ChatFields` are the understood ones, as they come in JSON; `sampling_params` makes the engine's
 parameters of them. A known field that is not implemented is refused by name unless it holds a neutral value;
-a field nobody knows is ignored, as vLLM and SGLang do. Prompts are looked at in `prompts`.
+an unknown field is ignored, as vLLM and SGLang do. Prompts are checked in `prompts`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def refuse_unimplemented(fields: dict[str, Any], known: Iterable[str]) -> None:
         elif name not in known and name not in _WITHOUT_EFFECT:
             ignored += 1
     if ignored:
-        log.debug("unknown fields ignored", count=ignored)  # their names are the client's text
+        log.debug("http.unknown_fields", count=ignored)  # their names are the client's text
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -1,13 +1,13 @@
 """Answers on their way to clients: the text of each choice, and how much of it the client has not read yet.
 
-A `Choice` is one prompt of one HTTP request: it takes the tokens that the core gives out (as the shell's
-`TokenSink`), turns them into text, and looks for stop strings. The `ResponseStream` joins the choices of one HTTP
-request: its choices put `TextDelta`s in, the one task that writes to the client takes them out. Everything runs on
-the event loop, so there are no locks. What a piece looks like on the wire is `openai_objects`' business, when it is.
+A `Choice` is one prompt of one HTTP request: it takes the tokens that the core sends (as the shell's `TokenSink`),
+turns them into text, and looks for stop strings. The `ResponseStream` joins the choices of one HTTP request: its
+choices put `TextDelta`s in, the one task that writes to the client takes them out. Everything runs on the event loop,
+so there are no locks. The JSON of a piece is made in `openai_objects`.
 
-The bound: pieces that were not yet taken, and those whose write the client has not let through, may add up to
-`backlog_bytes_max`; beyond it the answer is cut, for a slow reader must not cost memory. What comes at once while no
-write is held up is not the reader's fault and does not cut.
+The bound: pieces that were not yet taken and those whose write has not returned may add up to `backlog_bytes_max`;
+beyond it the answer is cut, so that a slow reader costs no memory. A burst is allowed to exceed the bound unless a
+write to this client is already blocked.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class TextDelta:
 
 
 class ResponseStream:
-    """What the choices of one HTTP request have to say that was not yet written.
+    """The text of the choices of one HTTP request that was not yet written.
 
-    `on_abandon` is called once when nobody will read it; `cut` says that it was for an unread backlog.
+    `on_abandon` is called once when the client will not read it; `cut` means that its unread backlog was too large.
     """
 
     def __init__(self, choices: int, backlog_bytes_max: int, on_abandon: Callable[[], None]):
@@ -78,7 +78,7 @@ class ResponseStream:
         self._changed.set()
 
     def abandon(self) -> None:
-        """Nobody reads this any more; a no-op once it is complete."""
+        """The client does not read this any more; a no-op once it is complete."""
         if self.complete:
             return
         self.abandoned = True
@@ -128,7 +128,7 @@ class Choice:
         self._stopped = False
 
     def tokens(self, token_ids: tuple[int, ...]) -> None:
-        """New tokens of this choice; after a stop string they are not wanted any more."""
+        """New tokens of this choice; ignored after a stop string."""
         if self._stopped:
             return
         text, self._stopped = self._stop_strings.push(self._detokenizer.push(token_ids))
@@ -138,7 +138,7 @@ class Choice:
             self._stop()
 
     def ended(self, outcome: Outcome) -> None:
-        """The core has nothing more to say about this choice."""
+        """The core has ended this choice."""
         if isinstance(outcome, RequestFailed):
             self._answer.fail(outcome)
         elif not isinstance(outcome, RequestAborted):

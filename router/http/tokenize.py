@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, with the bodies that vLLM gave them."""
+"""POST /tokenize and /detokenize, with the bodies that vLLM defined."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.http.completions import Generation
+from router.http.completions import OpenAIServing
 from router.http.prompts import check_token_ids
 from router.http.request_body import TooLargeError, convert, refuse_too_large
 from router.http.responses import DisconnectedError, send_json, send_request_error
@@ -32,31 +32,31 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-class TokenEndpoints:
+class TokenizeEndpoint:
     """The ASGI endpoint of one of the two paths."""
 
-    def __init__(self, generation: Generation, *, to_text: bool):
-        self._generation = generation
+    def __init__(self, serving: OpenAIServing, *, to_text: bool):
+        self._serving = serving
         self._to_text = to_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
-            body = await self._generation.read(scope, receive)
+            body = await self._serving.read(scope, receive)
             await send_json(
                 send, 200, await (self._detokenize(body) if self._to_text else self._tokenize(body))
             )
         except TooLargeError as error:
             await refuse_too_large(error, receive, send)
         except RequestError as error:
-            await send_request_error(send, error, self._generation.settings.retry_after_seconds)
+            await send_request_error(send, error, self._serving.settings.retry_after_seconds)
         except DisconnectedError:
             pass
 
     async def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         fields = convert(body, TokenizeFields)
-        self._generation.check_model(fields.model or self._generation.settings.model_name)
-        context_len, prompts = self._generation.context_len(), self._generation.prompts
+        self._serving.check_model(fields.model or self._serving.settings.model_name)
+        context_len, prompts = self._serving.context_len(), self._serving.prompts
         if fields.messages is not None:
             ids = await prompts.chat(fields.messages, context_len, fields.add_generation_prompt)
         elif fields.prompt is not None:
@@ -64,12 +64,12 @@ class TokenEndpoints:
             ids = await prompts.run(lambda: prompts.encode(text, context_len, "prompt", special))
         else:
             raise RequestError("either prompt or messages is required", param="prompt")
-        strings = self._generation.tokenizer.token_strings(ids) if fields.return_token_strs else None
+        strings = self._serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
 
     async def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         fields = convert(body, DetokenizeFields)
-        tokenizer, prompts = self._generation.tokenizer, self._generation.prompts
-        self._generation.check_model(fields.model or self._generation.settings.model_name)
+        tokenizer, prompts = self._serving.tokenizer, self._serving.prompts
+        self._serving.check_model(fields.model or self._serving.settings.model_name)
         ids = await prompts.run(lambda: check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens"))
         return {"prompt": await prompts.run(lambda: tokenizer.decode_all(ids))}

@@ -1,11 +1,11 @@
 """From text to token ids: the model's tokenizer and its chat template.
 
-The only file that imports transformers. It knows the model folder (tokenizer, chat template, config.json) and
-nothing of HTTP or requests. The template is the folder's own, rendered in transformers' sandbox; a client never
+The only file of the router that imports transformers. It knows the model folder (tokenizer, chat template, config.json)
+and neither HTTP nor requests. The template is the folder's own, rendered in transformers' sandbox; a client never
 supplies one. Going back from ids to text step by step is `router.text.detokenizer`.
 
-transformers imports torch wherever it is installed, which costs a router seconds and half a gigabyte and gives it
-nothing: `forgo_torch`, called before the first load, hides torch from this process.
+transformers imports torch wherever it is installed, which costs a router seconds and half a gigabyte for nothing.
+`hide_torch`, called before the first load, hides torch from this process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Message = Mapping[str, str]  # role and content
 
 
 class Decoder(Protocol):
-    """What the way back needs of a tokenizer."""
+    """What turns token ids into text: the side of `Tokenizer` that `detokenizer` needs."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
-def forgo_torch() -> None:
+def hide_torch() -> None:
     """Make torch impossible to import in this process, and transformers silent about its absence."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

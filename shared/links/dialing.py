@@ -4,9 +4,9 @@
        ^--------- refused, silent -----'        |
        ^--------- gap, silence, Closed, send ---'
 
-Every session has a connection of its own, so nothing of an older session can arrive on it. Knows no sockets,
-no clock and no randomness (session numbers come from `draw_session`); what it decides lands in `outgoing` and
-`events`, and its shell carries both out in order.
+Every session has a connection of its own, so nothing of an older session can arrive on it. Knows no sockets, no clock
+and no randomness (session numbers come from `draw_session`), and does not log: what it decides is appended to
+`outgoing`, `events` and `notes`, and its shell carries out all three in order.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
+from shared.backoff import backoff_seconds
+from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
-    LAST,
+    HEARTBEAT,
+    UNREADABLE,
     Envelope,
     LinkSettings,
     Session,
     SessionError,
+    closing_frames,
     open_envelope,
-    seal,
 )
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
 
-log = structlog.get_logger(__name__)
-
-HEARTBEAT = encode(Heartbeat())
-UNREACHABLE_SECONDS = 60.0  # a worker that starts may load for so long; from then on it is worth a warning
+UNREACHABLE_SECONDS = (
+    60.0  # a starting worker may load its model for this long; after that it is worth a warning
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,10 @@ class _WorkerLink:
     session: Session | None = None  # None: resting until redial_at
     peer: str = ""  # "": greeting, or resting
     failures: int = 0  # since the last PeerUp
-    missed: bool = False  # warned of, since the last PeerUp
+    warned: bool = False  # of being unreachable, since the last PeerUp
 
 
-class DialingEnd:
+class RouterEnd:
     """All sessions of one router."""
 
     def __init__(
@@ -77,10 +78,11 @@ class DialingEnd:
     ):
         self.outgoing: list[Dial | SendFrames | HangUp] = []
         self.events: list[LinkEvent] = []
+        self.notes: list[Note] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
+        self.counters = counters
         self._hello = hello
         self._settings = settings
-        self.counters = counters
         self._draw_session = draw_session
         self._links: dict[str, _WorkerLink] = {}  # by address
         self._peers: dict[str, _WorkerLink] = {}
@@ -99,7 +101,7 @@ class DialingEnd:
             self.deadline = min(self.deadline, now)
 
     def disconnect(self, address: str, now: float) -> None:
-        """End the session with this worker and dial it no more."""
+        """End the session with this worker and stop dialing it."""
         self.end(address, "disconnected here", now)
         self._links.pop(address, None)
 
@@ -121,12 +123,12 @@ class DialingEnd:
                 raise SessionError("malformed: a Hello within a session")
             elif not isinstance(message, Heartbeat):
                 self.events.append(Received(link.peer, message))
-        except (SessionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except UNREADABLE as error:
             self.counters.malformed += 1
             self.end(address, str(error), now)
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
-        """Send within `session`; dropped and counted when that is over, which its sender is yet to hear."""
+        """Send within `session`. Dropped and counted when it is over: its PeerDown is then on the way to the sender."""
         link = self._peers.get(peer)
         if link is None or link.session is None or link.session.session != session:
             self.counters.messages_unsent += 1
@@ -140,28 +142,19 @@ class DialingEnd:
         link = self._links.get(address)
         if link is None or link.session is None:
             return
-        closed = seal(link.session.session, LAST, encode(Closed(reason)))
-        self.outgoing += [SendFrames(address, closed), HangUp(address)]
-        link.session = None
-        rest_seconds = min(
-            self._settings.redial_seconds * 2 ** min(link.failures, 16), self._settings.redial_seconds_max
-        )
-        link.failures += 1
-        link.redial_at = now + rest_seconds
-        self.deadline = min(self.deadline, link.redial_at)
+        self.outgoing += [
+            SendFrames(address, closing_frames(link.session.session, reason)),
+            HangUp(address),
+        ]
+        self._rest(link, now)
         if link.peer:
             del self._peers[link.peer]
-            self.events.append(PeerDown(link.peer, reason))
             self.counters.sessions_ended += 1
-            log.info("link.down", peer=link.peer, address=address, reason=reason)
+            self.events.append(PeerDown(link.peer, reason))
+            self.notes.append(Note("link.down", {"peer": link.peer, "address": address, "reason": reason}))
             link.peer, link.down_since = "", now
-        elif not link.missed and now - link.down_since >= UNREACHABLE_SECONDS:
-            link.missed = True
-            log.warning(
-                "link.unreachable", address=address, reason=reason, seconds=round(now - link.down_since)
-            )
-        elif link.failures == 1:
-            log.info("link.unreachable", address=address, reason=reason)
+        else:
+            self._note_unreachable(link, reason, now)
 
     def tick(self, now: float) -> None:
         """Dial, send the heartbeats that are due and end the sessions that went silent."""
@@ -175,13 +168,10 @@ class DialingEnd:
                 self._dial(link, now)
             elif link.session is not None and now >= link.session.heartbeat_at:
                 self.outgoing.append(SendFrames(link.address, link.session.next_frames(HEARTBEAT, now)))
-            if link.session is None:
-                self.deadline = min(self.deadline, link.redial_at)
-            else:
-                self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+            self.deadline = min(self.deadline, link.session.deadline if link.session else link.redial_at)
 
     def close(self, now: float) -> None:
-        """End all sessions and dial no more."""
+        """End all sessions and stop dialing."""
         for address in list(self._links):
             self.disconnect(address, now)
 
@@ -190,24 +180,45 @@ class DialingEnd:
         hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
         self.outgoing += [Dial(link.address), SendFrames(link.address, link.session.next_frames(hello, now))]
 
+    def _rest(self, link: _WorkerLink, now: float) -> None:
+        link.session = None
+        link.failures += 1
+        rest_seconds = backoff_seconds(
+            link.failures, self._settings.redial_seconds, self._settings.redial_seconds_max
+        )
+        link.redial_at = now + rest_seconds
+        self.deadline = min(self.deadline, link.redial_at)
+
     def _greeted(self, link: _WorkerLink, envelope: Envelope, message: object, now: float) -> None:
         if not isinstance(message, Hello) or message.session != envelope.session:
             raise SessionError("malformed: the first message of a session is its Hello")
         peer = peer_name(message)
-        refusal = ""
-        if message.protocol != PROTOCOL or message.role == "router":
-            refusal = (
-                f"expected a worker of protocol {PROTOCOL}, met {message.role} of protocol {message.protocol}"
-            )
-        elif peer in self._peers:
-            refusal = f"the same worker is linked through {self._peers[peer].address}"
-        if refusal:
+        if refusal := self._refusal(message, peer):
             self.counters.refused_hello += 1
-            log.warning("link.refused", peer=peer, address=link.address, reason=refusal)
+            fields = {"peer": peer, "address": link.address, "reason": refusal}
+            self.notes.append(Note("link.refused", fields, "warning"))
             self.end(link.address, refusal, now)
             return
-        link.peer, link.failures, link.missed = peer, 0, False
+        link.peer, link.failures, link.warned = peer, 0, False
         self._peers[peer] = link
         self.counters.sessions_begun += 1
         self.events.append(PeerUp(peer, message))
-        log.info("link.up", peer=peer, address=link.address)
+        self.notes.append(Note("link.up", {"peer": peer, "address": link.address}))
+
+    def _refusal(self, hello: Hello, peer: str) -> str:
+        """Why this worker is not linked; empty: it is."""
+        if hello.protocol != PROTOCOL or hello.role == "router":
+            return f"expected a worker of protocol {PROTOCOL}, met {hello.role} of protocol {hello.protocol}"
+        if peer in self._peers:
+            return f"the same worker is linked through {self._peers[peer].address}"
+        return ""
+
+    def _note_unreachable(self, link: _WorkerLink, reason: str, now: float) -> None:
+        """One line for the first dial that fails, and one warning when it has lasted."""
+        seconds = now - link.down_since
+        fields = {"address": link.address, "reason": reason, "seconds": round(seconds)}
+        if not link.warned and seconds >= UNREACHABLE_SECONDS:
+            link.warned = True
+            self.notes.append(Note("link.unreachable", fields, "warning"))
+        elif link.failures == 1:
+            self.notes.append(Note("link.unreachable", fields))

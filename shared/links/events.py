@@ -1,9 +1,8 @@
-"""What a link tells the core of its process: a peer came, a peer went, a message arrived.
+"""What links report to the core of their process: a peer came, a peer went, a message arrived.
 
-Between `PeerUp` and `PeerDown` of a peer its messages arrive in order, without gaps or repeats. After
-`PeerDown` everything in flight between the two is lost: a worker cancels all that router's requests, a
-router treats the worker as lost. The same peer may come up again; that is a new session, and nothing of the
-old one is delivered.
+Between `PeerUp` and `PeerDown` of a peer its messages arrive in order, without gaps or repeats. After `PeerDown`
+everything in flight between the two is lost: a worker cancels all requests of that router, a router treats the worker
+as lost. The same peer may come up again; that is a new session, and nothing of the old one is delivered.
 
 This file knows no sockets, so that cores can import it.
 """
@@ -24,7 +23,7 @@ def peer_name(hello: Hello) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A session has begun; `hello` is what the other side told about itself."""
+    """A session has begun; `hello` is how the other side describes itself."""
 
     peer: str
     hello: Hello
@@ -56,4 +55,4 @@ class Links(Protocol):
         """Wait for events up to the timeout; returns all that wait, in order."""
 
     def send(self, peer: str, message: Message) -> None:
-        """Queue a message for the session of `peer` that `receive` told of; never blocks."""
+        """Queue a message for the session of `peer` whose PeerUp `receive` returned; never blocks."""

@@ -1,8 +1,8 @@
-"""Who may speak on a link: CURVE key pairs for the two ends, derived from one secret seed.
+"""CURVE key pairs for the two ends of a link, derived from one secret seed.
 
 The deployment holds one secret of 32 random bytes (a Kubernetes Secret, or memory that `segue up` shares with its
-children). Each process derives what it needs, so there is nothing to distribute or to rotate but the seed.
-Knows no sockets: who is admitted with which key is `link_admission`'s.
+children). Each process derives its keys from it, so only the seed is distributed and rotated.
+Knows no sockets: which key is admitted where is decided in `authenticator`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 
 SEED_BYTES = 32
 
-LinkRole = Literal["router", "worker"]  # prefill and decode are alike here: they listen
+LinkRole = Literal["router", "worker"]  # prefill and decode workers use one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def derive_keys(seed: bytes, role: LinkRole) -> KeyPair:
 
 
 def read_seed(path: Path) -> bytes:
-    """The seed in this file. Raises ConfigError when it is missing, of the wrong size or open to everyone."""
+    """The seed in this file. Raises ConfigError when it is missing, of the wrong size or readable by every user."""
     try:
         mode, seed = path.stat().st_mode, path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The worker's end of its links: sessions are opened by routers that dial, and kept here.
+"""The worker's end of its links: accepts the sessions that routers open, and ends them.
 
-A connection is known by the bytes that the ROUTER socket gives it; a router by its name. One router has at
-most one session: a new `Hello` of it ends the old one. Knows no sockets and no clock; what it decides lands
-in `outgoing` and `events`, and its shell carries both out in order.
+A connection is known by the bytes that the ROUTER socket gives it, a router by its name. One router has at most one
+session: a new `Hello` ends the old one. Knows no sockets and no clock, and does not log: what it decides is appended
+to `outgoing`, `events` and `notes`, and its shell carries out all three in order.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
+from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
+    HEARTBEAT,
     LAST,
+    UNREADABLE,
     Envelope,
     LinkSettings,
     Session,
     SessionError,
+    closing_frames,
     open_envelope,
-    seal,
 )
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
-
-log = structlog.get_logger(__name__)
-
-HEARTBEAT = encode(Heartbeat())
 
 
 @dataclass(slots=True)
@@ -36,16 +34,18 @@ class _RouterSession:
     session: Session
 
 
-class ListeningEnd:
+class WorkerEnd:
     """All sessions of one worker."""
 
     def __init__(self, hello: Hello, settings: LinkSettings, counters: LinkCounters):
         self.outgoing: list[tuple[bytes, list[bytes]]] = []  # (connection, frames)
         self.events: list[LinkEvent] = []
+        self.notes: list[Note] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
-        self._hello = hello
-        self._settings = settings
         self.counters = counters
+        self._hello = hello
+        self._decode = decode_from_router[hello.role]  # a message for the other role is malformed here
+        self._settings = settings
         self._links: dict[bytes, _RouterSession] = {}  # by connection
         self._connections: dict[str, bytes] = {}  # by peer
 
@@ -61,12 +61,12 @@ class ListeningEnd:
             else:
                 link.session.accept(envelope, now)
                 self._deliver(connection, link, envelope)
-        except (SessionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except UNREADABLE as error:
             self.counters.malformed += 1
             self.end(connection, str(error))
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
-        """Send within `session`; dropped and counted when that is over, which its sender is yet to hear."""
+        """Send within `session`. Dropped and counted when it is over: its PeerDown is then on the way to the sender."""
         connection = self._connections.get(peer)
         link = self._links[connection] if connection is not None else None
         if connection is None or link is None or link.session.session != session:
@@ -84,8 +84,8 @@ class ListeningEnd:
         del self._connections[link.peer]
         self.counters.sessions_ended += 1
         self.events.append(PeerDown(link.peer, reason))
-        self._say_closed(connection, link.session.session, reason)
-        log.info("link.down", peer=link.peer, reason=reason)
+        self.outgoing.append((connection, closing_frames(link.session.session, reason)))
+        self.notes.append(Note("link.down", {"peer": link.peer, "reason": reason}))
 
     def tick(self, now: float) -> None:
         """Send the heartbeats that are due and end the sessions that went silent."""
@@ -98,7 +98,7 @@ class ListeningEnd:
                 continue
             if now >= link.session.heartbeat_at:
                 self.outgoing.append((connection, link.session.next_frames(HEARTBEAT, now)))
-            self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+            self.deadline = min(self.deadline, link.session.deadline)
 
     def close(self) -> None:
         """End all sessions."""
@@ -109,23 +109,23 @@ class ListeningEnd:
         if envelope.number != 0:
             self.counters.out_of_session += 1
             if envelope.number != LAST:
-                self._say_closed(connection, envelope.session, "no such session")
+                self.outgoing.append((connection, closing_frames(envelope.session, "no such session")))
             return
-        hello = decode_from_router(envelope.body)
+        hello = self._decode(envelope.body)
         if not isinstance(hello, Hello) or hello.session != envelope.session:
             raise SessionError("malformed: the first message of a session is its Hello")
         if hello.protocol != PROTOCOL or hello.role != "router":
             self._refuse(connection, hello)
             return
-        self._admit(connection, hello, now)
+        self._accept(connection, hello, now)
 
     def _refuse(self, connection: bytes, hello: Hello) -> None:
         self.counters.refused_hello += 1
         reason = f"expected a router of protocol {PROTOCOL}, met {hello.role} of protocol {hello.protocol}"
-        log.warning("link.refused", peer=peer_name(hello), reason=reason)
-        self._say_closed(connection, hello.session, reason)
+        self.outgoing.append((connection, closing_frames(hello.session, reason)))
+        self.notes.append(Note("link.refused", {"peer": peer_name(hello), "reason": reason}, "warning"))
 
-    def _admit(self, connection: bytes, hello: Hello, now: float) -> None:
+    def _accept(self, connection: bytes, hello: Hello, now: float) -> None:
         peer = peer_name(hello)
         self.end(connection, "a new session on the same connection")
         self.end(self._connections.get(peer, b""), "a new session of the same router")
@@ -136,18 +136,15 @@ class ListeningEnd:
         self.counters.sessions_begun += 1
         answer = encode(msgspec.structs.replace(self._hello, session=hello.session))
         self.outgoing.append((connection, link.session.next_frames(answer, now)))
-        self.deadline = min(self.deadline, link.session.silent_at, link.session.heartbeat_at)
+        self.deadline = min(self.deadline, link.session.deadline)
         self.events.append(PeerUp(peer, hello))
-        log.info("link.up", peer=peer)
+        self.notes.append(Note("link.up", {"peer": peer}))
 
     def _deliver(self, connection: bytes, link: _RouterSession, envelope: Envelope) -> None:
-        message = decode_from_router(envelope.body)
+        message = self._decode(envelope.body)
         if isinstance(message, Closed):
             self.end(connection, f"closed by the router: {message.reason}")
         elif isinstance(message, Hello):
             raise SessionError("malformed: a Hello within a session")
         elif not isinstance(message, Heartbeat):
             self.events.append(Received(link.peer, message))
-
-    def _say_closed(self, connection: bytes, session: int, reason: str) -> None:
-        self.outgoing.append((connection, seal(session, LAST, encode(Closed(reason)))))

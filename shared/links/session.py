@@ -1,15 +1,15 @@
 """One session of a link: numbering, heartbeats and silence.
 
-ZMQ reconnects and drops without a word, so that a message was sent proves nothing about the one before it. A
-session makes the loss visible: the router draws 64 random bits for each connection, and every message then
-travels as three frames,
+ZMQ reconnects and drops messages silently, so a message that arrives proves nothing about those sent before it. A
+session makes the loss visible: the router draws 64 random bits for each connection, and every message travels as
+three frames,
 
     [session, 8 bytes] [sequence number, 8 bytes] [body: one msgpack message]
 
 numbered from 0 (the `Hello`) in each direction. A gap, a repeat, foreign bytes or silence ends the session;
-it is never repaired. Only `Closed` carries the number `LAST`, since who sends it may not know how far it
-had come.
+it is never repaired. Only `Closed` carries the number `LAST`, because its sender may not know the next number.
 
+Also what both ends of a link share: settings, counters, the heartbeat, and the errors that bytes of a peer can raise.
 Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of any monotonic clock.
 """
 
@@ -18,7 +18,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import msgspec
+
+from shared.messages import Closed, Heartbeat, encode
+
 LAST = 2**64 - 1
+HEARTBEAT = encode(Heartbeat())
 
 _NUMBER = struct.Struct("!Q")
 
@@ -40,9 +45,17 @@ class SessionError(Exception):
     """The frames cannot be the next ones of this session; the message says why."""
 
 
+UNREADABLE = (
+    SessionError,
+    msgspec.MsgspecError,
+    ValueError,
+    RecursionError,
+)  # all that bytes of a peer can raise
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The three frames, read but not yet believed."""
+    """The three frames, read but not yet checked."""
 
     session: int
     number: int
@@ -59,6 +72,11 @@ def open_envelope(frames: list[bytes]) -> Envelope:
 def seal(session: int, number: int, body: bytes) -> list[bytes]:
     """The inverse of `open_envelope`."""
     return [_NUMBER.pack(session), _NUMBER.pack(number), body]
+
+
+def closing_frames(session: int, reason: str) -> list[bytes]:
+    """The last message of a session."""
+    return seal(session, LAST, encode(Closed(reason)))
 
 
 class Session:
@@ -88,6 +106,11 @@ class Session:
             raise SessionError(f"{kind}: expected message {self._received}, met {envelope.number}")
         self._received += 1
         self._heard_at = now
+
+    @property
+    def deadline(self) -> float:
+        """When this session next needs its end: for a heartbeat, or because it is over."""
+        return min(self.heartbeat_at, self.silent_at)
 
     @property
     def heartbeat_at(self) -> float:

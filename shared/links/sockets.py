@@ -1,18 +1,18 @@
 """Links between the router and its workers over ZMQ: workers listen, routers dial, CURVE always.
 
-`WorkerLinks` and `RouterLinks` look alike to their owner: `receive` gives `LinkEvent`s, `send` takes a
-message for a peer, neither ever blocks on the network. What a session is, and when it ends, is decided in
-`link_session`, `link_listening` and `link_dialing`; who is admitted in `link_admission`. Here are the
-sockets only.
+`WorkerLinks` and `RouterLinks` look alike to their owner: `receive` gives `LinkEvent`s, `send` takes a message for a
+peer, neither ever blocks on the network (both are in `thread`). What a session is, and when it ends, is decided in
+`session`, `listening` and `dialing`; which connections are admitted, in `authenticator`. Here are the sockets only.
 
-A send that ZMQ cannot take at once (high-water mark, unknown connection) ends the session: nothing is
-dropped in silence and nothing waits.
+A send that ZMQ cannot take at once (high-water mark, unknown connection) ends the session: nothing is dropped
+silently and nothing waits.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -20,13 +20,12 @@ from zmq.utils.monitor import parse_monitor_message
 from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
-from shared.links.dialing import Dial, DialingEnd, SendFrames
-from shared.links.events import LinkEvent
+from shared.links.dialing import Dial, RouterEnd, SendFrames
 from shared.links.keys import derive_keys
-from shared.links.listening import ListeningEnd
+from shared.links.listening import WorkerEnd
 from shared.links.session import LinkSettings
-from shared.links.thread import READ_BATCH, LinkThread
-from shared.messages import Hello, Message
+from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote, write_note
+from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
 
@@ -40,35 +39,45 @@ def _limit(socket: Socket, settings: LinkSettings) -> None:
     socket.linger = int(LINGER_SECONDS * 1000)
 
 
-class _ListeningWire:
-    """One ROUTER socket behind its admission."""
+class _WorkerWire:
+    """One ROUTER socket behind its authenticator."""
 
-    def __init__(self, end: ListeningEnd, host: str, port: int, seed: bytes, settings: LinkSettings):
+    def __init__(
+        self,
+        end: WorkerEnd,
+        host: str,
+        port: int,
+        seed: bytes,
+        settings: LinkSettings,
+        write_note: WriteNote,
+    ):
         self._end = end
         self._context = zmq.Context()
-        self._door = self._context.socket(zmq.ROUTER)
-        _limit(self._door, settings)
-        self._door.router_mandatory = True
-        self._admission = Authenticator(self._context, self._door, seed, end.counters)
+        self._router_socket = self._context.socket(zmq.ROUTER)
+        _limit(self._router_socket, settings)
+        self._router_socket.router_mandatory = True
+        self._authenticator = Authenticator(
+            self._context, self._router_socket, seed, end.counters, write_note
+        )
         try:
-            self._door.bind(f"tcp://{host}:{port or '*'}")
+            self._router_socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self._close_sockets()
             raise StartError(f"cannot listen for routers on {host}:{port}: {error.strerror}") from None
-        self.address = self._door.get_string(zmq.LAST_ENDPOINT)
+        self.address = self._router_socket.get_string(zmq.LAST_ENDPOINT)
 
     def register(self, poller: zmq.Poller) -> None:
-        for socket in (self._door, self._admission.questions, self._admission.monitor):
+        for socket in (self._router_socket, self._authenticator.zap_socket, self._authenticator.monitor):
             poller.register(socket, zmq.POLLIN)
 
     def read(self, ready: set[object], now: float, unread_full: bool) -> None:
-        self._admission.answer()
-        self._admission.observe()
-        if self._door not in ready:
+        self._authenticator.answer()
+        self._authenticator.observe()
+        if self._router_socket not in ready:
             return
         for _ in range(READ_BATCH):
             try:
-                connection, *frames = self._door.recv_multipart(zmq.NOBLOCK)
+                connection, *frames = self._router_socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             if unread_full:
@@ -80,7 +89,7 @@ class _ListeningWire:
         del now
         for connection, frames in self._end.outgoing:  # grows by the Closed of sessions that end here
             try:
-                self._door.send_multipart([connection, *frames], zmq.NOBLOCK)
+                self._router_socket.send_multipart([connection, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 self._end.end(connection, f"cannot send: {error.strerror}")
         self._end.outgoing.clear()
@@ -91,43 +100,39 @@ class _ListeningWire:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        self._door.disable_monitor()
-        self._admission.close()
-        self._door.close()
+        self._router_socket.disable_monitor()
+        self._authenticator.close()
+        self._router_socket.close()
         self._context.term()
 
 
-class WorkerLinks:
-    """The links of one worker process: routers dial `address`. Raises StartError when the port is taken."""
+class WorkerLinks(ThreadedLinks):
+    """The links of one worker process: routers dial `address`. Raises StartError when the port is taken.
 
-    def __init__(self, host: str, port: int, seed: bytes, hello: Hello, settings: LinkSettings):
+    `write_note` is called on the link thread.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        seed: bytes,
+        hello: Hello,
+        settings: LinkSettings,
+        *,
+        write_note: WriteNote = write_note,
+    ):
         self.counters = LinkCounters()
-        end = ListeningEnd(hello, settings, self.counters)
-        wire = _ListeningWire(end, host, port, seed, settings)
+        end = WorkerEnd(hello, settings, self.counters)
+        wire = _WorkerWire(end, host, port, seed, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
-        self._thread = LinkThread(end, wire, settings)
-
-    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """Wait for events, or `wake`, up to the timeout."""
-        return self._thread.receive(timeout_seconds)
-
-    def wake(self) -> None:
-        """Let a waiting `receive` return; from any thread."""
-        self._thread.wake()
-
-    def send(self, peer: str, message: Message) -> None:
-        """Queue a message for the session of `peer` that `receive` told of; from any thread."""
-        self._thread.send(peer, message)
-
-    def close(self) -> None:
-        """End all sessions, saying so."""
-        self._thread.close()
+        super().__init__(end, wire, settings, write_note=write_note)
 
 
-class _DialedWire:
+class _RouterWire:
     """One DEALER socket for each session."""
 
-    def __init__(self, end: DialingEnd, seed: bytes, settings: LinkSettings):
+    def __init__(self, end: RouterEnd, seed: bytes, settings: LinkSettings):
         self._end = end
         self._settings = settings
         self._context = zmq.Context()
@@ -212,45 +217,35 @@ def _has_ended(monitor: Socket) -> bool:
     return ended
 
 
-class RouterLinks:
+class RouterLinks(ThreadedLinks):
     """The links of one router process: one dialed worker an address.
 
-    `on_ready` is called on the link thread whenever `receive(0)` has something after it had nothing; an
-    asyncio process passes a function that calls `loop.call_soon_threadsafe` with its drain.
+    `on_ready` and `write_note` are called on the link thread. `on_ready` is called whenever `receive(0)` has something
+    after it had nothing; an asyncio process passes a function that calls `loop.call_soon_threadsafe`.
     """
 
     def __init__(
-        self, seed: bytes, hello: Hello, settings: LinkSettings, on_ready: Callable[[], None] | None = None
+        self,
+        seed: bytes,
+        hello: Hello,
+        settings: LinkSettings,
+        on_ready: Callable[[], None] | None = None,
+        *,
+        write_note: WriteNote = write_note,
     ):
         self.counters = LinkCounters()
-        self._end = DialingEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))
-        wire = _DialedWire(self._end, seed, settings)
-        self._thread = LinkThread(self._end, wire, settings, on_ready=on_ready)
+        self._sessions = RouterEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))
+        wire = _RouterWire(self._sessions, seed, settings)
+        super().__init__(self._sessions, wire, settings, on_ready=on_ready, write_note=write_note)
 
     def connect(self, address: str) -> None:
         """Dial `tcp://host:port` from now on, again and again; a no-op for an address already dialed."""
-        self._thread.command(lambda now: self._end.connect(address, now))
+        self.command(partial(self._sessions.connect, address))
 
     def redial(self, address: str) -> None:
         """If the link to this worker rests between two dials, dial at once."""
-        self._thread.command(lambda now: self._end.redial(address, now))
+        self.command(partial(self._sessions.redial, address))
 
     def disconnect(self, address: str) -> None:
-        """End the session with this worker and dial it no more."""
-        self._thread.command(lambda now: self._end.disconnect(address, now))
-
-    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """Wait for events, or `wake`, up to the timeout."""
-        return self._thread.receive(timeout_seconds)
-
-    def wake(self) -> None:
-        """Let a waiting `receive` return; from any thread."""
-        self._thread.wake()
-
-    def send(self, peer: str, message: Message) -> None:
-        """Queue a message for the session of `peer` that `receive` told of; from any thread."""
-        self._thread.send(peer, message)
-
-    def close(self) -> None:
-        """End all sessions, saying so."""
-        self._thread.close()
+        """End the session with this worker and stop dialing it."""
+        self.command(partial(self._sessions.disconnect, address))

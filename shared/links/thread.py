@@ -1,11 +1,12 @@
-"""The I/O thread of a process's links, and the two queues between it and everybody else.
+"""The I/O thread of a process's links, and the two queues between it and the other threads.
 
     caller's threads                    link thread
     send, connect  --> commands  -->    poll -> commands -> read -> tick -> flush
     receive        <-- inbox     <--    events
 
-So heartbeats flow while the caller is busy with a long step. Sockets are touched by the link thread alone,
-from its start to its end. Knows neither roles nor frames: `End` decides, `Wire` holds the sockets.
+Heartbeats flow while the caller is busy with a long step. Only the link thread touches the sockets, from its start
+to its end. It also writes the ends' notes to the log. Knows neither roles nor frames: `End` decides, `Wire` holds the
+sockets.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Protocol
 import structlog
 import zmq
 
+from shared.effects import Note
 from shared.errors import InvariantError
 from shared.links.events import LinkEvent, PeerDown, PeerUp
 from shared.links.session import LinkSettings
@@ -34,12 +36,19 @@ CLOSE_SECONDS = 5.0
 WAIT_SECONDS_MAX = 60.0
 
 Command = Callable[[float], None]  # called on the link thread with `now`
+WriteNote = Callable[[Note], None]
+
+
+def write_note(note: Note) -> None:
+    """Write a note with structlog, for owners that have no writer of their own."""
+    getattr(log, note.level)(note.event, **note.fields)
 
 
 class End(Protocol):
-    """What decides: `ListeningEnd` or `DialingEnd`."""
+    """What decides: `WorkerEnd` or `RouterEnd`."""
 
     events: list[LinkEvent]
+    notes: list[Note]
     deadline: float
 
     def tick(self, now: float) -> None: ...
@@ -114,8 +123,8 @@ class Inbox:
         return events
 
 
-class LinkThread:
-    """Runs an end and its wire until `close`."""
+class ThreadedLinks:
+    """The links of one process: runs an end and its wire on a thread of their own until `close`."""
 
     def __init__(
         self,
@@ -124,19 +133,21 @@ class LinkThread:
         settings: LinkSettings,
         *,
         on_ready: Callable[[], None] | None = None,
+        write_note: WriteNote = write_note,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._end = end
         self._wire = wire
         self._silence_seconds = settings.silence_seconds
+        self._write_note = write_note
         self._clock = clock
         self._turned_at = clock()
         self._inbox = Inbox(settings.unread_messages_max, on_ready)
         self._commands: deque[Command] = deque()
         self._closing = False
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
+        self._wake_recv, self._wake_send = socket.socketpair()
+        self._wake_recv.setblocking(False)
+        self._wake_send.setblocking(False)
         self._poller = zmq.Poller()
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
@@ -150,7 +161,7 @@ class LinkThread:
         self._inbox.wake()
 
     def send(self, peer: str, message: Message) -> None:
-        """Queue one message for the session of `peer` that `receive` told of; from any thread.
+        """Queue a message for the session of `peer` whose PeerUp `receive` returned; from any thread.
 
         It is dropped and counted when that session is over: its PeerDown is then on the way, or was received.
         """
@@ -160,33 +171,34 @@ class LinkThread:
     def command(self, command: Command) -> None:
         """Run this on the link thread, in order; from any thread."""
         self._commands.append(command)
-        self._ring()
+        self._wake_thread()
 
     def close(self) -> None:
         """End all sessions, close the sockets and join the thread; a second time is a no-op."""
         if self._closing:
             return
         self._closing = True
-        self._ring()
+        self._wake_thread()
         self._thread.join(CLOSE_SECONDS)
-        self._bell.close()
-        self._ringer.close()
+        self._wake_recv.close()
+        self._wake_send.close()
 
-    def _ring(self) -> None:
+    def _wake_thread(self) -> None:
         try:
-            self._ringer.send(b"\0")
+            self._wake_send.send(b"\0")
         except BlockingIOError:
-            return  # it rings already
+            return  # a wake-up is pending already
 
     def _run(self) -> None:
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wake_recv, zmq.POLLIN)
         self._wire.register(self._poller)
         try:
             while not self._closing:
                 self._turn()
             now = self._clock()
-            self._carry_out_commands(now)  # what was sent before the goodbye goes before it
+            self._carry_out_commands(now)  # messages sent before `close` go before the Closed
             self._wire.close(now)
+            self._write_notes()
         except BaseException as failure:
             log.critical("link.thread_died", exc_info=True)
             self._inbox.fail(failure)
@@ -198,17 +210,23 @@ class LinkThread:
         ready = {source for source, _ in self._poller.poll(math.ceil(wait_seconds * 1000))}
         now = self._turned_at = self._clock()
         if now - due_at >= self._silence_seconds:
-            # We were frozen for so long that our peers gave us up: what has waited belongs to sessions that are over.
+            # We were frozen longer than our peers wait: the messages that have arrived are of sessions that are over.
             self._end.tick(now)
-        if self._bell.fileno() in ready:
-            self._bell.recv(4096)
+        if self._wake_recv.fileno() in ready:
+            self._wake_recv.recv(4096)
         self._carry_out_commands(now)
         self._wire.read(ready, now, self._inbox.full)
-        self._end.tick(now)  # after reading: nobody is silent whose heartbeat has waited for us
+        self._end.tick(now)  # after reading: a peer whose heartbeat waits in the socket is not silent
         self._wire.flush(now)
         if self._end.events:
             events, self._end.events = self._end.events, []
             self._inbox.put(events)
+        self._write_notes()
+
+    def _write_notes(self) -> None:
+        notes, self._end.notes = self._end.notes, []
+        for note in notes:
+            self._write_note(note)
 
     def _carry_out_commands(self, now: float) -> None:
         for _ in range(len(self._commands)):

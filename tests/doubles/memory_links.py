@@ -1,7 +1,7 @@
 """A router's and a worker's links within one process: for tests of the shells, and for runs without sockets.
 
-Messages cross as bytes, so that what could not cross a socket cannot cross here either. No threads, no time:
-a session ends by `drop`. The faults of a network are not played here; `link_dialing` and `link_listening` are
+Messages cross as bytes, so that what could not cross a socket cannot cross here either. No threads, no time: a session
+ends by `drop`. The faults of a network are not played here; `shared.links.dialing` and `shared.links.listening` are
 tested with them.
 """
 
@@ -22,7 +22,7 @@ class MemoryLinks:
         self.hello = hello
         self.name = peer_name(hello)
         self._decode: Callable[[bytes], Message] = (
-            decode_from_worker if hello.role == "router" else decode_from_router
+            decode_from_worker if hello.role == "router" else decode_from_router[hello.role]
         )
         self._peers: dict[str, MemoryLinks] = {}
         self._events: list[LinkEvent] = []
@@ -41,7 +41,7 @@ class MemoryLinks:
                 end._events.append(PeerDown(far.name, reason))
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """The events so far; never waits, since nobody else could act meanwhile."""
+        """The events so far; never waits, because nothing else acts meanwhile."""
         del timeout_seconds
         events, self._events = self._events, []
         return events

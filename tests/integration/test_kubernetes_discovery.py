@@ -1,4 +1,4 @@
-"""Discovery against an API server over TCP, in all the trouble such a server can be in."""
+"""Discovery against an API server over TCP, with every fault that such a server can have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 
 from router.discovery import pod_api
 from router.discovery.known_pods import Listed
-from router.discovery.kubernetes import KubernetesDiscovery, Pace
+from router.discovery.kubernetes import KubernetesDiscovery
+from router.discovery.polling import Pace
 from shared.errors import StartError
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 class RecordedDials:
-    """Links that are only written down."""
+    """Links that are only recorded."""
 
     def __init__(self) -> None:
         self.dialed: set[str] = set()
@@ -132,9 +133,9 @@ def until_asked(server: PodServer, verb: str, times: int) -> None:
 
 
 def events(lines: Sequence[MutableMapping[str, Any]]) -> list[str]:
-    """What was said about the API server, not about single pods."""
-    telling = ("discovery.synced", "discovery.unreachable", "discovery.denied", "discovery.back")
-    return [line["event"] for line in lines if line["event"] in telling]
+    """The lines about the API server, not those about single pods."""
+    about_server = ("discovery.synced", "discovery.unreachable", "discovery.denied", "discovery.back")
+    return [line["event"] for line in lines if line["event"] in about_server]
 
 
 def test_a_namespace_without_pods_makes_a_router_ready(server: PodServer) -> None:
@@ -155,7 +156,7 @@ def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
         server.put(decode(2))
         until(lambda: discovery.links.redialed == [url(2)], 5, "dialing one that is Ready again")
         server.put(decode(1, leaving=True), decode(3, leaving=True))
-        until(lambda: discovery.metric("segue_discovery_pods", "state=leaving") == 2, 5, "leaving")
+        until(lambda: discovery.metric("segue_discovery_pods", "state=terminating") == 2, 5, "terminating")
         assert discovery.links.dialed == {url(1), url(2)}
         server.remove("u1", "u3")
         discovery.until_dialed(url(2))
@@ -249,7 +250,7 @@ def test_a_watch_that_does_not_end_is_given_up(server: PodServer, trouble: Troub
         until_asked(server, "list", 2)
 
 
-def test_an_api_server_that_is_away_costs_no_link_and_is_told_once(server: PodServer) -> None:
+def test_an_api_server_that_is_away_costs_no_link_and_is_logged_once(server: PodServer) -> None:
     server.put(decode(1), decode(2))
     with capture_logs() as lines, RunningDiscovery() as discovery:
         discovery.until_dialed(url(1), url(2))
@@ -266,8 +267,8 @@ def test_an_api_server_that_is_away_costs_no_link_and_is_told_once(server: PodSe
         until(lambda: discovery.metric("segue_discovery_reachable") == 1, 5, "noticing its return")
         assert discovery.metric("segue_discovery_age_seconds") < 1.0
     assert events(lines) == ["discovery.synced", "discovery.unreachable", "discovery.back"]
-    told = next(line for line in lines if line["event"] == "discovery.unreachable")
-    assert "last known fleet" in told["doing"]
+    unreachable = next(line for line in lines if line["event"] == "discovery.unreachable")
+    assert "last known fleet" in unreachable["doing"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_a_router_that_starts_while_the_api_server_is_in_trouble_waits_for_it(
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_without_permission_a_router_is_not_ready_and_says_what_is_missing(
+def test_without_permission_a_router_is_not_ready_and_names_what_is_missing(
     server: PodServer, verb: str
 ) -> None:
     server.trouble.denied = {verb}
@@ -303,10 +304,10 @@ def test_without_permission_a_router_is_not_ready_and_says_what_is_missing(
     assert events(lines) == ["discovery.denied", "discovery.synced"]
     denied = next(line for line in lines if line["event"] == "discovery.denied")
     assert (denied["verb"], denied["resource"], denied["namespace"]) == (verb, "pods", NAMESPACE)
-    assert f"cannot {verb}" in denied["said"]
+    assert f"cannot {verb}" in denied["detail"]
 
 
-def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(server: PodServer) -> None:
+def test_a_server_that_ends_every_watch_at_once_is_asked_with_pauses(server: PodServer) -> None:
     server.trouble.hasty = True
     with RunningDiscovery() as discovery:
         discovery.until_ready()
@@ -315,7 +316,7 @@ def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(server:
         discovery.until_dialed(url(1), seconds_max=6.0)
 
 
-def test_a_fault_of_our_own_is_said_and_the_asking_goes_on(server: PodServer) -> None:
+def test_a_fault_of_our_own_is_logged_and_polling_goes_on(server: PodServer) -> None:
     class FaultyApi(pod_api.PodApi):
         faults = 1
 
@@ -341,7 +342,7 @@ def test_closing_does_not_wait_for_a_watch(server: PodServer) -> None:
     assert "discovery" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_in_a_pod_its_service_account_tells_server_namespace_and_credentials(
+def test_in_a_pod_its_service_account_names_server_namespace_and_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = PodServer(write_service_account(tmp_path, "of-the-pod"))

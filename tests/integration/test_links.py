@@ -1,4 +1,4 @@
-"""Links over real sockets: processes that are killed, frozen and restarted, and everyone who is refused."""
+"""Links over real sockets: processes that are killed, frozen and restarted, and connections that are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.keys import derive_keys, read_seed
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Cancel, Hello, Message, Refused, encode
+from shared.messages import Cancel, Hello, Message, Migrate, Refused, encode
 from tests.seed import write_new_seed
 
 PATIENCE_SECONDS = 20.0
@@ -32,7 +32,7 @@ Event = TypeVar("Event", PeerUp, PeerDown, Received)
 
 
 class Watched:
-    """Links, and all that they have told."""
+    """Links, and all their events so far."""
 
     def __init__(self, links: RouterLinks | WorkerLinks):
         self.links = links
@@ -123,7 +123,7 @@ def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack
     router = Watched(dial(stack, seed, address_of(worker), settings))
     worker.until_up()
     router.until_up()
-    assert router.links.receive(3.0) == []  # and nobody asks the worker's links for anything meanwhile
+    assert router.links.receive(3.0) == []  # and nothing reads from the worker's links meanwhile
     assert worker.links.receive(0.0) == []
 
 
@@ -142,7 +142,7 @@ def test_a_killed_worker_is_down_at_once_and_its_successor_is_another_peer(
     assert router.until_up(2).peer == "echo/0000000000000002"
 
 
-def test_a_frozen_worker_says_nothing_more_in_the_session_that_ended_meanwhile(
+def test_a_frozen_worker_sends_nothing_more_in_the_session_that_ended_meanwhile(
     stack: ExitStack, seed_file: Path
 ) -> None:
     process, address = start_echo(stack, seed_file, epoch=1)
@@ -158,7 +158,7 @@ def test_a_frozen_worker_says_nothing_more_in_the_session_that_ended_meanwhile(
     assert router.messages() == [Refused("asked afterwards", 0, "stale")]
 
 
-def test_a_router_that_leaves_says_so(stack: ExitStack) -> None:
+def test_a_router_that_closes_sends_closed(stack: ExitStack) -> None:
     seed = os.urandom(32)
     worker = Watched(listen(stack, seed))
     router = dial(stack, seed, address_of(worker))
@@ -228,7 +228,7 @@ FOREIGN_KEYS = derive_keys(FOREIGN_SEED, "router")
         pytest.param(WORKER_KEYS.secret, WORKER_KEYS.public, "refused_wrong_role", id="a worker's key"),
     ],
 )
-def test_whoever_lacks_the_routers_key_is_refused_and_counted(
+def test_connections_without_the_routers_key_are_refused_and_counted(
     stack: ExitStack, own: bytes | None, server: bytes | None, counter: str
 ) -> None:
     worker = Watched(listen(stack, SEED))
@@ -257,7 +257,7 @@ def test_the_routers_own_key_is_admitted_so_the_refusals_above_are_about_keys(st
     assert worker.until_up().peer == "stranger/0000000000000001"
 
 
-def test_malformed_bytes_of_an_admitted_peer_are_counted_and_harm_nobody_else(stack: ExitStack) -> None:
+def test_malformed_bytes_of_an_admitted_peer_are_counted_and_end_no_other_session(stack: ExitStack) -> None:
     worker = Watched(listen(stack, SEED))
     router = Watched(dial(stack, SEED, address_of(worker)))
     router.until_up()
@@ -266,6 +266,21 @@ def test_malformed_bytes_of_an_admitted_peer_are_counted_and_harm_nobody_else(st
     dealer.send_multipart([b"\xff" * 8, b"", b"rubbish", b"more"])
     assert worker.until_down().peer == "stranger/0000000000000001"
     assert worker.links.counters.malformed == 1
+    router.links.send(WORKER, Cancel("a", 0))
+    worker.until(lambda: worker.messages() == [Cancel("a", 0)], "the command of the other router")
+
+
+def test_a_router_that_takes_a_prefill_worker_for_a_decode_worker_loses_its_session_alone(
+    stack: ExitStack,
+) -> None:
+    worker = Watched(listen(stack, SEED))
+    router = Watched(dial(stack, SEED, address_of(worker)))
+    router.until_up()
+    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker.until_up(2)
+    dealer.send_multipart(seal(1, 1, encode(Migrate("a", 0))))
+    down = worker.until_down()
+    assert (down.peer, worker.links.counters.malformed) == ("stranger/0000000000000001", 1)
     router.links.send(WORKER, Cancel("a", 0))
     worker.until(lambda: worker.messages() == [Cancel("a", 0)], "the command of the other router")
 
@@ -296,7 +311,7 @@ def test_a_port_in_use_is_a_start_error(stack: ExitStack) -> None:
         WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, LinkSettings())
 
 
-def test_nobody_at_the_address_is_no_event_until_somebody_comes(stack: ExitStack, seed_file: Path) -> None:
+def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitStack, seed_file: Path) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = str(reserved.getsockname()[1])
@@ -306,7 +321,7 @@ def test_nobody_at_the_address_is_no_event_until_somebody_comes(stack: ExitStack
     router.until_up()
 
 
-def test_readiness_is_told_once_for_each_batch_that_waits(stack: ExitStack) -> None:
+def test_on_ready_is_called_once_for_each_batch_that_waits(stack: ExitStack) -> None:
     worker = Watched(listen(stack, SEED))
     calls: list[float] = []
     router = RouterLinks(SEED, ROUTER_HELLO, LinkSettings(), on_ready=lambda: calls.append(time.monotonic()))

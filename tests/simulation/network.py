@@ -148,7 +148,8 @@ class SimulatedLink:
         if sender.gap:
             self.network.count("message lost")
             return
-        decode = decode_from_worker if side is self.router else decode_from_router
+        role = side.endpoint.hello.role
+        decode = decode_from_worker if role == "router" else decode_from_router[role]
         message = decode(wire)
         self.network.count(f"message {type(message).__name__}")
         side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))

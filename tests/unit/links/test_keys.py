@@ -29,7 +29,7 @@ def test_a_secret_key_is_not_shown() -> None:
     assert pair.secret.decode() not in repr(pair)
 
 
-def test_a_seed_in_memory_is_read_by_whoever_inherits_it_and_has_no_name() -> None:
+def test_a_seed_in_memory_is_readable_to_processes_that_inherit_it_and_has_no_name() -> None:
     seeds = [open_new_seed(), open_new_seed()]
     paths = [Path(f"/dev/fd/{descriptor}") for descriptor in seeds]
     drawn = {read_seed(path) for path in paths}

@@ -1,4 +1,4 @@
-"""Both pure ends of a link against each other, under a virtual clock: numbering, silence, refusals."""
+"""Both ends of a link against each other, under a virtual clock: numbering, silence, refusals, notes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
+from shared.effects import Note
 from shared.links.counters import LinkCounters
-from shared.links.dialing import Dial, DialingEnd, HangUp, SendFrames
+from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.links.listening import ListeningEnd
+from shared.links.listening import WorkerEnd
 from shared.links.session import LinkSettings, seal
-from shared.messages import Cancel, Hello, Message, Refused, Renew, encode
+from shared.messages import Cancel, Hello, Message, Prefill, Refused, Renew, encode
+from shared.sampling_params import SamplingParams
 
 ADDRESS = "tcp://worker:1"
 ROUTER = "router-a/0000000000000001"
@@ -30,7 +31,7 @@ class Cable:
     def __init__(self, *, router_protocol: int = 1, worker_protocol: int = 1):
         self.now = 100.0
         sessions = count(1000)
-        self.router = DialingEnd(
+        self.router = RouterEnd(
             Hello(session=0, role="router", uid="router-a", epoch=1, protocol=router_protocol),
             SETTINGS,
             LinkCounters(),
@@ -44,13 +45,14 @@ class Cable:
         self.cut = False  # nothing gets through
         self.to_worker: Callable[[list[list[bytes]]], list[list[bytes]]] = lambda batch: batch
         self.to_router: Callable[[list[list[bytes]]], list[list[bytes]]] = lambda batch: batch
+        self.notes: list[Note] = []  # of both ends
         self.router_saw: list[LinkEvent] = []
         self.worker_saw: list[LinkEvent] = []
         self.router.connect(ADDRESS, self.now)
 
-    def new_worker(self, epoch: int) -> ListeningEnd:
+    def new_worker(self, epoch: int) -> WorkerEnd:
         hello = Hello(session=0, role="decode", uid="decode-a", epoch=epoch, protocol=self.worker_protocol)
-        return ListeningEnd(hello, SETTINGS, self.worker_counters)
+        return WorkerEnd(hello, SETTINGS, self.worker_counters)
 
     def run(self, seconds: float = 0.0, *, worker_frozen: bool = False, router_frozen: bool = False) -> None:
         """Let this much time pass in steps of 50 ms, carrying what both ends send."""
@@ -88,6 +90,9 @@ class Cable:
         self.router_saw += self.router.events
         self.worker_saw += self.worker.events
         self.router.events, self.worker.events = [], []
+        for end in (self.router, self.worker):
+            self.notes += end.notes
+            end.notes.clear()
 
     def _carry_to_worker(self, worker_frozen: bool) -> None:
         steps, self.router.outgoing = self.router.outgoing, []
@@ -107,6 +112,10 @@ def downs(events: list[LinkEvent]) -> list[str]:
 
 def received(events: list[LinkEvent]) -> list[Message]:
     return [event.message for event in events if isinstance(event, Received)]
+
+
+def noted(notes: list[Note]) -> list[tuple[str, str]]:
+    return [(note.event, note.level) for note in notes]
 
 
 def kinds(events: list[LinkEvent]) -> list[type[LinkEvent]]:
@@ -141,7 +150,7 @@ def test_messages_arrive_in_order_both_ways() -> None:
     assert received(cable.router_saw) == answers
 
 
-def test_heartbeats_keep_a_quiet_link_up_and_are_seen_by_nobody() -> None:
+def test_heartbeats_keep_a_quiet_link_up_and_are_no_events() -> None:
     cable = connected()
     cable.run(60.0)
     assert kinds(cable.router_saw) == kinds(cable.worker_saw) == [PeerUp]
@@ -181,9 +190,7 @@ def test_a_worker_frozen_past_the_silence_limit_reads_nothing_of_the_old_session
 def test_a_worker_that_was_cut_off_briefly_learns_of_the_new_session_by_its_hello() -> None:
     cable = connected()
     cable.router.end(ADDRESS, "disconnected", cable.now)
-    cable.router.outgoing = [
-        step for step in cable.router.outgoing if isinstance(step, HangUp)
-    ]  # Closed is lost
+    cable.router.outgoing = [HangUp(ADDRESS)]  # Closed is lost
     cable.run(1.0)
     assert downs(cable.worker_saw) == ["a new session of the same router"]
     assert kinds(cable.worker_saw) == kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
@@ -238,6 +245,16 @@ def test_a_message_for_a_session_that_is_over_is_never_sent_in_the_next_one() ->
     assert cable.router.counters.messages_unsent == 1
 
 
+def test_a_message_for_the_other_role_ends_that_session_and_is_counted() -> None:
+    cable = connected()
+    cable.router_sends(Prefill("a", 0, (1, 2), 2, SamplingParams(seed=0, max_new_tokens=1)))
+    cable.run(1.0)
+    assert received(cable.worker_saw) == []
+    assert kinds(cable.worker_saw) == kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
+    assert "Prefill" in downs(cable.worker_saw)[0]
+    assert cable.worker_counters.malformed == 1
+
+
 def test_a_message_over_the_size_limit_ends_the_session() -> None:
     cable = connected()
     cable.router_sends(Cancel("x" * 20_000, 0))
@@ -262,7 +279,7 @@ def test_redials_slow_down_to_their_limit() -> None:
     assert dials_per_minute - 1 <= next(cable.connections) - 1 <= dials_per_minute + 3
 
 
-def test_who_is_told_that_a_worker_is_back_dials_it_without_rest() -> None:
+def test_a_redial_ends_the_rest_of_a_link_that_is_down_and_changes_no_other() -> None:
     cable = connected()
     cable.cut = True
     cable.run(20.0)
@@ -283,15 +300,23 @@ def test_who_is_told_that_a_worker_is_back_dials_it_without_rest() -> None:
 def test_a_worker_that_may_still_be_loading_is_no_warning_and_one_that_stays_away_is_one() -> None:
     cable = Cable()
     cable.cut = True
-    levels = []
-    for seconds in (50.0, 200.0):
-        with capture_logs() as lines:
-            cable.run(seconds)
-        levels.append([line["log_level"] for line in lines if line["event"] == "link.unreachable"])
-    assert levels == [["info"], ["warning"]]
+    cable.run(50.0)
+    assert noted(cable.notes) == [("link.unreachable", "info")]
+    cable.run(200.0)
+    assert noted(cable.notes) == [("link.unreachable", "info"), ("link.unreachable", "warning")]
 
 
-def test_closing_says_goodbye() -> None:
+def test_each_end_notes_when_a_session_begins_and_ends() -> None:
+    cable = connected()
+    assert noted(cable.notes) == [("link.up", "info")] * 2
+    cable.notes.clear()
+    cable.worker.end(cable.connection, "a test")
+    cable.run()
+    assert noted(cable.notes) == [("link.down", "info")] * 2
+    assert [note.fields["peer"] for note in cable.notes] == [WORKER, ROUTER]
+
+
+def test_closing_ends_the_sessions_at_the_other_end_too() -> None:
     cable = connected()
     cable.worker.close()
     cable.run()

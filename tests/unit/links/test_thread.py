@@ -1,4 +1,4 @@
-"""The I/O thread of links, with an end and a wire that only write down when they are called."""
+"""The I/O thread of links, with an end and a wire that only record their calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from shared.effects import Note
 from shared.links.events import LinkEvent
 from shared.links.session import LinkSettings
-from shared.links.thread import LinkThread
+from shared.links.thread import ThreadedLinks
 from tests.waiting import until
 
 SETTINGS = LinkSettings(silence_seconds=3.0)
@@ -26,6 +27,8 @@ class Recorded:
         self.gate = threading.Event()
         self.gate.set()
         self.events: list[LinkEvent] = []
+        self.notes: list[Note] = []
+        self.written: list[str] = []  # events of the notes
         self.deadline = HEARTBEAT_AT
 
     def tick(self, now: float) -> None:
@@ -52,6 +55,10 @@ class Recorded:
     def close(self, now: float) -> None:
         del now
         self.calls.append("close")
+        self.notes.append(Note("closed", {}))
+
+    def write(self, note: Note) -> None:
+        self.written.append(note.event)
 
 
 @pytest.fixture
@@ -60,8 +67,10 @@ def recorded() -> Recorded:
 
 
 @pytest.fixture
-def thread(recorded: Recorded) -> Iterator[LinkThread]:
-    thread = LinkThread(recorded, recorded, SETTINGS, clock=lambda: recorded.now)
+def thread(recorded: Recorded) -> Iterator[ThreadedLinks]:
+    thread = ThreadedLinks(
+        recorded, recorded, SETTINGS, write_note=recorded.write, clock=lambda: recorded.now
+    )
     until(lambda: recorded.calls == ["register"], 5, "its start")
     yield thread
     thread.close()
@@ -75,7 +84,7 @@ def thread(recorded: Recorded) -> Iterator[LinkThread]:
     ],
 )
 def test_a_thread_that_comes_late_by(
-    recorded: Recorded, thread: LinkThread, late_seconds: float, calls: list[str]
+    recorded: Recorded, thread: ThreadedLinks, late_seconds: float, calls: list[str]
 ) -> None:
     recorded.calls.clear()
     recorded.now = HEARTBEAT_AT + late_seconds
@@ -84,7 +93,7 @@ def test_a_thread_that_comes_late_by(
     assert recorded.calls[: len(calls)] == calls
 
 
-def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread: LinkThread) -> None:
+def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread: ThreadedLinks) -> None:
     recorded.gate.clear()
     thread.command(lambda _: None)
     until(lambda: "read" in recorded.calls, 5, "reading")
@@ -95,8 +104,15 @@ def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread
     assert recorded.calls[:5] == ["tick", "flush", "tick", "read", "tick"]
 
 
-def test_what_was_sent_while_the_thread_was_busy_goes_before_the_goodbye(
-    recorded: Recorded, thread: LinkThread
+def test_notes_are_written_once_each_also_those_of_closing(recorded: Recorded, thread: ThreadedLinks) -> None:
+    thread.command(lambda _: recorded.notes.append(Note("noted", {})))
+    until(lambda: recorded.written == ["noted"], 5, "the note")
+    thread.close()
+    assert recorded.written == ["noted", "closed"]
+
+
+def test_what_was_sent_while_the_thread_was_busy_goes_before_the_closing(
+    recorded: Recorded, thread: ThreadedLinks
 ) -> None:
     recorded.gate.clear()
     thread.command(lambda _: None)
@@ -104,7 +120,7 @@ def test_what_was_sent_while_the_thread_was_busy_goes_before_the_goodbye(
     thread.command(lambda _: recorded.calls.append("sent"))
     closing = threading.Thread(target=thread.close)
     closing.start()
-    until(lambda: thread._closing, 5, "the wish to close")
+    until(lambda: thread._closing, 5, "closing")
     recorded.gate.set()
     closing.join()
     assert recorded.calls[-2:] == ["sent", "close"]

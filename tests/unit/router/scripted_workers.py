@@ -22,7 +22,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
 from router.http.app import make_app
-from router.http.completions import Generation
+from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
@@ -191,7 +191,7 @@ class RunningRouter:
         **settings: object,
     ):
         self.uid = uid
-        self.siblings: dict[str, str] = {}  # URLs of the other routers it knows, by uid
+        self.peers: dict[str, str] = {}  # URLs of the other routers it knows, by uid
         self.workers = ScriptedWorkers(limits=limits)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder)
@@ -238,7 +238,7 @@ class RunningRouter:
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
         prompts = Prompts(self._tokenizer, self._settings)
-        generation = Generation(self.shell, self._tokenizer, prompts, self._settings)
+        serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings)
         if self._linked:
             self.workers.link()
             self.shell.links_ready()
@@ -250,11 +250,11 @@ class RunningRouter:
             return metrics.render()
 
         failure = RequestFailed(503, "shutting down")
-        siblings = RouterPeers(self.uid, lambda: self.siblings)
-        app = make_app(generation, self.shell, siblings, self.health, render)
-        self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
+        router_peers = RouterPeers(self.uid, lambda: self.peers)
+        app = make_app(serving, self.shell, router_peers, self.health, render)
+        self._server = Server(app, self._settings, self.health.leave, lambda: serving.fail_all(failure))
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
-        await siblings.close()
+        await router_peers.close()
         self.shell.close()
         prompts.close()

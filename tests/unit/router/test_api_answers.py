@@ -101,7 +101,7 @@ def test_a_streamed_chat_joins_to_the_same_text_without_half_a_character(
     assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 
-def test_a_streamed_completion_ends_with_done_and_tells_no_usage_unasked(
+def test_a_streamed_completion_ends_with_done_and_has_usage_only_on_request(
     client: openai.OpenAI,
 ) -> None:
     body = {"model": MODEL, "prompt": "fox", "stream": True, "max_tokens": 100}
@@ -198,7 +198,7 @@ def test_all_sampling_parameters_reach_the_workers(client: openai.OpenAI, router
     assert (params.logit_bias, params.stop_token_ids, params.ignore_eos) == ({7: -3.0}, (9,), True)
 
 
-def test_top_k_minus_one_means_all_as_vllm_says_it(client: openai.OpenAI, router: RunningRouter) -> None:
+def test_top_k_minus_one_means_all_as_in_vllm(client: openai.OpenAI, router: RunningRouter) -> None:
     client.completions.create(model=MODEL, prompt="fox", extra_body={"top_k": -1})
     assert last_prefill(router).params.top_k == 0
 
@@ -210,7 +210,7 @@ def test_requests_without_a_seed_get_different_ones(client: openai.OpenAI, route
     assert first.params.seed != second.params.seed
 
 
-def test_a_cache_salt_keeps_caches_apart_and_is_not_told_to_workers(
+def test_a_cache_salt_keeps_caches_apart_and_is_not_sent_to_workers(
     client: openai.OpenAI, router: RunningRouter
 ) -> None:
     for salt in ("pepper", "pepper", "sugar", None):
@@ -256,7 +256,7 @@ def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter)
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/health"])
-def test_who_asks_for_health_is_told_of_readiness(router: RunningRouter, path: str) -> None:
+def test_health_and_readyz_answer_readiness(router: RunningRouter, path: str) -> None:
     assert httpx2.get(f"{router.url}{path}").status_code == 200
     router.health.become_unready("ending")
     try:
@@ -284,9 +284,12 @@ def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: Running
         assert response.json()["id"] == f"cmpl-{rid}"
         for known_as in (rid, f"cmpl-{rid}"):
             debug = httpx2.get(f"{router.url}/debug/requests/{known_as}").json()
-            told = debug.get("choices", [debug])
-            assert len(told) == choices
-            assert {worker["role"] for one in told for worker in one["workers"]} == {"prefill", "decode"}
+            choices_seen = debug.get("choices", [debug])
+            assert len(choices_seen) == choices
+            assert {worker["role"] for one in choices_seen for worker in one["workers"]} == {
+                "prefill",
+                "decode",
+            }
     assert httpx2.get(f"{router.url}/debug/requests/unknown").status_code == 404
 
 

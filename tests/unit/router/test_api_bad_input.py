@@ -185,7 +185,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("request_", "param"), MISSING, ids=[param for _, param in MISSING])
-def test_what_is_missing_is_said_in_one_form(
+def test_a_missing_field_has_one_sentence_everywhere(
     client: httpx2.Client, request_: tuple[str, bytes], param: str
 ) -> None:
     path, body = request_

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from router.text.detokenizer import BROKEN, PENDING_TOKENS_MAX, Detokenizer, StopStrings
+from router.text.detokenizer import BROKEN, CONTEXT_TOKENS, PENDING_TOKENS_MAX, Detokenizer, StopStrings
 from tests.unit.router.tiny_model import END_ID, SPECIAL, byte_fallback, byte_level
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
@@ -82,18 +83,18 @@ def test_a_character_of_four_tokens_comes_with_its_last_one() -> None:
     assert pieces_of(BYTE_LEVEL, token_ids) == ["", "", "", "🦊", ""]
 
 
-def test_an_incomplete_character_at_the_end_is_told_once() -> None:
+def test_an_incomplete_character_at_the_end_is_emitted_once() -> None:
     token_ids = ids_of(BYTE_LEVEL, _byte_tokens("a🦊"))[:-1]
     assert pieces_of(BYTE_LEVEL, token_ids) == ["a", "", "", "", BROKEN]
 
 
-def test_broken_bytes_without_end_neither_wait_for_ever_nor_pile_up() -> None:
+def test_broken_bytes_without_end_neither_wait_nor_pile_up() -> None:
     detokenizer = Detokenizer(Decoding(BYTE_LEVEL))
     broken = ids_of(BYTE_LEVEL, _byte_tokens("ÿ"))[0]
-    given_out = sum(len(detokenizer.push([broken])) for _ in range(1000))
-    assert given_out >= 1000 - PENDING_TOKENS_MAX
+    emitted = sum(len(detokenizer.push([broken])) for _ in range(1000))
+    assert emitted >= 1000 - PENDING_TOKENS_MAX
     assert len(detokenizer._window) <= 2 * PENDING_TOKENS_MAX
-    assert given_out + len(detokenizer.finish()) == 1000
+    assert emitted + len(detokenizer.finish()) == 1000
 
 
 def test_special_tokens_have_no_text() -> None:
@@ -106,6 +107,32 @@ def test_a_continuation_keeps_the_space_that_a_beginning_would_lose() -> None:
     new = ids_of(BYTE_FALLBACK, ["▁the"])
     assert Detokenizer(Decoding(BYTE_FALLBACK), context=context).push(new) == " the"
     assert Detokenizer(Decoding(BYTE_FALLBACK)).push(new) == "the"
+
+
+class ReadCounts(Sequence[int]):
+    """A long prompt that counts the tokens read of it."""
+
+    def __init__(self, token_ids: Sequence[int]):
+        self._token_ids = token_ids
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        self.reads += 1 if isinstance(at, int) else len(self._token_ids[at])
+        return self._token_ids[at]
+
+
+def test_of_a_long_prompt_only_the_end_is_read() -> None:
+    prompt = ReadCounts(BYTE_LEVEL.encode("the quick brown fox " * 500 + "the lazy").ids)
+    detokenizer = Detokenizer(Decoding(BYTE_LEVEL), SPECIAL_IDS, context=prompt)
+    assert detokenizer.push(BYTE_LEVEL.encode(" dog").ids) == " dog"
+    assert prompt.reads <= CONTEXT_TOKENS + 1
 
 
 def _byte_tokens(text: str) -> list[str]:

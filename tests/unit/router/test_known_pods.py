@@ -1,4 +1,4 @@
-"""The core of discovery: which observation of the API server dials, hangs up, and what it says to people."""
+"""The core of discovery: which observation of the API server dials, hangs up, and what it notes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from router.discovery.known_pods import (
     Change,
@@ -18,20 +17,22 @@ from router.discovery.known_pods import (
     Listed,
     Observation,
     Pod,
-    PodLeaving,
     RedialPod,
     Removed,
     Unreachable,
     Watching,
 )
 from router.discovery.worker_address import WorkerAddress
+from shared.effects import Note
 
 AWAY = Unreachable("list of pods: refused")
 FORBIDDEN = Denied("watch", "prod", "pods is forbidden")
 
 
-def pod(uid: str, *, ready: bool = True, leaving: bool = False, ended: bool = False, url: str = "") -> Pod:
-    return Pod(uid, f"decode-{uid}", "decode", url or f"tcp://10.0.0.{uid}:8002", ready, leaving, ended)
+def pod(
+    uid: str, *, ready: bool = True, terminating: bool = False, ended: bool = False, url: str = ""
+) -> Pod:
+    return Pod(uid, f"decode-{uid}", "decode", url or f"tcp://10.0.0.{uid}:8002", ready, terminating, ended)
 
 
 def worker(uid: str) -> WorkerAddress:
@@ -43,6 +44,11 @@ def known(*observations: Observation) -> KnownPods:
     for observation in observations:
         pods.observe(observation, 0.0)
     return pods
+
+
+def notes_of(pods: KnownPods, *observations: Observation, now: float = 0.0) -> list[Note]:
+    changes = [change for observation in observations for change in pods.observe(observation, now)]
+    return [change for change in changes if isinstance(change, Note)]
 
 
 def test_only_ready_pods_are_dialed_and_each_once() -> None:
@@ -94,22 +100,27 @@ def test_a_pod_that_is_ready_again_is_dialed_without_rest() -> None:
     assert pods.observe(Listed((pod("1"), pod("2", ready=False))), 0.0) == [RedialPod(worker("1"))]
 
 
-def test_a_leaving_pod_keeps_its_link_until_it_has_gone_and_that_it_leaves_is_said_once() -> None:
+def terminating_note(uid: str) -> Note:
+    fields = {"pod": f"decode-{uid}", "worker_role": "decode", "address": worker(uid).url}
+    return Note("discovery.terminating", fields)
+
+
+def test_a_terminating_pod_keeps_its_link_until_it_has_gone_and_is_noted_once() -> None:
     pods = known(Listed((pod("1"),)))
-    leaving = pod("1", leaving=True)
-    assert pods.observe(Changed(leaving), 0.0) == [PodLeaving(worker("1"))]
-    assert pods.observe(Changed(leaving), 0.0) == []
-    assert pods.observe(Changed(replace(leaving, ready=False)), 0.0) == []
-    assert pods.pods_by_state == {"leaving": 1}
+    terminating = pod("1", terminating=True)
+    assert pods.observe(Changed(terminating), 0.0) == [terminating_note("1")]
+    assert pods.observe(Changed(terminating), 0.0) == []
+    assert pods.observe(Changed(replace(terminating, ready=False)), 0.0) == []
+    assert pods.pods_by_state == {"terminating": 1}
     assert pods.observe(Removed("1"), 0.0) == [HangUpPod(worker("1"))]
     assert pods.observe(Removed("1"), 0.0) == []
 
 
-def test_a_pod_first_seen_while_it_leaves_is_never_dialed() -> None:
+def test_a_pod_first_seen_while_it_terminates_is_never_dialed() -> None:
     pods = known()
-    leaving = pod("1", leaving=True)
-    assert pods.observe(Listed((leaving,)), 0.0) == []
-    assert pods.observe(Changed(leaving), 0.0) == []
+    terminating = pod("1", terminating=True)
+    assert pods.observe(Listed((terminating,)), 0.0) == []
+    assert pods.observe(Changed(terminating), 0.0) == []
     assert pods.observe(Removed("1"), 0.0) == []
 
 
@@ -121,11 +132,11 @@ def test_an_evicted_pod_is_gone_though_its_object_stays() -> None:
 
 def test_a_list_mends_whatever_the_watch_missed() -> None:
     pods = known(Listed((pod("1"), pod("2"), pod("3"))))
-    listed = Listed((pod("2"), pod("3", leaving=True), pod("4")))
+    listed = Listed((pod("2"), pod("3", terminating=True), pod("4")))
     assert pods.observe(listed, 0.0) == [
         HangUpPod(worker("1")),
-        PodLeaving(worker("3")),
         DialPod(worker("4")),
+        terminating_note("3"),
     ]
 
 
@@ -138,19 +149,19 @@ def test_a_pod_with_a_new_address_is_dialed_there() -> None:
 
 def test_an_address_given_to_another_pod_stays_dialed() -> None:
     pods = known(Listed((pod("1"),)))
-    heir = pod("2", url="tcp://10.0.0.1:8002")
+    successor = pod("2", url="tcp://10.0.0.1:8002")
     there = WorkerAddress("decode", "tcp://10.0.0.1:8002", "decode-2")
-    assert pods.observe(Changed(heir), 0.0) == [RedialPod(there)]
+    assert pods.observe(Changed(successor), 0.0) == [RedialPod(there)]
     assert pods.observe(Removed("1"), 0.0) == []
     assert pods.observe(Removed("2"), 0.0) == [HangUpPod(there)]
 
 
-def test_a_ready_pod_without_the_port_is_complained_of_once() -> None:
+def test_a_ready_pod_without_the_port_is_noted_once() -> None:
     portless = replace(pod("1"), url="")
-    with capture_logs() as lines:
-        pods = known(Listed((portless,)))
-        assert pods.observe(Listed((portless,)), 0.0) == []
-    assert [line["pod"] for line in lines if line["event"] == "discovery.unusable"] == ["decode-1"]
+    pods = KnownPods(0.0)
+    [note] = notes_of(pods, Listed((portless,)))
+    assert (note.event, note.fields["pod"], note.level) == ("discovery.unusable", "decode-1", "warning")
+    assert notes_of(pods, Listed((portless,))) == []
 
 
 # ---- the API server --------------------------------------------------------------------------------------------
@@ -166,43 +177,42 @@ def test_ready_once_a_list_and_a_watch_have_worked_also_without_any_pod() -> Non
 
 def test_an_outage_changes_no_link_and_is_one_line_until_it_ends() -> None:
     pods = known(Listed((pod("1"),)), Watching())
-    with capture_logs() as lines:
-        for now in (10.0, 15.0, 20.0):
-            assert pods.observe(AWAY, now) == []
-        assert (pods.ready, pods.reachable, pods.age_seconds(20.0)) == (True, False, 20.0)
-        assert pods.observe(Listed((pod("1"),)), 130.0) == []
-        pods.observe(Watching(), 130.0)
-    assert [line["event"] for line in lines] == ["discovery.unreachable", "discovery.back"]
-    assert lines[0]["doing"] == "serving with the last known fleet"
-    assert lines[1]["seconds"] == 120.0
+    [away] = pods.observe(AWAY, 10.0)
+    assert isinstance(away, Note)
+    assert (away.event, away.fields["doing"]) == (
+        "discovery.unreachable",
+        "serving with the last known fleet",
+    )
+    assert pods.observe(AWAY, 15.0) == pods.observe(AWAY, 20.0) == []
+    assert (pods.ready, pods.reachable, pods.age_seconds(20.0)) == (True, False, 20.0)
+    assert pods.observe(Listed((pod("1"),)), 130.0) == []
+    assert pods.observe(Watching(), 130.0) == [Note("discovery.back", {"pods": 1, "seconds": 120.0})]
     assert (pods.reachable, pods.age_seconds(131.0)) == (True, 1.0)
 
 
 def test_a_denial_names_what_is_missing_and_ends_with_the_permission() -> None:
-    with capture_logs() as lines:
-        pods = known(Listed((pod("1"),)), FORBIDDEN, Listed((pod("1"),)), FORBIDDEN)
-        assert not pods.ready
-        assert pods.waiting_for == "permission to watch pods in the namespace prod"
-        pods.observe(Watching(), 0.0)
-        assert pods.ready
-    denied = [line for line in lines if line["event"] == "discovery.denied"]
-    assert len(denied) == 1
-    assert (denied[0]["verb"], denied[0]["resource"], denied[0]["namespace"]) == ("watch", "pods", "prod")
-    assert denied[0]["log_level"] == "error"
+    pods = KnownPods(0.0)
+    [denied] = notes_of(pods, Listed((pod("1"),)), FORBIDDEN, Listed((pod("1"),)), FORBIDDEN)
+    assert not pods.ready
+    assert pods.waiting_for == "permission to watch pods in the namespace prod"
+    assert (denied.event, denied.level) == ("discovery.denied", "error")
+    assert [denied.fields[name] for name in ("verb", "resource", "namespace")] == ["watch", "pods", "prod"]
+    pods.observe(Watching(), 0.0)
+    assert pods.ready
 
 
 def test_a_permission_withdrawn_from_a_serving_router_leaves_it_ready() -> None:
     pods = known(Listed((pod("1"),)), Watching())
-    assert pods.observe(FORBIDDEN, 0.0) == []
+    assert [note.event for note in notes_of(pods, FORBIDDEN)] == ["discovery.denied"]
     assert (pods.ready, pods.reachable) == (True, False)
 
 
 def test_every_change_of_trouble_is_a_line_of_its_own() -> None:
-    with capture_logs() as lines:
-        known(AWAY, AWAY, FORBIDDEN, FORBIDDEN, AWAY, Listed(()), Watching(), Watching())
-    events = [line["event"].removeprefix("discovery.") for line in lines]
+    trouble = (AWAY, AWAY, FORBIDDEN, FORBIDDEN, AWAY)
+    notes = notes_of(KnownPods(0.0), *trouble, Listed(()), Watching(), Watching())
+    events = [note.event.removeprefix("discovery.") for note in notes]
     assert events == ["unreachable", "denied", "unreachable", "synced"]
-    assert lines[0]["doing"] == "not ready until it answers"
+    assert notes[0].fields["doing"] == "not ready until it answers"
 
 
 # ---- whatever comes --------------------------------------------------------------------------------------------
@@ -215,7 +225,7 @@ PODS = st.builds(
     role=st.sampled_from(["prefill", "decode", "router"]),
     url=st.sampled_from(["", "tcp://a:1", "tcp://b:1", "tcp://c:1"]),
     ready=st.booleans(),
-    leaving=st.booleans(),
+    terminating=st.booleans(),
     ended=st.booleans(),
 )
 LISTS = st.lists(PODS, unique_by=lambda each: each.uid).map(lambda pods: Listed(tuple(pods)))
@@ -234,7 +244,7 @@ def apply(changes: list[Change], dialed: set[str]) -> None:
             dialed.add(change.worker.url)
         elif isinstance(change, HangUpPod):
             dialed.remove(change.worker.url)
-        else:
+        elif isinstance(change, RedialPod):
             assert change.worker.url in dialed
 
 
@@ -255,10 +265,10 @@ def test_whatever_is_observed_the_links_are_those_of_pods_that_may_be_reached(
             case Removed(uid):
                 seen.pop(uid, None)
             case _:
-                assert changes == []
+                assert all(isinstance(change, Note) for change in changes)
         workers = [each for each in seen.values() if each.role != "router" and each.url and not each.ended]
-        welcome = {each.url for each in workers if each.ready and not each.leaving}
-        assert welcome <= dialed <= welcome | (before & {each.url for each in workers})
+        wanted = {each.url for each in workers if each.ready and not each.terminating}
+        assert wanted <= dialed <= wanted | (before & {each.url for each in workers})
         assert pods.observe(Listed(tuple(seen.values())), 0.0) == []
     apply(pods.observe(Listed(()), 0.0), dialed)
     assert dialed == set()
@@ -274,5 +284,6 @@ def test_events_lead_where_a_list_leads(first: Listed, second: Listed) -> None:
         by_events.observe(Changed(each), 0.0)
     assert by_events.observe(second, 0.0) == []
     assert by_list.pods_by_state == by_events.pods_by_state
-    hung_up = [{each.worker.url for each in pods.observe(Listed(()), 0.0)} for pods in (by_list, by_events)]
+    ends = [pods.observe(Listed(()), 0.0) for pods in (by_list, by_events)]
+    hung_up = [{each.worker.url for each in end if isinstance(each, HangUpPod)} for end in ends]
     assert hung_up[0] == hung_up[1]

@@ -1,4 +1,4 @@
-"""Any router tells of a request that another one served."""
+"""Any router answers for a request that another one served."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 @pytest.fixture
 def routers(model_folder: Path) -> Iterator[tuple[RunningRouter, RunningRouter]]:
-    """Two that know each other, and themselves."""
+    """Two that know each other and themselves."""
     with RunningRouter(model_folder, uid="one") as one, RunningRouter(model_folder, uid="other") as other:
-        one.siblings.update({"one": one.url, "other": other.url})
-        other.siblings.update(one.siblings)
+        one.peers.update({"one": one.url, "other": other.url})
+        other.peers.update(one.peers)
         yield one, other
 
 
@@ -31,7 +31,7 @@ def serve(router: RunningRouter, prompt: str | list[str] = "fox") -> str:
 
 
 @pytest.mark.parametrize("prompt", ["fox", ["fox", "dog"]], ids=["one prompt", "two prompts"])
-def test_a_router_answers_for_its_sibling(
+def test_a_router_answers_for_its_peer(
     routers: tuple[RunningRouter, RunningRouter], prompt: str | list[str]
 ) -> None:
     one, other = routers
@@ -42,25 +42,25 @@ def test_a_router_answers_for_its_sibling(
     assert "worker" in asked.text
 
 
-def test_the_owner_of_an_unknown_request_says_so(routers: tuple[RunningRouter, RunningRouter]) -> None:
+def test_an_unknown_request_is_a_404_at_every_router(routers: tuple[RunningRouter, RunningRouter]) -> None:
     one, other = routers
     unknown = serve(one)[:-4] + "beef"
     for router in routers:
         assert ask(router, unknown).status_code == 404
     for strange in ("", "..%2f..%2fmetrics", "ÿ", "0" * 4000):
         assert ask(other, f"cmpl-{strange}").status_code == 404
-    mark = serve(one).removeprefix("cmpl-")[:8]
-    assert ask(other, f"{mark}%2F..%2F..%2Fmetrics").status_code == 404
+    prefix = serve(one).removeprefix("cmpl-")[:8]
+    assert ask(other, f"{prefix}%2F..%2F..%2Fmetrics").status_code == 404
 
 
-def test_a_sibling_that_is_not_known_or_gives_no_answer(
+def test_a_peer_that_gives_no_answer_is_a_502_and_one_that_is_not_known_a_404(
     routers: tuple[RunningRouter, RunningRouter],
 ) -> None:
     one, other = routers
     rid = serve(one)
-    other.siblings["one"] = "http://127.0.0.1:9"  # nobody listens there
+    other.peers["one"] = "http://127.0.0.1:9"  # nothing listens there
     answer = ask(other, rid)
     assert answer.status_code == 502
     assert answer.json()["error"]["message"] == "the router that served it gives no answer"
-    del other.siblings["one"]
+    del other.peers["one"]
     assert ask(other, rid).status_code == 404
