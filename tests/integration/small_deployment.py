@@ -1,9 +1,10 @@
-"""A deployment of processes that load nothing: the real supervision, pipes and signals, without a model.
+"""A deployment of processes that load nothing: the real restarts, pipes and signals, without a model.
 
     python -m tests.integration.small_deployment CHILD…        the parent, one child for each word
     python -m tests.integration.small_deployment --child …     what the parent starts
 
-A child is `steady` (serves until told to end), `stubborn` (ignores being told) or `broken` (cannot start).
+A child is `steady` (serves until a signal), `stubborn` (ignores signals), `busy` (loads, and answers no probe; SIGTERM
+would make it drain) or `broken` (cannot start).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 import threading
 
 from shared.errors import StartError
-from shared.local.children import HOST, Child, ChildProcesses
+from shared.local.child_process import HOST, Child
+from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
@@ -33,12 +35,24 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
+    if kind == "busy":
+        be_busy(port, stop)
+        return
     health = Health(loop_seconds_max=60.0)
     health.facts = {"pid": os.getpid()}
     health.become_ready()
     probes = Probes(HOST, port, health, Metrics("decode"))
     stop.wait()
     probes.close()
+
+
+def be_busy(port: int, stop: threading.Event) -> None:
+    """Accept connections, answer none, and end by SIGINT alone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.create_server((HOST, port)):
+        sys.stderr.write("listening\n")
+        sys.stderr.flush()
+        stop.wait()
 
 
 def be_parent(kinds: list[str]) -> None:

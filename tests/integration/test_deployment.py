@@ -48,6 +48,17 @@ def test_a_signal_to_the_parent_alone_ends_all_within_five_seconds(
     ]
 
 
+def test_children_that_are_too_busy_to_answer_end_at_once(start: Start) -> None:
+    deployment = start("busy", "busy", "busy")
+    for _ in range(3):
+        deployment.line(lambda line: line.endswith("| listening"), 30)
+    pids = [deployment.process.pid, *deployment.children()]
+    deployment.process.send_signal(signal.SIGINT)
+    assert ended_within(pids, 1)
+    deployment.close()
+    assert not [line for line in deployment.lines if "killed" in line]
+
+
 def test_children_end_when_the_parent_is_killed(start: Start) -> None:
     deployment = start("steady", "stubborn")
     pids = await_ready(deployment)
