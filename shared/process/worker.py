@@ -218,7 +218,7 @@ def _turn_until_empty(
         if ending.deadline is not None:
             if not leaving:
                 leaving = True
-                health.leave()
+                health.start_draining()
                 scheduler.leave()
                 log.info("leaving", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
             if scheduler.empty:
@@ -227,7 +227,7 @@ def _turn_until_empty(
             if monotonic() >= ending.deadline:
                 break
         loop.begin()
-        health.turned()
+        health.beat()
         if monotonic() >= next_publish:
             publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS

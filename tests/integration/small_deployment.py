@@ -22,7 +22,7 @@ from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
-from shared.process.role_main import hold_lifeline, leave_with_sentence
+from shared.process.role_main import exit_with_error, hold_lifeline
 
 MODULE = "tests.integration.small_deployment"
 
@@ -31,7 +31,7 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     """Serve probes until SIGINT or SIGTERM."""
     hold_lifeline(lifeline)
     if kind == "broken":
-        leave_with_sentence(f"{MODULE}: the flux capacitor is missing")
+        exit_with_error(f"{MODULE}: the flux capacitor is missing")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
@@ -68,7 +68,7 @@ def be_parent(kinds: list[str]) -> None:
     try:
         ChildProcesses(children, environment, StartupConsole()).run("nothing")
     except StartError as error:
-        leave_with_sentence(f"up: {error}")
+        exit_with_error(f"up: {error}")
 
 
 def main() -> None:

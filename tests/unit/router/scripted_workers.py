@@ -252,7 +252,9 @@ class RunningRouter:
         failure = RequestFailed(503, "shutting down")
         siblings = RouterPeers(self.uid, lambda: self.siblings)
         app = make_app(generation, self.shell, siblings, self.health, render)
-        self._server = Server(app, self._settings, self.health.leave, lambda: generation.fail_all(failure))
+        self._server = Server(
+            app, self._settings, self.health.start_draining, lambda: generation.fail_all(failure)
+        )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
         await siblings.close()
