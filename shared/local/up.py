@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from shared.engine.dense.config import read_model_config
 from shared.engine.gguf.convert import DEFAULT_MODEL
-from shared.engine.memory_plan import RESERVE_BYTES, Budget, memory_budget
+from shared.engine.memory_plan import RESERVE_BYTES, Budget
 from shared.errors import StartError
 from shared.links.keys import open_new_seed
 from shared.local.child_process import HOST, Child
@@ -33,7 +33,7 @@ from shared.local.console import StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.local.role_settings import RoleSettings, settings_by_role
 from shared.messages import Role
-from shared.process.resources import usable_cores
+from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import Count, LogLevel, Port, PositiveInt, variable_of
 from shared.process.worker_config import DeviceChoice, WorkerConfig
 

@@ -31,7 +31,7 @@ from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
-from shared.process.resources import usable_cores
+from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import ProcessConfig
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
@@ -153,7 +153,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
         slots=config.slots,
         host_share=host_share,
         context_len=config.context_len or None,
-        memory_bytes=config.memory_bytes or None,
+        budget=memory_budget(config.memory_bytes or None),
     )
     engine = load(
         Path(config.model),
