@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 LOOK_SECONDS = 0.02  # between two looks
 WORK_TURNS = 2_000_000
-WORK_SECONDS = 0.07  # for these turns, on the idle machine on which the promises were measured (AMD EPYC, Python 3.11)
+WORK_SECONDS = 0.07  # of the reference machine for these turns: an AMD EPYC, idle, with Python 3.11
 SLOWNESS_MAX = 6.0  # a machine that is slower than this is too slow to judge anything
 
 
