@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decode.config import DecodeConfig
-from shared.process.role_main import enter
+from shared.process.role_main import run_role
 
 
 def serve(config: DecodeConfig) -> None:
@@ -34,4 +34,4 @@ def serve(config: DecodeConfig) -> None:
 
 
 if __name__ == "__main__":
-    enter("decode", DecodeConfig, serve)
+    run_role("decode", DecodeConfig, serve)

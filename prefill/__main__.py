@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefill.config import PrefillConfig
-from shared.process.role_main import enter
+from shared.process.role_main import run_role
 
 
 def serve(config: PrefillConfig) -> None:
@@ -33,4 +33,4 @@ def serve(config: PrefillConfig) -> None:
 
 
 if __name__ == "__main__":
-    enter("prefill", PrefillConfig, serve)
+    run_role("prefill", PrefillConfig, serve)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config import RouterConfig
-from shared.process.role_main import enter
+from shared.process.role_main import run_role
 
 
 def _serve(config: RouterConfig) -> None:
@@ -13,4 +13,4 @@ def _serve(config: RouterConfig) -> None:
 
 
 if __name__ == "__main__":
-    enter("router", RouterConfig, _serve)
+    run_role("router", RouterConfig, _serve)

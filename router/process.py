@@ -104,7 +104,7 @@ async def _serve(
     try:
         discovery.start()
         log.info("listening", port=listener.getsockname()[1], ready=health.ready)
-        server = Server(app, config, health.leave, lambda: serving.fail_all(SHUTTING_DOWN))
+        server = Server(app, config, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()

@@ -5,7 +5,7 @@ SegueError
 │   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
 │   ├── ModelError        the model is missing, gated, unsupported or broken
 │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
-├── BenchError            a measured server cannot be reached, refused, or gave something else than was asked for
+├── SmokeTestError        a deployment does not serve as it should: unreachable, a broken stream, or no KV moved
 ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
 └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
 """
@@ -33,8 +33,8 @@ class TransferError(StartError):
     """KV transfer is not available on this machine."""
 
 
-class BenchError(SegueError):
-    """A measured server cannot be reached, refused, or gave something else than was asked for."""
+class SmokeTestError(SegueError):
+    """A deployment does not serve as it should: it is unreachable, its stream broke, or no KV moved."""
 
 
 class RequestError(SegueError):

@@ -19,7 +19,7 @@ from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
-from shared.engine.memory_plan import Demand, choose_pages, memory_budget
+from shared.engine.memory_plan import UNBOUNDED, Budget, Demand, choose_pages
 from shared.engine.native.choice import KernelChoice, choose_kernels
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.sampler import Sampler
@@ -44,7 +44,7 @@ class Sizes:
     slots: int = 64
     host_share: float = 0.0  # pages in host memory for each page of the pool
     context_len: int | None = None  # tokens
-    memory_bytes: int | None = None
+    budget: Budget = UNBOUNDED
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _make_cache(
     page_size, slots = sizes.page_size, sizes.slots
     one_page = page_bytes(config, page_size, dtype)
     demand = Demand(weights_bytes, one_page, page_size, sizes.host_share, slots, most, sizes.max_total_tokens)
-    count, reason = choose_pages(demand, memory_budget(sizes.memory_bytes), sizes.pages)
+    count, reason = choose_pages(demand, sizes.budget, sizes.pages)
     context = min(most, count * page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
     host_pages = int(count * sizes.host_share)

@@ -1,20 +1,17 @@
-"""How much memory there is for KV pages, in words that a person can check.
+"""How many KV pages a worker holds: its demand against its budget, with a reason that a person can check.
 
-A worker may use what its control group leaves, or else half of what the machine has free (prefill and decode often
-share one machine). Weights and a reserve for activations come first; pages get the rest, but never more than all
-slots could fill, nor than were asked for.
+Weights and a reserve for activations come first. Pages get the rest, but never more than all slots can fill, and never
+more than were asked for. Where the budget comes from, this file does not know (see `shared.process.resources`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from shared.baton import pages_of
 from shared.errors import ConfigError, ModelError
 
 RESERVE_BYTES = 2**30  # the interpreter, torch, activations
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -27,9 +24,7 @@ class Demand:
     host_share: float  # pages in host memory for each page of the pool
     slots: int
     context_len: int  # tokens
-    max_total_tokens: int = (
-        0  # pages for more are not wanted, but for one whole context they are; 0: no bound
-    )
+    max_total_tokens: int = 0  # upper bound on the pool, but at least one full context; 0: unbounded
 
 
 @dataclass(frozen=True)
@@ -40,21 +35,13 @@ class Budget:
     origin: str
 
 
-def memory_budget(memory_bytes: int | None = None) -> Budget:
-    """The given budget, or the control group's, or half of the machine's free memory."""
-    if memory_bytes is not None:
-        return Budget(memory_bytes, "as it was given")
-    free = _meminfo_bytes("MemAvailable")
-    limit = _cgroup_limit_bytes()
-    if limit is not None and limit <= free:
-        return Budget(limit, "the limit of its control group")
-    return Budget(free // 2, f"half of the machine's {_gib(free)} free")
+UNBOUNDED = Budget(2**62, "unbounded")
 
 
 def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int, str]:
-    """The number of pages, and why. An explicit `pages` wins.
+    """The number of pages, and why. An explicit number of `pages` wins.
 
-    Raises `ConfigError` if explicit pages cannot fit, `ModelError` if the model leaves no room for one full request.
+    Raises ConfigError if explicit pages do not fit, ModelError if the model leaves no room for one full request.
     """
     page_bytes = round(demand.page_bytes * (1 + demand.host_share))
     rest = budget.memory_bytes - demand.weights_bytes - RESERVE_BYTES
@@ -86,37 +73,3 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def _meminfo_bytes(field: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise ModelError(f"/proc/meminfo has no {field}: set the number of pages")
-
-
-def _cgroup_limit_bytes() -> int | None:
-    """The lowest limit of this process's control group and its parents; None if there is none."""
-    limits: list[int] = []
-    for group in _cgroups():
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                limits.append(int((group / name).read_text(encoding="ascii")))
-            except (OSError, ValueError):  # absent, or the word `max`
-                continue
-    return min(limits, default=None)
-
-
-def _cgroups() -> list[Path]:
-    groups = [_CGROUP, _CGROUP / "memory"]
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return groups
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        root = _CGROUP / "memory" if "memory" in controllers.split(",") else _CGROUP
-        group = root / path.lstrip("/")
-        groups += [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
-    return groups

@@ -27,18 +27,18 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.stderr.write("segue up: interrupted\n")
         sys.exit(130)
-    sys.exit(0)
 
 
-def run_or_leave(argv: list[str]) -> None:
-    """Carry out the command; where it cannot start, leave with one sentence."""
+def run_or_leave(argv: list[str]) -> NoReturn:
+    """Carry out the command and exit; where it cannot start, exit with one sentence."""
     from shared.errors import StartError
-    from shared.process.role_main import leave_with_sentence
+    from shared.process.role_main import exit_now, exit_with_error
 
     try:
         run(argv)
+        exit_now()
     except StartError as error:
-        leave_with_sentence(f"up: {error}")
+        exit_with_error(f"up: {error}")
 
 
 def run(argv: list[str]) -> None:

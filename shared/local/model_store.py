@@ -1,9 +1,9 @@
-"""From what a user calls a model to a folder that every process can read, or one sentence why not.
+"""Finds the model that a user names: a folder that every process can read, or one sentence why there is none.
 
-`--model` is a folder, a GGUF file, the name `smollm2`, or an id on the Hugging Face Hub, tried in this order. Only
-safetensors, JSON and tokenizer files are ever downloaded: no pickled weights, no code. GGUF is converted once, by a
-child process, since that needs torch and this process does without. Whatever can be refused is refused here, before
-any worker starts: what the config names and Segue cannot compute, what is gated, what does not fit on the disk.
+`--model` is a GGUF file, the name `smollm2`, a folder, or an id on the Hugging Face Hub. Only safetensors, JSON and
+tokenizer files are ever downloaded: no pickled weights, no code. GGUF is converted once, by a child process, because
+that needs torch, which this process does not load. A model is refused here, before any worker starts, if Segue cannot
+compute it, if it is gated, or if it does not fit on the disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
 from shared.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
-CONVERSION_BYTES = 1 << 30  # room on the disk that a conversion is started with at least
+CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def cache_folder() -> Path:
@@ -38,16 +38,19 @@ def cache_folder() -> Path:
 
 
 def name_of(model: str) -> str:
-    """What clients call a model that nobody gave a name."""
+    """What clients call a model without `--served-model-name`."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 
-def resolve(model: str, say: Say, endpoint: str | None = None) -> Path:
-    """The folder of `model`, checked. `say` hears what takes long; `endpoint` is another Hub. Raises ModelError."""
+def resolve(model: str, print_line: PrintLine, endpoint: str | None = None) -> Path:
+    """The folder of `model`, checked. Raises ModelError.
+
+    `print_line` shows the user what takes long. `endpoint` is the address of another Hub.
+    """
     path = Path(model).expanduser()
     if model.endswith(".gguf") or (model == DEFAULT_MODEL and not path.exists()):
-        folder = _converted(model, path, say)
+        folder = _converted(model, path, print_line)
     elif model and path.is_dir():
         folder = path.resolve()
     elif model and path.exists():
@@ -57,7 +60,7 @@ def resolve(model: str, say: Say, endpoint: str | None = None) -> Path:
             f"there is no model {model}: expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}"
         )
     else:
-        folder = _from_hub(model, say, endpoint)
+        folder = _from_hub(model, print_line, endpoint)
     read_model_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no safetensors weights; others (.bin, .pt) are never loaded")
@@ -66,8 +69,8 @@ def resolve(model: str, say: Say, endpoint: str | None = None) -> Path:
     return folder
 
 
-def _converted(model: str, path: Path, say: Say) -> Path:
-    """The folder that a GGUF file was converted into; converts it unless that has been done."""
+def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
+    """The folder of a converted GGUF file; converts it unless that has been done."""
     target = cache_folder() / "models" / DEFAULT_MODEL
     if model != DEFAULT_MODEL:
         if not path.is_file():
@@ -78,7 +81,7 @@ def _converted(model: str, path: Path, say: Say) -> Path:
     if is_converted(source, target):
         return target
     _require_room(target, CONVERSION_BYTES)
-    say(f"converting {model} into {target}, once")
+    print_line(f"converting {model} into {target}, once")
     child = subprocess.run(
         [sys.executable, "-m", "shared.engine.gguf.convert", str(source), str(target)],
         stdin=subprocess.DEVNULL,
@@ -94,7 +97,7 @@ def _converted(model: str, path: Path, say: Say) -> Path:
     return target
 
 
-def _from_hub(model: str, say: Say, endpoint: str | None) -> Path:
+def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -123,7 +126,7 @@ def _from_hub(model: str, say: Say, endpoint: str | None) -> Path:
         raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")
     _refuse_unsupported(api, model)
     needed_bytes = sum(file.size or 0 for file in files)
-    say(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
+    print_line(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
     try:
         return Path(snapshot_download(model, allow_patterns=WANTED, endpoint=endpoint, revision=info.sha))
     except OSError as error:
@@ -148,7 +151,7 @@ def _wanted(name: str) -> bool:
 
 
 def _require_room(target: Path, needed_bytes: int) -> None:
-    """Raise ModelError unless the disk under `target` has so much room."""
+    """Raise ModelError unless the disk under `target` has this much free space."""
     existing = next(parent for parent in target.parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < needed_bytes:
@@ -158,7 +161,7 @@ def _require_room(target: Path, needed_bytes: int) -> None:
 
 
 def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """`ask()` on a thread that may be left behind: resolving a name can hang for minutes."""
+    """The result of `ask()`, on a thread of its own, because resolving a name can hang for minutes."""
     answers: list[Any] = []
 
     def run() -> None:
@@ -179,7 +182,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    """`python -m shared.local.model_store MODEL`: make the model ready ahead of time, and say where it is."""
+    """`python -m shared.local.model_store MODEL`: fetch or convert the model ahead of time, and print its folder."""
     try:
         folder = resolve(sys.argv[1], lambda line: sys.stderr.writelines([line, "\n"]))
     except ModelError as error:

@@ -1,115 +1,90 @@
-"""A deployment's check-up: one request through its front door, and the proof that its KV moved between workers.
+"""The smoke test of a deployment: one request through its front door, and the proof that its KV moved between workers.
 
     python -m shared.local.smoke_test http://segue-router:8000
 
-streams a completion, then asks the router that served it what became of that very request. The prompt opens with a
-random word: a decode worker that holds the pages already would fetch nothing. Both questions go over one connection,
-since a Service chooses one of several routers anew for each.
+It streams a completion, then asks the router that served it what became of that request. The prompt begins with a
+random word, because a decode worker that already has the pages would fetch nothing. All requests use one connection,
+because a Service chooses a router for each new connection.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import secrets
 import sys
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
-from shared.errors import BenchError
+import httpx2
+
+from shared.errors import SmokeTestError
 
 ANSWER_SECONDS_MAX = 120.0  # also for a first request that waits until a worker is ready
 MAX_TOKENS = 16
 
 
-def check_up(url: str) -> list[str]:
-    """What was found, a line each. Raises BenchError when something is not as it should be."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(
-        address.hostname or "", address.port or 80, timeout=ANSWER_SECONDS_MAX
-    )
+def smoke_test(url: str) -> list[str]:
+    """What was found, one line each. Raises SmokeTestError when something is not as it should be."""
+    hooks = {"response": [_require_success]}
+    client = httpx2.Client(base_url=url, timeout=ANSWER_SECONDS_MAX, trust_env=False, event_hooks=hooks)
     try:
-        model = _get(connection, "/v1/models")["data"][0]["id"]
-        rid, chunks = _stream(connection, model)
-        record = _get(connection, f"/debug/requests/{rid}")
-    except (OSError, http.client.HTTPException) as error:
-        raise BenchError(
-            f"{url} gave no answer; is a router ready? {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        connection.close()
-    workers = [f"{visit['role']} {visit['worker']}" for visit in record["workers"]]
-    if record["fetched_bytes"] <= 0:
-        raise BenchError(f"no KV moved for request {rid}: it went to {', '.join(workers) or 'no worker'}")
-    return [
-        f"{model} streamed {chunks} pieces of text and ended properly",
-        f"request {rid} went to {', then '.join(workers)}",
-        f"{record['fetched_bytes']} bytes of KV moved for it in {record['fetch_milliseconds']:.1f} ms: "
-        f"the link gave {record['fetched_bytes'] / max(record['fetch_milliseconds'], 0.001) / 1e3:.0f} MB/s",
-        _link(record),
-    ]
+        with client:
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            rid, pieces = _stream(client, model)
+            record = client.get(f"/debug/requests/{rid}").json()
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SmokeTestError(f"{url} gave no answer; is a router ready? {reason}") from error
+    return [f"{model} streamed {pieces} pieces of text and ended properly", *_describe(rid, record)]
 
 
-def _link(record: dict[str, Any]) -> str:
-    if not record["link_bytes_per_second"]:
-        return "the link has not been measured yet"
-    megabytes_per_second = record["link_bytes_per_second"] / 1e6
-    return f"measured by itself it carries {megabytes_per_second:.0f} MB/s over {record['transport']}"
-
-
-def _stream(connection: http.client.HTTPConnection, model: str) -> tuple[str, int]:
-    """The request's id and how many pieces of text came, of a stream that ended as it should."""
-    body = {
-        "model": model,
-        "stream": True,
-        "max_tokens": MAX_TOKENS,
-        "messages": [{"role": "user", "content": f"{secrets.token_hex(8)}: why is the sky blue?"}],
-    }
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-    response = _successful(connection, "/v1/chat/completions")
-    events = list(_events(response))
-    pieces, reasons = 0, list[str]()
-    for event in events:
-        if event == "[DONE]":
-            break
-        chunk = json.loads(event)
-        if "error" in chunk:
-            raise BenchError(f"the stream broke off: {chunk['error']}")
-        choice = chunk["choices"][0]
-        pieces += bool(choice["delta"].get("content"))
-        reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
+def _stream(client: httpx2.Client, model: str) -> tuple[str, int]:
+    """Stream a completion; returns the request's id and the number of pieces of text."""
+    question = {"role": "user", "content": f"{secrets.token_hex(8)}: why is the sky blue?"}
+    body = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "messages": [question]}
+    response = client.post("/v1/chat/completions", json=body)
+    events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    if errors := [chunk["error"] for chunk in chunks if "error" in chunk]:
+        raise SmokeTestError(f"the stream broke off: {errors[0]}")
+    choices = [chunk["choices"][0] for chunk in chunks]
+    pieces = sum(bool(choice["delta"].get("content")) for choice in choices)
+    reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     if events[-1:] != ["[DONE]"] or len(reasons) != 1 or not pieces:
-        raise BenchError(f"a stream of {pieces} pieces ended with {reasons} and {events[-1:]}, not [DONE]")
+        raise SmokeTestError(
+            f"a stream of {pieces} pieces ended with {reasons} and {events[-1:]}, not [DONE]"
+        )
     return response.headers["x-request-id"], pieces
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of each event, to the end of the body, so that the connection can be used again."""
-    for line in response.read().decode().splitlines():
-        if line.startswith("data: "):
-            yield line.removeprefix("data: ")
+def _describe(rid: str, record: dict[str, Any]) -> list[str]:
+    """Where the request went and how its KV moved; raises SmokeTestError when none moved."""
+    workers = [f"{visit['role']} {visit['worker']}" for visit in record["workers"]]
+    moved_bytes, milliseconds = record["fetched_bytes"], record["fetch_milliseconds"]
+    if moved_bytes <= 0:
+        raise SmokeTestError(f"no KV moved for request {rid}: it went to {', '.join(workers) or 'no worker'}")
+    speed = f"{record['link_bytes_per_second'] / 1e6:.0f} MB/s over {record['transport']}"
+    return [
+        f"request {rid} went to {', then '.join(workers)}",
+        f"{moved_bytes} bytes of KV moved for it in {milliseconds:.1f} ms: "
+        f"the link gave {moved_bytes / max(milliseconds, 0.001) / 1e3:.0f} MB/s",
+        f"by its last fetches it carries {speed}"
+        if record["link_bytes_per_second"]
+        else "the link has not been measured yet",
+    ]
 
 
-def _get(connection: http.client.HTTPConnection, path: str) -> Any:
-    connection.request("GET", path)
-    return json.loads(_successful(connection, path).read())
-
-
-def _successful(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-    response = connection.getresponse()
-    if response.status != 200:
-        raise BenchError(f"{path} answered {response.status}: {response.read(500).decode(errors='replace')}")
-    return response
+def _require_success(response: httpx2.Response) -> None:
+    if response.status_code != httpx2.codes.OK:
+        text = response.read().decode(errors="replace")
+        raise SmokeTestError(f"{response.url.path} answered {response.status_code}: {text[:500]}")
 
 
 def main() -> None:
-    """Print what was found and leave with 0, or one sentence and 1."""
+    """Print what was found and exit with 0, or print one sentence and exit with 1."""
     try:
-        sys.stdout.writelines(f"{line}\n" for line in check_up(sys.argv[1]))
-    except BenchError as error:
-        sys.exit(f"segue checkup: {error}")
+        sys.stdout.writelines(f"{line}\n" for line in smoke_test(sys.argv[1]))
+    except SmokeTestError as error:
+        sys.exit(f"segue smoke test: {error}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 
 Ports are reserved without a race: each is bound here, not listened on, for as long as the deployment lives. Linux
 lets a child listen on it (both set SO_REUSEADDR), never lends it to anybody who asks for a free one, and a child that
-starts again finds its own. Here is decided what runs and with which settings; `deployment` runs it.
+starts again finds its own. Here is decided what runs and with which settings; `children` runs it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from msgspec import Meta
 
 from shared.engine.dense.config import read_model_config
 from shared.engine.gguf.convert import DEFAULT_MODEL
-from shared.engine.memory_plan import RESERVE_BYTES, Budget, memory_budget
+from shared.engine.memory_plan import RESERVE_BYTES, Budget
 from shared.errors import StartError
 from shared.links.keys import open_new_seed
-from shared.local.children import HOST, Child, ChildProcesses
+from shared.local.child_process import HOST, Child
+from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.local.role_settings import RoleSettings, settings_by_role
 from shared.messages import Role
-from shared.process.resources import usable_cores
+from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import Count, LogLevel, Port, PositiveInt, variable_of
 from shared.process.worker_config import DeviceChoice, WorkerConfig
 
@@ -78,14 +79,14 @@ class LocalConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     ] = 0
 
 
-def up(config: LocalConfig, narration: StartupConsole) -> None:
+def up(config: LocalConfig, console: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
     environment = _environment()
     files = {"router": config.router_config, "prefill": config.prefill_config, "decode": config.decode_config}
     settings = settings_by_role(files, config.set, environment)
     with contextlib.ExitStack() as stack:
         router_port = stack.enter_context(_reserved(config.router_port))
-        model = resolve(config.model, narration.say)
+        model = resolve(config.model, console.print_line)
         budget = memory_budget()
         _require_memory(model, config.prefill + config.decode, budget)
         seed = open_new_seed()
@@ -94,7 +95,7 @@ def up(config: LocalConfig, narration: StartupConsole) -> None:
         common = ["--model", str(model), "--served-model-name", name, "--link-seed-file", f"/dev/fd/{seed}"]
         common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
         if shares := _describe_shares(config, budget, settings):
-            narration.say(shares)
+            console.print_line(shares)
         given = [*common, *_share_of_machine(config, budget)]
         behind = [*given, "--nice", str(PREFILL_NICE)]
         workers = [_worker("prefill", number, behind, stack) for number in range(config.prefill)]
@@ -106,7 +107,7 @@ def up(config: LocalConfig, narration: StartupConsole) -> None:
         children = [router, *workers]
         for child in children:
             child.arguments += ["--uid", child.name, *settings[child.role].flags]
-        ChildProcesses(children, environment, narration, inherited=[seed]).run(name)
+        ChildProcesses(children, environment, console, inherited=[seed]).run(name)
 
 
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:

@@ -1,11 +1,12 @@
-"""`/livez`, `/readyz` and `/metrics` of a worker, answered from a thread of their own.
+"""`/livez`, `/readyz` and `/metrics` of a worker, answered from threads of their own.
 
-A step that takes a second must not fail a probe, so nothing here asks the loop: the loop leaves a mark each turn, and
-the probe looks how old it is. The interpreter lock is released during a device step.
+A step that takes a second must not fail a probe. Therefore nothing here asks the main loop: the loop records a beat in
+every turn, and the probe checks how old it is. A device step releases the interpreter lock. Knows no role.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,53 +17,62 @@ import msgspec
 from shared.errors import StartError
 from shared.process.metrics import CONTENT_TYPE, Metrics
 
-CLOSING_POLL_SECONDS = 0.1  # how often the server looks whether it should end; requests wake it at once
-REQUEST_SECONDS_MAX = 5.0  # a client that says nothing holds a thread so long
+CLOSING_POLL_SECONDS = 0.1  # how often the server checks whether it should end; a request wakes it at once
+REQUEST_SECONDS_MAX = 5.0  # a client that sends nothing occupies a thread for this long
 
 
 class Health:
-    """What probes are told about a process; written by its main thread, read by the probes' threads.
+    """The state that probes report; written by the main thread, read by the threads of the probes.
 
-    Not ready at first; `doing` says what it does until it is, and `facts` what it chose (device, dtype, pages, …).
+    A process is not ready at first. `doing` is what it does until then, `facts` what it chose (device, pages, …).
     """
 
     def __init__(self, loop_seconds_max: float, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._loop_seconds_max = loop_seconds_max
-        self._turned_at: float | None = None
-        self._leaving = False
+        self._beat_at: float | None = None
+        self._draining = False
         self.ready = False
         self.doing = "starting"
         self.facts: dict[str, str | int] = {}
 
-    def turned(self) -> None:
-        """The main loop has come round; called each turn. Before the first one the process counts as alive."""
-        self._turned_at = self._clock()
+    def beat(self) -> None:
+        """The main loop runs; called in every turn. Before the first beat the process counts as alive."""
+        self._beat_at = self._clock()
 
     def become_ready(self) -> None:
-        """Loaded, warmed up, self-fetch passed: work is welcome. Not for one that leaves."""
-        if self._leaving:
+        """The process takes work: it is loaded and its self-fetch passed. A draining one stays unready."""
+        if self._draining:
             return
         self.doing = "serving"
         self.ready = True
 
     def become_unready(self, why: str) -> None:
-        """No new work, for this reason."""
-        if not self._leaving:
+        """The process takes no new work, for this reason."""
+        if not self._draining:
             self.ready, self.doing = False, why
 
-    def leave(self) -> None:
-        """No new work ever again."""
-        self._leaving = True
-        self.ready, self.doing = False, "leaving"
+    def start_draining(self) -> None:
+        """The process takes no new work until it ends."""
+        self._draining = True
+        self.ready, self.doing = False, "draining"
 
     def alive(self) -> bool:
-        """Whether the loop has turned lately, or is not running yet."""
-        return self._turned_at is None or self._clock() - self._turned_at <= self._loop_seconds_max
+        """Whether the last beat is recent, or the loop is not running yet."""
+        return self._beat_at is None or self._clock() - self._beat_at <= self._loop_seconds_max
 
     def report(self) -> bytes:
         """The body of `/readyz`."""
         return msgspec.json.encode({"ready": self.ready, "doing": self.doing, "facts": self.facts})
+
+
+class _ProbeServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Report a failure, but not a client that hung up: a probe does when the answer takes it too long."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class Probes:
@@ -96,13 +106,12 @@ class Probes:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-                """A line a probe would drown the others."""
+                """Write nothing: a line for each probe would bury the others."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _ProbeServer((host, port), Handler)
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port} for probes: {error.strerror}") from error
-        self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(CLOSING_POLL_SECONDS,), name="probes", daemon=True
         )
@@ -110,7 +119,7 @@ class Probes:
 
     @property
     def port(self) -> int:
-        """The port that was given, or chosen when 0 was."""
+        """The port it listens on; for port 0, the one that was chosen."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""How each role's process begins and ends: settings, logs, the lifeline to its parent, one sentence on failure.
+"""How the process of a role starts and ends: settings, logs, the lifeline to its parent, one sentence on failure.
 
-`python -m router|prefill|decode` calls `enter` and nothing else. What the process then does is its own business.
+`python -m router|prefill|decode` calls `run_role` and nothing else. This file does not know what a role does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -24,12 +25,15 @@ Config = TypeVar("Config", bound=ProcessConfig)
 log = structlog.get_logger(__name__)
 
 
-def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> NoReturn:
-    """Run `serve` with this process's settings and leave: 0 when it returns, 1 with one sentence on StartError.
+def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> NoReturn:
+    """Run `serve` with this process's settings, then exit: 0 when it returns, 1 with one sentence on StartError.
 
-    `serve` should import what is heavy (torch, nixl, transformers) itself: `--help` and a wrong flag answer at once.
+    `serve` imports heavy modules (torch, nixl, transformers) itself, so that `--help` and a wrong flag answer at once.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # until the process serves, and can say goodbye
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a signal ends a process that loads; `serve` handles them later
         signal.signal(number, _end_by_signal if os.getpid() == 1 else signal.SIG_DFL)
     try:
         config = load(struct, sys.argv[1:], os.environ)
@@ -40,24 +44,28 @@ def enter(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> 
             log.warning("unknown variable", variable=variable)
         serve(config)
     except StartError as error:
-        leave_with_sentence(f"{role}: {error}")
-    _leave_at_once()
+        exit_with_error(f"{role}: {error}")
+    exit_now()
 
 
 def _end_by_signal(number: int, _: object) -> NoReturn:
-    """For process 1 of a container, which no default ends; Python calls this only between two of its own steps."""
+    """Exit. Process 1 of a container needs this: the default action of a signal does not end it.
+
+    Python calls it between two of its own steps only, so a long call into a library delays it.
+    """
     os._exit(128 + number)
 
 
-def _leave_at_once() -> NoReturn:
-    """Exit with status 0 once everything is closed; to take torch apart module by module would take a second."""
+def exit_now() -> NoReturn:
+    """Exit with status 0 after everything has been closed. To tear down all modules would take up to a second."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a reader that has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 
-def leave_with_sentence(sentence: str) -> NoReturn:
+def exit_with_error(sentence: str) -> NoReturn:
     """Write one line to stderr and exit with status 1."""
     sys.stderr.write(f"segue {' '.join(sentence.split())}\n")
     sys.exit(1)
@@ -66,8 +74,8 @@ def leave_with_sentence(sentence: str) -> NoReturn:
 def hold_lifeline(descriptor: int) -> None:
     """End this process when the other end of the pipe `descriptor` is closed, however its holder ended.
 
-    The holder never writes; when it has gone before we came, the pipe is at its end already. An end means that nobody
-    is left to hear a goodbye, so there is none.
+    The holder never writes. If it ended before this process started, the pipe is at its end already. The process then
+    exits without closing its links, since the whole deployment ends.
     """
 
     def wait_for_the_end() -> None:

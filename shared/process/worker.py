@@ -32,7 +32,7 @@ from shared.messages import Hello, Role
 from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
-from shared.process.resources import usable_cores
+from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import ProcessConfig
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
@@ -154,7 +154,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
         slots=config.slots,
         host_share=host_share,
         context_len=config.context_len or None,
-        memory_bytes=config.memory_bytes or None,
+        budget=memory_budget(config.memory_bytes or None),
     )
     engine = load(
         Path(config.model),
@@ -214,7 +214,7 @@ def _turn_until_empty(
         if ending.deadline is not None:
             if not leaving:
                 leaving = True
-                health.leave()
+                health.start_draining()
                 scheduler.leave()
                 log.info("leaving", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
             if scheduler.empty:
@@ -223,7 +223,7 @@ def _turn_until_empty(
             if monotonic() >= ending.deadline:
                 break
         loop.begin()
-        health.turned()
+        health.beat()
         if monotonic() >= next_publish:
             publish()  # before a step is waited for, so that /metrics shows what it works on
             next_publish = monotonic() + PUBLISH_SECONDS

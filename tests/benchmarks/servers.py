@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
-from shared.errors import BenchError
 from tests.benchmarks.client.client import connected
+from tests.benchmarks.client.errors import BenchError
 from tests.benchmarks.client.measuring import measure, warm_up
 from tests.benchmarks.client.report import RunResult
 from tests.benchmarks.client.scenarios import Scenario, Size

@@ -1,9 +1,10 @@
-"""A deployment of processes that load nothing: the real supervision, pipes and signals, without a model.
+"""A deployment of processes that load nothing: the real restarts, pipes and signals, without a model.
 
     python -m tests.integration.small_deployment CHILD…        the parent, one child for each word
     python -m tests.integration.small_deployment --child …     what the parent starts
 
-A child is `steady` (serves until told to end), `stubborn` (ignores being told) or `broken` (cannot start).
+A child is `steady` (serves until a signal), `stubborn` (ignores signals), `busy` (loads, and answers no probe; SIGTERM
+would make it drain) or `broken` (cannot start).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import sys
 import threading
 
 from shared.errors import StartError
-from shared.local.children import HOST, Child, ChildProcesses
+from shared.local.child_process import HOST, Child
+from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
-from shared.process.role_main import hold_lifeline, leave_with_sentence
+from shared.process.role_main import exit_with_error, hold_lifeline
 
 MODULE = "tests.integration.small_deployment"
 
@@ -29,16 +31,28 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     """Serve probes until SIGINT or SIGTERM."""
     hold_lifeline(lifeline)
     if kind == "broken":
-        leave_with_sentence(f"{MODULE}: the flux capacitor is missing")
+        exit_with_error(f"{MODULE}: the flux capacitor is missing")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
+    if kind == "busy":
+        be_busy(port, stop)
+        return
     health = Health(loop_seconds_max=60.0)
     health.facts = {"pid": os.getpid()}
     health.become_ready()
     probes = Probes(HOST, port, health, Metrics("decode"))
     stop.wait()
     probes.close()
+
+
+def be_busy(port: int, stop: threading.Event) -> None:
+    """Accept connections, answer none, and end by SIGINT alone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.create_server((HOST, port)):
+        sys.stderr.write("listening\n")
+        sys.stderr.flush()
+        stop.wait()
 
 
 def be_parent(kinds: list[str]) -> None:
@@ -54,7 +68,7 @@ def be_parent(kinds: list[str]) -> None:
     try:
         ChildProcesses(children, environment, StartupConsole()).run("nothing")
     except StartError as error:
-        leave_with_sentence(f"up: {error}")
+        exit_with_error(f"up: {error}")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pytest
 from shared.process.settings import ProcessConfig
 from tests.integration.deployment import LocalDeployment, RunningProcess
 from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
-from tests.waiting import until
+from tests.waiting import soon, until
 
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
@@ -96,7 +96,7 @@ def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: Loca
             await stream.close()
 
     asyncio.run(leave())
-    until(lambda: not two_each.held(), 1, "everything given back")
+    until(lambda: not two_each.held(), soon(1), "everything given back")
 
 
 @pytest.mark.timeout(600)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.streams import client_of, complete
-from tests.waiting import until
+from tests.waiting import soon, until
 
 PATIENT = "router.silence_seconds=60,prefill.silence_seconds=60,decode.silence_seconds=60"  # with the frozen
 CHUNK_TOKENS = 32
@@ -54,24 +54,28 @@ async def request(running: LocalDeployment, prompt: list[int]) -> AsyncIterator[
         await asyncio.wait([stream])
 
 
-async def soon(condition: Callable[[], object], what: str, seconds_max: float = 1.0) -> None:
-    await asyncio.to_thread(until, condition, seconds_max, what)
+async def happens(condition: Callable[[], object], what: str, seconds_max: float | None = None) -> None:
+    await asyncio.to_thread(until, condition, seconds_max or soon(1), what)
 
 
 def test_a_request_that_waits_in_the_router_is_forgotten(narrow: LocalDeployment) -> None:
     async def run() -> None:
         with frozen(narrow, "prefill"):
             async with request(narrow, [1, 2, 3]):
-                await soon(lambda: narrow.live_requests("prefilling") == 1, "the first one's placement", 10)
+                await happens(
+                    lambda: narrow.live_requests("prefilling") == 1, "the first one's placement", 10
+                )
                 async with request(narrow, [4, 5, 6]):
-                    await soon(lambda: narrow.live_requests("waiting") == 1, "the second one's waiting", 10)
-                await soon(lambda: narrow.live_requests("waiting") == 0, "the second one's end")
+                    await happens(
+                        lambda: narrow.live_requests("waiting") == 1, "the second one's waiting", 10
+                    )
+                await happens(lambda: narrow.live_requests("waiting") == 0, "the second one's end")
                 assert narrow.live_requests("prefilling") == 1
-            await soon(lambda: narrow.live_requests("prefilling") == 0, "the first one's end")
+            await happens(lambda: narrow.live_requests("prefilling") == 0, "the first one's end")
 
     before = narrow.total("prefill", "segue_extend_tokens_total")
     asyncio.run(run())
-    until(lambda: not narrow.held(), 1, "everything given back")
+    until(lambda: not narrow.held(), soon(1), "everything given back")
     computed = narrow.total("prefill", "segue_extend_tokens_total") - before
     assert computed in (0, 3), "the first may have been begun as its worker woke up, the second never was"
 
@@ -82,11 +86,11 @@ def test_a_request_in_the_middle_of_its_chunks_is_given_up(narrow: LocalDeployme
 
     async def run() -> None:
         async with request(narrow, LONG_PROMPT):
-            await soon(lambda: computed() >= 2 * CHUNK_TOKENS, "two chunks", 30)
+            await happens(lambda: computed() >= 2 * CHUNK_TOKENS, "two chunks", 30)
 
     before = narrow.total("prefill", "segue_extend_tokens_total")
     asyncio.run(run())
-    until(lambda: not narrow.held(), 1, "everything given back")
+    until(lambda: not narrow.held(), soon(1), "everything given back")
     assert computed() < len(LONG_PROMPT)
 
 
@@ -98,12 +102,12 @@ def test_a_request_whose_pages_arrive_is_given_up_when_the_read_has_ended(narrow
         with ExitStack() as decode, ExitStack() as prefill:
             decode.enter_context(frozen(narrow, "decode"))
             async with request(narrow, [7 + k for k in range(100)]):
-                await soon(lambda: narrow.live_requests("decoding") == 1, "its placement on decode", 10)
+                await happens(lambda: narrow.live_requests("decoding") == 1, "its placement on decode", 10)
                 prefill.enter_context(frozen(narrow, "prefill"))
                 decode.close()
-                await soon(lambda: pages("arriving"), "the read", 10)
-            await soon(lambda: narrow.live_requests("decoding") == 0, "the end at the router")
-            await soon(lambda: pages("quarantined"), "the quarantine of what the read may still write to")
+                await happens(lambda: pages("arriving"), "the read", 10)
+            await happens(lambda: narrow.live_requests("decoding") == 0, "the end at the router")
+            await happens(lambda: pages("quarantined"), "the quarantine of what the read may still write to")
 
     asyncio.run(run())
     until(lambda: not narrow.held(), 5, "everything given back")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.seed import write_new_seed
 from tests.unit.router.tiny_model import write_folder
-from tests.waiting import until
+from tests.waiting import soon, until
 
 BODY = {"model": "tiny", "prompt": "fox"}
 
@@ -70,13 +70,17 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
         began = time.monotonic()
         for number in numbers[:-1]:
             router.send_signal(number)
-            until(lambda: httpx2.get(f"http://127.0.0.1:{port}/readyz").status_code == 503, 1, "unreadiness")
+            until(
+                lambda: httpx2.get(f"http://127.0.0.1:{port}/readyz").status_code == 503,
+                soon(1),
+                "unreadiness",
+            )
         router.send_signal(numbers[-1])
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
     _, said = router.communicate(timeout=10)
     assert router.returncode == 0
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < soon(3)
     assert "Traceback" not in said
 
 
@@ -96,7 +100,7 @@ def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_strea
         assert "connection" not in pooled.get(f"{url}/v1/models").headers
         began = time.monotonic()
         router.send_signal(signal.SIGTERM)
-        until(lambda: pooled.get(f"{url}/readyz").status_code == 503, 1, "unreadiness")
+        until(lambda: pooled.get(f"{url}/readyz").status_code == 503, soon(1), "unreadiness")
         late: list[tuple[int, str | None]] = []
 
         def ask() -> bool:
@@ -111,7 +115,7 @@ def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_strea
         assert any(next(lines).startswith(":") for _ in range(3)), "the stream lives on"
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
-    assert 5 <= time.monotonic() - began < 9
+    assert 5 <= time.monotonic() - began < 5 + soon(4)
     router.communicate(timeout=10)
     assert router.returncode == 0
 

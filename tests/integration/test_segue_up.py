@@ -19,6 +19,7 @@ import pytest
 from shared.local.children import GRACE_SECONDS
 from tests.integration.deployment import segue_up
 from tests.integration.running import Running, ended_within
+from tests.waiting import soon
 
 SMALL = ("--set", "prefill.pages=64,decode.pages=64,prefill.slots=4,decode.slots=4,router.silence_seconds=10")
 ROLES = ["decode", "prefill", "router"]
@@ -116,7 +117,7 @@ def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> No
             connection, _ = hub.accept()
             with connection:
                 running.process.send_signal(signal.SIGINT)
-                assert running.process.wait(5) == 130
+                assert running.process.wait(soon(5)) == 130
     assert running.lines[-1] == "segue up: interrupted"
     assert "Traceback" not in "".join(running.lines)
 
@@ -140,10 +141,10 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
         assert seeds[0] != seeds[1]
         pids = [*one.children(), one.process.pid]
         one.process.send_signal(signal.SIGINT)
-        assert ended_within(pids, GRACE_SECONDS)
+        assert ended_within(pids, soon(GRACE_SECONDS))
         left = list(other.children())
         other.process.kill()
-        assert ended_within(left, 5)
+        assert ended_within(left, soon(5))
     assert not list(tmp_path.glob("*segue*")), "neither a signal nor kill -9 may leave anything behind"
     said = "".join(one.lines + other.lines)
     assert "Traceback" not in said
@@ -165,7 +166,7 @@ def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
         running.line(lambda line: re.match(f"decode-0: ({stage})", line) is not None, 60)
         pids = [*running.children(), running.process.pid]
         running.process.send_signal(signal.SIGINT)
-        assert ended_within(pids, GRACE_SECONDS)
+        assert ended_within(pids, soon(GRACE_SECONDS))
     assert "killed" not in "".join(running.lines)
     assert "Traceback" not in "".join(running.lines)
 

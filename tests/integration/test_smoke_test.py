@@ -1,16 +1,16 @@
-"""The check-up of a real deployment; `helm test` runs the same."""
+"""The smoke test of a real deployment; `helm test` runs the same."""
 
 from __future__ import annotations
 
 import re
 
-from shared.local.smoke_test import check_up
+from shared.local.smoke_test import smoke_test
 from tests.integration.deployment import LocalDeployment
 
 
-def test_every_checkup_sees_kv_move(one_each: LocalDeployment) -> None:
+def test_every_smoke_test_sees_kv_move(one_each: LocalDeployment) -> None:
     for _ in range(2):  # the second time the decode worker has cached the first one's pages
-        *_, found, link = check_up(one_each.url)
+        *_, found, link = smoke_test(one_each.url)
         moved = re.fullmatch(r"(\d+) bytes of KV moved for it in [\d.]+ ms: the link gave (\d+) MB/s", found)
         assert moved is not None, found
         assert int(moved[1]) > 0

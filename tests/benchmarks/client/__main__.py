@@ -6,9 +6,10 @@ import sys
 
 from rich.console import Console
 
-from shared.errors import BenchError, StartError
+from shared.errors import StartError
 from shared.process.settings import load
 from tests.benchmarks.client.config import BenchConfig
+from tests.benchmarks.client.errors import BenchError
 from tests.benchmarks.client.measuring import bench
 
 try:

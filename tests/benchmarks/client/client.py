@@ -15,7 +15,7 @@ from time import perf_counter
 
 import aiohttp
 
-from shared.errors import BenchError
+from tests.benchmarks.client.errors import BenchError
 from tests.benchmarks.client.recording import Recording
 
 SILENCE_SECONDS_MAX = 900.0  # a slow machine may need minutes for the first token of many long prompts

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.errors import BenchError
+from tests.benchmarks.client.errors import BenchError
 
 DATA = b"data:"
 DONE = b"[DONE]"

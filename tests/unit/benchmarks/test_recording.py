@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shared.errors import BenchError
+from tests.benchmarks.client.errors import BenchError
 from tests.benchmarks.client.recording import Recording, understand
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages, memory_budget
+from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages
 from shared.errors import ConfigError, ModelError
 
 GIB = 2**30
@@ -56,8 +56,3 @@ def test_an_explicit_number_wins_but_must_fit() -> None:
     assert choose_pages(DEMAND, budget, 7) == (7, "as configured")
     with pytest.raises(ConfigError, match=r"1025 pages need 1\.00 GiB"):
         choose_pages(DEMAND, budget, 1025)
-
-
-def test_this_machine_has_a_budget() -> None:
-    assert memory_budget().memory_bytes > 0
-    assert memory_budget(5) == Budget(5, "as it was given")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from shared.engine.dense.config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.dense.weights import model_fingerprint
 from shared.engine.engine import Sizes, load
+from shared.engine.memory_plan import Budget
 from shared.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
@@ -202,7 +203,7 @@ def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
         ({"kernels": "sse9"}, "unknown instruction set: sse9; expected auto, avx512, avx2, plain"),
         ({"sizes": Sizes(pages=4, page_size=8)}, "page_size must be one of 16, 32, 64, 128"),
         ({"sizes": Sizes(pages=4, page_size=24), "kernels": "torch"}, "page_size must divide 128"),
-        ({"sizes": Sizes(pages=10**9)}, "pages need"),
+        ({"sizes": Sizes(pages=10**9, budget=Budget(2**31, "a test"))}, "pages need"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ from rich.console import Console
 from shared.local.console import StartupConsole
 
 
-def narrate(*, terminal: bool) -> str:
+def shown_start(*, terminal: bool) -> str:
     shown = io.StringIO()
-    narration = StartupConsole(Console(file=shown, force_terminal=terminal, width=60))
+    console = StartupConsole(Console(file=shown, force_terminal=terminal, width=60))
     for what in ("starting", "loading weights 3%", "loading weights 60%", "checking the transfer"):
-        narration.doing("decode-0", what)
-    narration.chosen("decode-0", {"device": "cpu (no CUDA device)", "pages": 64})
-    narration.ready("127.0.0.1:8000", "it's [bold]", 4.2)
+        console.show_progress("decode-0", what)
+    console.show_choices("decode-0", {"device": "cpu (no CUDA device)", "pages": 64})
+    console.show_ready("127.0.0.1:8000", "it's [bold]", 4.2)
     return shown.getvalue()
 
 
 def test_off_a_terminal_each_stage_is_one_line() -> None:
-    assert narrate(terminal=False).splitlines()[:4] == [
+    assert shown_start(terminal=False).splitlines()[:4] == [
         "decode-0: starting",
         "decode-0: loading weights",
         "decode-0: checking the transfer",
@@ -31,22 +31,22 @@ def test_off_a_terminal_each_stage_is_one_line() -> None:
 
 
 def test_on_a_terminal_there_is_a_bar() -> None:
-    assert "━" in narrate(terminal=True)
+    assert "━" in shown_start(terminal=True)
 
 
 def test_the_command_in_the_ready_line_survives_the_shell() -> None:
-    line = narrate(terminal=False).splitlines()[-1]
+    line = shown_start(terminal=False).splitlines()[-1]
     words = shlex.split(line.partition("try: ")[2])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"
 
 
-def test_choices_are_said_once_and_others_are_said_to_be_like_them() -> None:
+def test_choices_are_printed_once_and_equal_ones_only_named() -> None:
     shown = io.StringIO()
-    narration = StartupConsole(Console(file=shown, width=60))
+    console = StartupConsole(Console(file=shown, width=60))
     for name, pages in (("prefill-0", 64), ("prefill-1", 64), ("decode-0", 32), ("prefill-0", 64)):
-        narration.chosen(name, {"pages": pages})
-    narration.chosen("decode-0", {"pages": 16})
+        console.show_choices(name, {"pages": pages})
+    console.show_choices("decode-0", {"pages": 16})
     assert shown.getvalue().splitlines() == [
         "prefill-0: ready, pages 64",
         "prefill-1: ready like prefill-0",

@@ -1,4 +1,4 @@
-"""The check-up believes nothing but a whole stream and KV that moved; against a router of a few lines."""
+"""The smoke test passes only for a whole stream and KV that moved; against a router of a few lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.errors import BenchError
-from shared.local.smoke_test import check_up
+from shared.errors import SmokeTestError
+from shared.local.smoke_test import smoke_test
 
 
 def chunk(text: str, finish_reason: str | None = None) -> str:
@@ -24,9 +24,12 @@ BROKEN = [chunk("Rayleigh"), json.dumps({"error": {"message": "the worker is los
 
 @contextlib.contextmanager
 def router(
-    events: list[str], fetched_bytes: int, link_bytes_per_second: int = 2_500_000_000
+    events: list[str],
+    fetched_bytes: int,
+    link_bytes_per_second: int = 2_500_000_000,
+    clients: set[object] | None = None,
 ) -> Iterator[str]:
-    """The URL of a router whose streams say this."""
+    """The URL of a router with these streams; it writes the addresses of its clients into `clients`."""
     visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
@@ -43,14 +46,19 @@ def router(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.answer(json.dumps(answers[self.path]))
+            if self.path in answers:
+                self.answer(json.dumps(answers[self.path]))
+            else:
+                self.answer("not here", 404)
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.answer("".join(f"data: {event}\n\n" for event in events))
 
-        def answer(self, body: str) -> None:
-            self.send_response(200)
+        def answer(self, body: str, status: int = 200) -> None:
+            if clients is not None:
+                clients.add(self.client_address)
+            self.send_response(status)
             self.send_header("x-request-id", "r1")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -71,17 +79,17 @@ def router(
 
 def test_a_whole_stream_whose_kv_moved_passes() -> None:
     with router(WHOLE, 4_000_000) as url:
-        assert check_up(url) == [
+        assert smoke_test(url) == [
             "tiny streamed 2 pieces of text and ended properly",
             "request r1 went to prefill p, then decode d",
             "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
-            "measured by itself it carries 2500 MB/s over tcp/eth0",
+            "by its last fetches it carries 2500 MB/s over tcp/eth0",
         ]
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:
     with router(WHOLE, 4_000_000, link_bytes_per_second=0) as url:
-        assert check_up(url)[-1] == "the link has not been measured yet"
+        assert smoke_test(url)[-1] == "the link has not been measured yet"
 
 
 @pytest.mark.parametrize(
@@ -95,12 +103,27 @@ def test_a_link_that_is_not_measured_yet_passes() -> None:
     ],
 )
 def test_less_than_that_fails(events: list[str], fetched_bytes: int, message: str) -> None:
-    with router(events, fetched_bytes) as url, pytest.raises(BenchError, match=message):
-        check_up(url)
+    with router(events, fetched_bytes) as url, pytest.raises(SmokeTestError, match=message):
+        smoke_test(url)
+
+
+def test_an_error_status_is_one_sentence_with_the_answer() -> None:
+    with (
+        router(WHOLE, 4096) as url,
+        pytest.raises(SmokeTestError, match=r"/v1/models answered 404: not here"),
+    ):
+        smoke_test(f"{url}/elsewhere")
+
+
+def test_all_requests_use_one_connection() -> None:
+    clients: set[object] = set()
+    with router(WHOLE, 4096, clients=clients) as url:
+        smoke_test(url)
+    assert len(clients) == 1
 
 
 def test_nobody_there_is_one_sentence() -> None:
     with router(WHOLE, 1) as url:
         pass
-    with pytest.raises(BenchError, match="gave no answer"):
-        check_up(url)
+    with pytest.raises(SmokeTestError, match="gave no answer"):
+        smoke_test(url)

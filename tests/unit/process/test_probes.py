@@ -1,9 +1,11 @@
-"""Probes of a worker: alive while the loop turns, ready when it says so, answered beside it."""
+"""Probes of a worker: alive while the loop beats, ready when it says so, answered beside it."""
 
 from __future__ import annotations
 
 import json
 import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +16,11 @@ from shared.errors import StartError
 from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
+from tests.waiting import until
 
 
 class HandClock:
-    """A clock that a test turns by hand."""
+    """A clock that a test moves by hand."""
 
     now = 100.0
 
@@ -53,17 +56,17 @@ def get(probes: Probes, path: str) -> tuple[int, bytes]:
             return error.code, error.read()
 
 
-def test_a_worker_is_alive_while_loading_and_while_its_loop_turns(
+def test_a_worker_is_alive_while_loading_and_while_its_loop_beats(
     probes: Probes, health: Health, clock: HandClock
 ) -> None:
     clock.now += 1000
     assert get(probes, "/livez")[0] == 200
-    health.turned()
+    health.beat()
     clock.now += 9
     assert get(probes, "/livez")[0] == 200
     clock.now += 2
     assert get(probes, "/livez")[0] == 503
-    health.turned()
+    health.beat()
     assert get(probes, "/livez")[0] == 200
 
 
@@ -91,3 +94,33 @@ def test_a_port_in_use_is_one_sentence(health: Health) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=f"127.0.0.1:{port}.*in use"):
             Probes("127.0.0.1", port, health, Metrics("decode"))
+
+
+class SlowHealth(Health):
+    """A health whose report takes until a test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__(loop_seconds_max=10.0)
+        self.asked, self.allowed = threading.Event(), threading.Event()
+
+    def report(self) -> bytes:
+        self.asked.set()
+        assert self.allowed.wait(10)
+        return super().report()
+
+
+def test_a_probe_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    health = SlowHealth()
+    probes = Probes("127.0.0.1", 0, health, Metrics("decode"))
+    with socket.create_connection(("127.0.0.1", probes.port)) as impatient:
+        impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        impatient.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert health.asked.wait(10)
+    health.allowed.set()
+    until(
+        lambda: not any("process_request" in thread.name for thread in threading.enumerate()),
+        10,
+        "the answer",
+    )
+    probes.close()
+    assert capfd.readouterr().err == ""

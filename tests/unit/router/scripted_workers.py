@@ -252,7 +252,9 @@ class RunningRouter:
         failure = RequestFailed(503, "shutting down")
         router_peers = RouterPeers(self.uid, lambda: self.peers)
         app = make_app(serving, self.shell, router_peers, self.health, render)
-        self._server = Server(app, self._settings, self.health.leave, lambda: serving.fail_all(failure))
+        self._server = Server(
+            app, self._settings, self.health.start_draining, lambda: serving.fail_all(failure)
+        )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
         await router_peers.close()

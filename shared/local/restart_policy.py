@@ -1,17 +1,21 @@
-"""Which child process to start when: backoff, and the difference between a crash and a child that cannot start.
+"""Which child process to start, and when: it tells a crash from a child that cannot start.
 
-Pure: it is told what happened and when, and says what to do. A child that leaves with an error before it was ever
-ready will do so again (a wrong setting, a missing model), so the deployment ends. One that was ready, or that a signal
-ended, is started again after a pause that doubles with each quick death.
+Knows no processes, no threads and no clock: the caller reports what happened and when, and carries out the answer.
+
+A child that exits before it was ever ready would do so again (a wrong setting, a missing model), so the deployment
+ends. A child that was ready once, or that a signal ended, is started again. The pause before that doubles with each
+quick end and is short again after a long life.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.backoff import backoff_seconds
+
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 10.0
-STABLE_SECONDS = 30.0  # who lived so long has earned a short pause again
+STABLE_SECONDS = 30.0  # a child that ran this long is restarted after the short pause again
 
 
 @dataclass(slots=True)
@@ -19,30 +23,30 @@ class _ChildState:
     started_at: float = 0.0
     ready: bool = False
     ever_ready: bool = False
-    quick_deaths: int = 0
-    start_at: float | None = None
+    quick_ends: int = 0  # in a row
+    start_at: float | None = None  # None: it runs
 
 
 @dataclass(frozen=True, slots=True)
-class StartAgain:
-    """Start the child once more, in so many seconds."""
+class Restart:
+    """Start the child again after this pause."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It cannot start: end the deployment."""
+    """The child cannot start: end the deployment."""
 
 
 class RestartPolicy:
-    """The state of every child by name; times are seconds of one monotonic clock."""
+    """The state of every child, by name. All times are seconds of one monotonic clock."""
 
     def __init__(self, names: list[str]):
         self._children = {name: _ChildState(start_at=0.0) for name in names}
 
     def due(self, now: float) -> list[str]:
-        """Children to start now, in their order."""
+        """The children to start now, in the order they were named."""
         return [
             name
             for name, child in self._children.items()
@@ -63,17 +67,16 @@ class RestartPolicy:
         return self._children[name].ready
 
     def all_ready(self) -> bool:
-        """Whether the full set serves."""
+        """Whether every child serves."""
         return all(child.ready for child in self._children.values())
 
-    def ended(self, name: str, status: int, now: float) -> StartAgain | GiveUp:
-        """The child has ended; a negative status is the signal that ended it."""
+    def ended(self, name: str, status: int, now: float) -> Restart | GiveUp:
+        """The child has ended. `status` is its exit status; a negative one is the signal that ended it."""
         child = self._children[name]
         child.ready = False
         if status >= 0 and not child.ever_ready:
             return GiveUp()
-        child.quick_deaths = 0 if now - child.started_at >= STABLE_SECONDS else child.quick_deaths + 1
-        doublings = max(0, child.quick_deaths - 1)
-        seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** min(doublings, 10))
+        child.quick_ends = 0 if now - child.started_at >= STABLE_SECONDS else child.quick_ends + 1
+        seconds = backoff_seconds(child.quick_ends, BACKOFF_SECONDS, BACKOFF_SECONDS_MAX)
         child.start_at = now + seconds
-        return StartAgain(seconds)
+        return Restart(seconds)
