@@ -15,6 +15,6 @@ def test_every_smoke_test_sees_kv_move(one_each: LocalDeployment) -> None:
         assert moved is not None, found
         assert int(moved[1]) > 0
         assert int(moved[2]) > 0
-        measured = re.fullmatch(r"measured by itself it carries (\d+) MB/s over cma/memory", link)
+        measured = re.fullmatch(r"by its last fetches it carries (\d+) MB/s over cma/memory", link)
         assert measured is not None, link
         assert int(measured[1]) > 0
