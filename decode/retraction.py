@@ -66,7 +66,7 @@ class Retraction:
     def pages_on_their_way(self) -> int:
         """Pages that will be free without retracting anybody else."""
         backing_up = [copy.req for copy in self._copies.values() if not copy.restoring]
-        given_up = sum(map(self.memory.held_alone, [*self._leaving, *backing_up]))
+        given_up = sum(map(self.memory.releasable_pages, [*self._leaving, *backing_up]))
         return given_up + self.memory.pool.count(PageState.RETIRING)
 
     def pages_wanted(self, reqs: Iterable[Req]) -> int:
@@ -83,11 +83,13 @@ class Retraction:
 
         Those that end by length with the step in flight give their pages back anyway.
         """
-        ending = sum(self.memory.held_alone(req) for req in running if req.launched_len >= req.final_kv_len)
+        ending = sum(
+            self.memory.releasable_pages(req) for req in running if req.launched_len >= req.final_kv_len
+        )
         staying = [req for req in running if req.launched_len < req.final_kv_len]
         victims: list[Req] = []
         while len(staying) > 1 and self.pages_wanted(staying) > (
-            self.memory.room + ending + self.pages_on_their_way()
+            self.memory.available_pages + ending + self.pages_on_their_way()
         ):
             victim = self.victim(staying)
             staying.remove(victim)
@@ -103,7 +105,7 @@ class Retraction:
                 req.retractions >= self.retractions_max,
                 req.output_len,
                 -req.prompt_len,
-                req.arrival,
+                req.sequence,
             ),
         )
 
@@ -125,17 +127,17 @@ class Retraction:
             return None
         staying = [*present, *self.restoring]
         growth_pages = self.pages_wanted(staying) + len(staying) + 1 if staying else 0
-        if self.memory.room < growth_pages:
+        if self.memory.available_pages < growth_pages:
             return None
         req, host_pages = self._retracted[0]
         self.memory.match(req, req.kv_len)
         missing = len(host_pages) - len(req.pages)
-        if self.memory.room < missing + growth_pages or not self.memory.cache.make_room(missing):
+        if self.memory.available_pages < missing + growth_pages or not self.memory.cache.make_room(missing):
             self.memory.release(req)
             return None
         self._retracted.popleft()
         cached = len(req.pages)
-        pages = self.memory.give(req, missing, PageState.COPYING)
+        pages = self.memory.allocate(req, missing, PageState.COPYING)
         assert pages is not None
         self._copy(_Copy(req, host_pages, restoring=True), Restore, host_pages[cached:], pages)
         self.host.move(host_pages, PageState.OWNED, PageState.COPYING)

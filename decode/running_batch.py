@@ -89,7 +89,7 @@ class RunningBatch:
             if req.launched_len >= req.final_kv_len:
                 continue  # ends by length with the step in flight
             if req.pages_missing(req.launched_len + 1, self._memory.page_size):
-                pages = self._memory.give(req, 1)
+                pages = self._memory.allocate(req, 1)
                 if pages is None:
                     self._counters.sat_out += 1
                     continue

@@ -390,7 +390,7 @@ class DecodeScheduler:
             queued=len(self._retraction.requests) + self._arrivals.waiting,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
-            free_pages=self.memory.room,
+            free_pages=self.memory.available_pages,
             slots_free=max(0, self._batch.free_slots - self._arrivals.waiting),
             accepting=not self._retraction.pressed,
         )

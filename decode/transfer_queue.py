@@ -120,7 +120,7 @@ class TransferQueue:
         if missing == 0:
             self.counters.full_hits += 1
             return self._arrive(Transferred(req))
-        into = self.memory.give(req, missing, PageState.ARRIVING)
+        into = self.memory.allocate(req, missing, PageState.ARRIVING)
         assert into is not None
         fetch_id = self._next_fetch_id
         self._next_fetch_id += 1
@@ -181,7 +181,7 @@ class TransferQueue:
     def _arrive(self, arrived: Transferred) -> Transferred:
         req = arrived.req
         req.kv_len = req.launched_len = len(req.token_ids) - 1
-        self.memory.share(req)
+        self.memory.commit_and_dedupe(req)
         self.counters.joined += 1
         self.counters.fetched_bytes += arrived.fetched_bytes
         self.counters.cached_tokens += req.cached_len

@@ -135,9 +135,7 @@ class PrefillScheduler:
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next EXTEND batch: the rest of the chunked request first, then whoever fits."""
         adder = PrefillAdder(
-            self.memory.cache,
-            self.memory.pool,
-            page_size=self._config.page_size,
+            self.memory,
             max_prefill_tokens=self._config.max_prefill_tokens,
             chunked_prefill_size=self._config.chunked_prefill_size,
         )
@@ -326,7 +324,7 @@ class PrefillScheduler:
     def _hand_over(self, req: Req, token_id: int, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""
         self._leave_slot(req)
-        self.memory.share(req)
+        self.memory.commit_and_dedupe(req)
         req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
         baton = None if finish else self.leases.grant(req, now)
@@ -357,6 +355,6 @@ class PrefillScheduler:
             queued_tokens=waiting + computing,
             running=len(self._running),
             running_tokens=sum(len(req.token_ids) for req in self._running.values()),
-            free_pages=self.memory.room,
+            free_pages=self.memory.available_pages,
             slots_free=len(self._free_slots),
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.baton import pages_of
+from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Decode, FinishReason, Prefill
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """One attempt at one request. `arrival` numbers requests in the order they came; it breaks every tie."""
+    """One attempt at one request. `sequence` numbers requests in the order they came and breaks every tie."""
 
     rid: str
     attempt: int
     router: str  # the link peer that sent it and gets its tokens
-    arrival: int
+    sequence: int
     token_ids: list[int]
     prompt_len: int  # of the client's prompt; token_ids may already hold output of earlier attempts
     params: SamplingParams
@@ -50,13 +50,13 @@ class Req:
     retractions: int = 0
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, arrival: int, now: float) -> Req:
+    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float) -> Req:
         """The request that `router` asks for with `command`."""
         return cls(
             rid=command.rid,
             attempt=command.attempt,
             router=router,
-            arrival=arrival,
+            sequence=sequence,
             token_ids=list(command.token_ids),
             prompt_len=command.prompt_len,
             params=command.params,
@@ -90,7 +90,7 @@ class Req:
 
     def pages_missing(self, tokens: int, page_size: int) -> int:
         """Pages still lacking to hold the KV of `tokens` tokens."""
-        return max(0, pages_of(tokens, page_size) - len(self.pages))
+        return max(0, pages_for_tokens(tokens, page_size) - len(self.pages))
 
     def join(self, last_token: int | None = None) -> SlotJoin:
         """What the device must know of the request before its first step in its slot."""

@@ -14,7 +14,7 @@ import structlog
 
 from router.core.prefix_index import PrefixIndex
 from router.discovery.worker_address import ROLES
-from shared.baton import pages_of
+from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, Hello, Load, Role
 
 log = structlog.get_logger(__name__)
@@ -81,7 +81,7 @@ class Worker:
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take here."""
         page_size = self.hello.limits.page_size
-        return pages_of(tokens, page_size) if page_size else 0
+        return pages_for_tokens(tokens, page_size) if page_size else 0
 
     def fits(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens could ever be held."""

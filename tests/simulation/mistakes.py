@@ -194,7 +194,7 @@ def _waiting_forgotten() -> list[Patch]:
 @_mistake("arrivals", "a landed request may not join when room is short")
 def _landed_turned_away() -> list[Patch]:
     def join(self: DecodeScheduler, arrived: Any) -> None:
-        if self.memory.room >= len(self._batch.running):
+        if self.memory.available_pages >= len(self._batch.running):
             real(self, arrived)
 
     real = DecodeScheduler._join

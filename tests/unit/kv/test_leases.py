@@ -33,7 +33,7 @@ class Book:
     def request(self, rid: str, attempt: int = 1, router: str = "router") -> Req:
         """A request that owns two pages of KV."""
         req = Req(rid, attempt, router, 1, [ord(rid[0])] * 2 * PAGE, 2 * PAGE, params(4), kv_len=2 * PAGE)
-        self.memory.give(req, 2)
+        self.memory.allocate(req, 2)
         return req
 
     def grant(self, rid: str, attempt: int = 1, router: str = "router") -> Baton:
