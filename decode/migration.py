@@ -28,7 +28,7 @@ class Migrations:
     memory: KvMemory
     batch: RunningBatch
     leases: LeaseTable
-    unsent: OutputBuffer
+    output_buffer: OutputBuffer
     counters: DecodeCounters
     effects: list[Effect]
     _asked: list[Req] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Migrations:
         settled = [req for req in self._departing if req.launched_len == req.kv_len]
         if settled:
             self.effects.extend(
-                self.unsent.flush(now)
+                self.output_buffer.flush(now)
             )  # the router counts the tokens when it hears of the move
         for req in settled:
             self._departing.remove(req)

@@ -28,18 +28,15 @@ from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PagePool, PageState
-from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import (
     Cancel,
     Decode,
-    DrainAck,
     Finished,
     Load,
     Migrate,
     RefusalReason,
     Refused,
-    Release,
-    Renew,
     Row,
 )
 from shared.req import Req
@@ -69,7 +66,7 @@ class DecodeScheduler:
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self._effects: list[Effect] = []
-        self._arrivals = TransferQueue(self.memory, self.counters, self._effects)
+        self._transfer_queue = TransferQueue(self.memory, self.counters, self._effects)
         self._retraction = Retraction(
             self.memory, self.host, self.counters, self._effects, config.retract_steps, config.retractions_max
         )
@@ -77,13 +74,13 @@ class DecodeScheduler:
             self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
         )
         self._admission = Admission(config, self.memory, context_len, kv_format)
-        self._audience = RouterSessions(config.load_seconds)
-        self._number = 0
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
+        self._sequence = 0
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
         self._batch = RunningBatch(self.memory, self.counters, config.slots)
-        self._unsent = OutputBuffer(config.flush_seconds)
-        self._departures = Migrations(
-            self.memory, self._batch, self.leases, self._unsent, self.counters, self._effects
+        self._output_buffer = OutputBuffer(config.flush_seconds)
+        self._migrations = Migrations(
+            self.memory, self._batch, self.leases, self._output_buffer, self.counters, self._effects
         )
         self._dropped: list[Req] = []  # cancelled while their pages are being copied
 
@@ -91,25 +88,17 @@ class DecodeScheduler:
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         """A router came, went, or sent a command."""
-        match event:
-            case PeerUp(peer, _):
-                self._effects.extend(self._audience.join(peer))
+        match self._sessions.on_link(event, now):
             case PeerDown(peer, _):
-                self._audience.leave(peer)
-                self._unsent.forget(peer)
-                self.leases.forget_router(peer)
+                self._output_buffer.forget(peer)
                 for req in [req for req in self._reqs.values() if req.router == peer]:
                     self._drop(req)
             case Received(peer, Decode() as command):
                 self._intake(peer, command, now)
             case Received(_, Migrate(rid, attempt)):
-                self._departures.ask(self._reqs.get(rid), attempt)
-            case Received(_, Renew() | Release() as command):
-                self.leases.on_command(command, now)
+                self._migrations.ask(self._reqs.get(rid), attempt)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, DrainAck()):
-                self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
 
@@ -118,7 +107,7 @@ class DecodeScheduler:
         del now
         if isinstance(event, PagesRead):
             return
-        match self._arrivals.on_fetch(event):
+        match self._transfer_queue.on_fetch(event):
             case Transferred() as arrived:
                 self._join(arrived)
             case NotTransferred(req, stale, detail):
@@ -135,16 +124,14 @@ class DecodeScheduler:
             self._drop(req)
 
     def tick(self, now: float) -> None:
-        """Send the tokens that have waited long enough; end the leases nobody renewed; tell the load."""
-        self.leases.expire(now)
-        if self._unsent.due(now):
+        """Send the tokens that have waited long enough, end leases that were not renewed, push the load."""
+        if self._output_buffer.due(now):
             self._flush(now)
-        if self._audience.due(now):
-            self._effects.extend(self._audience.push(self._load(), now))
+        self._sessions.tick(now)
 
-    def leave(self) -> None:
-        """Take nothing new; what is here goes on until the routers have it moved, or it ends."""
-        self._effects.extend(self._audience.take_leave())
+    def start_draining(self) -> None:
+        """Refuse new requests; those that are here go on until they end or the routers migrate them."""
+        self._sessions.start_draining()
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -162,7 +149,7 @@ class DecodeScheduler:
         self._admit_waiting()
         if self._batch.joining:
             return self._batch.prebuilt()
-        self._departures.take_out()
+        self._migrations.take_out()
         self._let_depart(now)
         self._make_room_ahead(now)
         batch = self._batch.decode()
@@ -182,12 +169,12 @@ class DecodeScheduler:
             req.token_ids.append(token_id)
             req.kv_len += 1
             self.counters.generated_tokens += 1
-            self._unsent.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
+            self._output_buffer.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
             if reason := req.finish_reason(self._eos_token_ids):
                 message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
                 finished.append(Send(req.router, message))
                 self._finish(req)
-        if finished or self._unsent.due(now):
+        if finished or self._output_buffer.due(now):
             self._flush(now)
         self._effects.extend(finished)
         self._let_depart(now)
@@ -195,21 +182,20 @@ class DecodeScheduler:
 
     # ---- what goes out ----
 
-    def drain(self) -> list[Effect]:
-        """What is to be done, in order."""
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
-        """When unsent tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
-        others = (self._unsent.deadline(), self.leases.next_expiry())
-        deadlines = (*others, self._audience.deadline(self._load()))
+        """When buffered tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
+        deadlines = (self._output_buffer.deadline(), self._sessions.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
         """Whether a fetch or a copy will report."""
-        return self._arrivals.in_flight or self._retraction.copying
+        return self._transfer_queue.in_flight or self._retraction.copying
 
     @property
     def slots_used(self) -> int:
@@ -222,9 +208,9 @@ class DecodeScheduler:
         return len(self.leases)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._reqs or self.leases or self._unsent)
+    def drained(self) -> bool:
+        """Whether no request, lease or unsent token is left, and none is on its way here."""
+        return self._sessions.drained and not (self._reqs or self._output_buffer)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
@@ -250,25 +236,25 @@ class DecodeScheduler:
         present = self._reqs.get(command.rid)
         if present is not None and present.attempt >= command.attempt:
             return  # the same attempt or a newer one is here already
-        self._number += 1
+        self._sequence += 1
         self.counters.requests += 1
-        req = Req.of(command, router, self._number, now)
+        req = Req.of(command, router, self._sequence, now)
         problem = self._admission.never_fits(req, command.baton)
         if problem is None and present is not None:
             problem = "no_room", "the pages of an older attempt are still being copied"
-        if problem is None and self._audience.left:
-            problem = "no_room", "this worker is leaving"
+        if problem is None and self._sessions.draining:
+            problem = "no_room", "this worker is draining"
         if problem is not None:
             self._refuse(req, *problem)
             return
         self._reqs[req.rid] = req
-        if not self._arrivals.wait(req, command.baton):
+        if not self._transfer_queue.wait(req, command.baton):
             self._admit(req, command.baton)
 
     def _admit_waiting(self) -> None:
         """They may wait again, for more of their prefix; after a fetch that did not land, each fetches for itself."""
-        for req, baton, landed in self._arrivals.take_waiting():
-            if not (landed and self._arrivals.wait(req, baton)):
+        for req, baton, landed in self._transfer_queue.take_waiting():
+            if not (landed and self._transfer_queue.wait(req, baton)):
                 self._admit(req, baton)
 
     def _admit(self, req: Req, baton: Baton) -> None:
@@ -276,14 +262,14 @@ class DecodeScheduler:
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
         open_now = bool(self._batch.free_slots) and not self._retraction.pressed
-        others = self._batch.reqs, self._arrivals.requests
+        others = self._batch.reqs, self._transfer_queue.requests
         if not (open_now and self._admission.has_room(req, missing, *others)):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, "no_room", "")
             return
         self._batch.take_slot(req)
-        if arrived := self._arrivals.start(req, baton):
+        if arrived := self._transfer_queue.start(req, baton):
             self._join(arrived)
 
     def _join(self, arrived: Transferred) -> None:
@@ -311,18 +297,18 @@ class DecodeScheduler:
             if req not in self._dropped:
                 self._dropped.append(req)  # again when the copy has ended
             return
-        if req in self._batch.joining or self._departures.forget(req):
+        if req in self._batch.joining or self._migrations.forget(req):
             self.memory.release(req)
         elif self._batch.runs(req):
             self.memory.commit(req)
             self.memory.release(req)
-        elif not self._arrivals.abandon(req) and not self._retraction.drop(req):
+        elif not self._transfer_queue.abandon(req) and not self._retraction.drop(req):
             raise InvariantError(f"request {req.rid} is in no state that can be dropped")
         self._forget(req)
 
     def _finish(self, req: Req) -> None:
         self.counters.finished += 1
-        if self._batch.runs(req) or self._departures.forget(req):
+        if self._batch.runs(req) or self._migrations.forget(req):
             self.memory.commit(req)
             self.memory.release(req)
         elif not self._retraction.drop(req):  # it ended with the very step it was retracted at
@@ -330,13 +316,13 @@ class DecodeScheduler:
         self._forget(req)
 
     def _let_depart(self, now: float) -> None:
-        for req in self._departures.lend_settled(now):
+        for req in self._migrations.lend_settled(now):
             self._forget(req)
 
     def _forget(self, req: Req) -> None:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
-        self._departures.forget(req)
+        self._migrations.forget(req)
         self._batch.leave(req)
         if not self._reqs:
             self._admission.reset()
@@ -363,7 +349,7 @@ class DecodeScheduler:
         """When nothing is under way that gives pages back, whoever lacks some waits for a quarantine to end,
         perhaps for ever: another worker goes on."""
         retiring = self.memory.pool.count(PageState.RETIRING)
-        arriving = self._arrivals.requests
+        arriving = self._transfer_queue.requests
         if self._batch.in_flight or retiring or self._batch.joining or arriving or self._retraction.copying:
             return
         req = next(iter(self._batch.running.values()), None)
@@ -382,15 +368,15 @@ class DecodeScheduler:
             self._batch.take_slot(req)
 
     def _flush(self, now: float) -> None:
-        self._effects.extend(self._unsent.flush(now))
+        self._effects.extend(self._output_buffer.flush(now))
 
     def _load(self) -> Load:
-        in_slots = [*self._batch.reqs, *self._arrivals.requests]
+        in_slots = [*self._batch.reqs, *self._transfer_queue.requests]
         return Load(
-            queued=len(self._retraction.requests) + self._arrivals.waiting,
+            queued=len(self._retraction.requests) + self._transfer_queue.waiting,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
             free_pages=self.memory.available_pages,
-            slots_free=max(0, self._batch.free_slots - self._arrivals.waiting),
+            slots_free=max(0, self._batch.free_slots - self._transfer_queue.waiting),
             accepting=not self._retraction.pressed,
         )

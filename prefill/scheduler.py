@@ -22,8 +22,8 @@ from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.kv.page_pool import PageState
-from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, DrainAck, Load, Prefill, Prefilled, Refused, Release, Renew
+from shared.links.events import LinkEvent, PeerDown, Received
+from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
@@ -74,8 +74,8 @@ class PrefillScheduler:
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
             shared_tokens_min=config.shared_prefix_tokens_min,
         )
-        self._audience = RouterSessions(config.load_seconds)
-        self._arrivals = 0
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
+        self._sequence = 0
         self._waiting: dict[str, Req] = {}
         self._running: dict[str, Req] = {}  # in a slot
         self._chunked: Req | None = None  # the one of them whose prompt is not yet planned to its end
@@ -86,20 +86,15 @@ class PrefillScheduler:
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         """A router came, went, or sent a command."""
-        match event:
-            case PeerUp(peer, _):
-                self._effects.extend(self._audience.join(peer))
+        match self._sessions.on_link(event, now):
             case PeerDown(peer, _):
-                self._audience.leave(peer)
-                self._forget_router(peer)
+                for req in [*self._waiting.values(), *self._running.values()]:
+                    if req.router == peer:
+                        self._drop(req)
             case Received(peer, Prefill() as command):
                 self._intake(peer, command, now)
-            case Received(_, Renew() | Release() as command):
-                self.leases.on_command(command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, DrainAck()):
-                self._audience.dismiss(peer)
             case Received(peer, message):
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
 
@@ -112,14 +107,12 @@ class PrefillScheduler:
         raise InvariantError(f"copy {copy_id} finished at {now}, but none was started")
 
     def tick(self, now: float) -> None:
-        """End the leases nobody renewed; tell the load."""
-        self.leases.expire(now)
-        if self._audience.due(now):
-            self._effects.extend(self._audience.push(self._load(), now))
+        """End leases that were not renewed, push the load."""
+        self._sessions.tick(now)
 
-    def leave(self) -> None:
-        """Take nothing new; what is here goes on."""
-        self._effects.extend(self._audience.take_leave())
+    def start_draining(self) -> None:
+        """Refuse new requests; those that are here are computed."""
+        self._sessions.start_draining()
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -163,16 +156,15 @@ class PrefillScheduler:
 
     # ---- what goes out ----
 
-    def drain(self) -> list[Effect]:
-        """What is to be done, in order."""
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
         """When the next lease ends by itself, or the routers should hear of a new load."""
-        deadlines = (self.leases.next_expiry(), self._audience.deadline(self._load()))
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return self._sessions.next_deadline()
 
     def awaits_transfer(self) -> bool:
         """No: it fetches nothing."""
@@ -189,9 +181,9 @@ class PrefillScheduler:
         return len(self.leases)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._waiting or self._running or self.leases)
+    def drained(self) -> bool:
+        """Whether no request and no lease is left, and none is on its way here."""
+        return self._sessions.drained and not (self._waiting or self._running)
 
     def check(self) -> None:
         """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
@@ -218,14 +210,14 @@ class PrefillScheduler:
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
             return
-        if self._audience.left or len(self._waiting) >= self._config.queue_max:
+        if self._sessions.draining or len(self._waiting) >= self._config.queue_max:
             self.counters.refused += 1
-            detail = "this worker is leaving" if self._audience.left else "queue_max"
+            detail = "this worker is draining" if self._sessions.draining else "queue_max"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
             return
-        self._arrivals += 1
+        self._sequence += 1
         self.counters.requests += 1
-        self._waiting[command.rid] = Req.of(command, router, self._arrivals, now)
+        self._waiting[command.rid] = Req.of(command, router, self._sequence, now)
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Forget the request, whatever its state, if it is of this attempt or an older one."""
@@ -234,12 +226,6 @@ class PrefillScheduler:
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
             self._drop(req)
-
-    def _forget_router(self, router: str) -> None:
-        self.leases.forget_router(router)
-        for req in [*self._waiting.values(), *self._running.values()]:
-            if req.router == router:
-                self._drop(req)
 
     def _drop(self, req: Req) -> None:
         if self._waiting.pop(req.rid, None) is None:

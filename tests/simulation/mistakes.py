@@ -215,13 +215,13 @@ def _wrong_start_page() -> list[Patch]:
 
 @_mistake("event_loop", "launched steps count as completed")
 def _reclaim_launched() -> list[Patch]:
-    def land(self: EventLoop, now: float) -> None:
+    def poll_transfers(self: EventLoop, now: float) -> bool:
         if self._in_flight:
             self._scheduler.reclaim(self._in_flight[-1].step)
-        real(self, now)
+        return real(self, now)
 
-    real = EventLoop._land
-    return [(EventLoop, "_land", land)]
+    real = EventLoop._poll_transfers
+    return [(EventLoop, "_poll_transfers", poll_transfers)]
 
 
 @_mistake("decode", "rows are settled in another order")
@@ -246,7 +246,7 @@ def _index_of_attempt() -> list[Patch]:
 @_mistake("decode", "an end overtakes the last tokens")
 def _finished_first() -> list[Patch]:
     def flush(self: DecodeScheduler, now: float) -> None:
-        if self._unsent.due(now):
+        if self._output_buffer.due(now):
             real(self, now)
 
     real = DecodeScheduler._flush

@@ -45,9 +45,9 @@ def _stays() -> list[Patch]:
 @_mistake("departures", "a move overtakes the last tokens")
 def _move_first() -> list[Patch]:
     def lend_settled(self: Migrations, now: float) -> list[Any]:
-        unsent, self.unsent = self.unsent, OutputBuffer(0.0)
+        buffer, self.output_buffer = self.output_buffer, OutputBuffer(0.0)
         lent = real(self, now)
-        self.unsent = unsent
+        self.output_buffer = buffer
         return lent
 
     real = Migrations.lend_settled
@@ -84,15 +84,15 @@ def _page_short() -> list[Patch]:
 
 @_mistake("leaving", "a leaving worker ends while its pages are still lent")
 def _ends_early() -> list[Patch]:
-    def empty(self: DecodeScheduler) -> bool:
+    def drained(self: DecodeScheduler) -> bool:
         return not self._reqs
 
-    return [(DecodeScheduler, "empty", property(empty))]
+    return [(DecodeScheduler, "drained", property(drained))]
 
 
 @_mistake("leaving", "a worker does not wait until the routers know that it leaves")
 def _undismissed() -> list[Patch]:
-    return [(RouterSessions, "dismissed", property(lambda self: self is not None))]
+    return [(RouterSessions, "drained", property(lambda self: not self._leases))]
 
 
 @_mistake("leaving", "a worker that leaves is still given work")

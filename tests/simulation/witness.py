@@ -71,8 +71,8 @@ class Witness:
             if any(req not in self.requests() for req in reqs):
                 self.count(f"path finished while {where}")
 
-    def drain(self) -> list[Effect]:
-        return self.scheduler.drain()
+    def take_effects(self) -> list[Effect]:
+        return self.scheduler.take_effects()
 
     def next_deadline(self) -> float | None:
         return self.scheduler.next_deadline()
@@ -97,7 +97,7 @@ class Witness:
 
     def _departing(self) -> list[Req]:
         if isinstance(self.scheduler, DecodeScheduler):
-            return list(self.scheduler._departures._departing)
+            return list(self.scheduler._migrations._departing)
         return []
 
     def _where(self, rid: str) -> str:
@@ -120,9 +120,9 @@ def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
     req = scheduler._reqs.get(rid)
     if req is None:
         return "lent by decode" if scheduler.leases.find(rid) else "gone from decode"
-    if req in scheduler._arrivals.requests:
+    if req in scheduler._transfer_queue.requests:
         return "arriving"
-    if any(entry[0] is req for entry in scheduler._arrivals._waiting):
+    if any(entry[0] is req for entry in scheduler._transfer_queue._waiting):
         return "waiting for a prefix"
     if req in scheduler._batch.joining:
         return "joining"

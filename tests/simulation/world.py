@@ -177,7 +177,7 @@ class World:
         def look() -> None:
             if not worker.process.alive:
                 return
-            empty = worker.process.runs and worker.scheduler.empty
+            empty = worker.process.runs and worker.scheduler.drained
             if not empty and self.timeline.now < deadline:
                 self.timeline.after(LOOK_SECONDS, look)
                 return

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shared.baton import Baton, Holder
+from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
 from shared.messages import Decode, Hello, Message, Prefill, Role
@@ -174,8 +175,15 @@ class WorkerBench:
         ]
         for router in self.routers:
             router.link(self.links)
+        self.notes: list[Note] = []
         self.loop = EventLoop(
-            scheduler, self.device, self.fetcher, self.links, lambda: self.now, overlap=overlap
+            scheduler,
+            self.device,
+            self.fetcher,
+            self.links,
+            lambda: self.now,
+            self.notes.append,
+            overlap=overlap,
         )
         self.heard: list[Message] = []
 
