@@ -1,7 +1,8 @@
 """A request as a worker sees it: its tokens, the pages that hold their KV, and how far it has come.
 
-A `Req` is one attempt at one request on one worker. It is plain mutable data; the scheduler that holds it is the
-only writer. It knows nothing of text (the router's business), of the device or of time.
+A `Req` is one attempt at one request on one worker. It is plain mutable data; the scheduler that holds it is the only
+writer, and `state` is written by `RequestStates.advance` alone. It knows nothing of text (the router's business), of
+the device or of time.
 
 Three lengths, each at most the one before, tell where the KV stands:
 
@@ -13,6 +14,7 @@ Three lengths, each at most the one before, tell where the KV stands:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from shared.kv.page_pool import pages_for_tokens
@@ -39,6 +41,7 @@ class Req:
     extra_key: str = ""
     arrived_at: float = 0.0  # seconds on the worker's clock
     started_at: float = 0.0  # when its first step or its fetch was planned
+    state: Enum | None = None  # where it is, in the words of its role's table; None: no scheduler has it
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
@@ -48,10 +51,11 @@ class Req:
     launched_len: int = 0
     slot: int | None = None
     retractions: int = 0
+    migration_asked: bool = False  # it is to continue on another worker as soon as it runs
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float) -> Req:
-        """The request that `router` asks for with `command`."""
+    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Enum) -> Req:
+        """The request that `router` asks for with `command`, in the first state of the role's table."""
         return cls(
             rid=command.rid,
             attempt=command.attempt,
@@ -64,6 +68,7 @@ class Req:
             extra_key=command.extra_key,
             arrived_at=now,
             started_at=now,
+            state=state,
         )
 
     @property

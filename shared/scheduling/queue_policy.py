@@ -129,7 +129,7 @@ class InBatchPrefix:
         self._cache = cache
         self._cached_tokens_max = cached_tokens_max
         self._shared_tokens = max(shared_tokens_min, cache.page_size)
-        self._put_off: dict[int, None] = {}  # sequence numbers
+        self.put_off: dict[int, None] = {}  # sequence numbers
 
     def go_now(self, ordered: Sequence[Req]) -> list[Req]:
         """Those of `ordered`, all the requests waiting, to try in this round, in the same order."""
@@ -140,11 +140,11 @@ class InBatchPrefix:
             prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
             whole = len(prefix[1]) == self._shared_tokens and place < PREFIX_AWARE_WAITING_MAX
             first = firsts.setdefault(prefix, req) if whole else req
-            if req.sequence in self._put_off:
+            if req.sequence in self.put_off:
                 put_off[req.sequence] = None
             elif first is not req and _cached_tokens(req, self._cache)[1] <= self._cached_tokens_max:
                 put_off[req.sequence] = None
                 continue
             now.append(req)
-        self._put_off = put_off
+        self.put_off = put_off
         return now

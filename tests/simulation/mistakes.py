@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from decode import retraction, transfer_queue
+from decode.lifecycle import DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
@@ -49,8 +50,8 @@ def _free_before_retire() -> list[Patch]:
 @_mistake("page_pool", "an aborted request's pages are forgotten")
 def _leak() -> list[Patch]:
     def drop(self: DecodeScheduler, req: Req) -> None:
-        if self._batch.runs(req):
-            self._forget(req)
+        if req.state is DecodeState.RUNNING:
+            self._end(req, DecodeEvent.CANCELLED)
         else:
             real(self, req)
 
@@ -264,20 +265,19 @@ def _history_lost() -> list[Patch]:
 
 @_mistake("retraction", "pages are backed up before the step in flight has settled")
 def _early_backup() -> list[Patch]:
-    def advance(self: retraction.Retraction) -> list[Any]:
-        leaving, self._leaving = self._leaving, []
-        return [req for req in leaving if not self._back_up(req)]
+    def start_backups(self: retraction.Retraction) -> list[Any]:
+        return [req for req in [*self._settling] if not self._back_up(req)]
 
-    return [(retraction.Retraction, "advance", advance)]
+    return [(retraction.Retraction, "start_backups", start_backups)]
 
 
 @_mistake("retraction", "a retracted request is lost")
 def _lost_retracted() -> list[Patch]:
     def on_copy(self: retraction.Retraction, copy_id: int) -> Any:
-        restored = real(self, copy_id)
+        req = real(self, copy_id)
         if len(self._retracted) > 1:
             self._retracted.pop()
-        return restored
+        return req
 
     real = retraction.Retraction.on_copy
     return [(retraction.Retraction, "on_copy", on_copy)]
