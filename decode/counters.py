@@ -2,36 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 from shared.kv.leases import LeaseCounters
+from shared.metric_fields import (
+    CACHED_TOKENS,
+    FETCHED_BYTES,
+    GENERATED_TOKENS,
+    MIGRATIONS,
+    REQUESTS,
+    STALE_BATONS,
+    STEPS,
+    all_declared,
+    counted,
+    durations,
+    total,
+)
 
 
+@all_declared
 @dataclass(slots=True)
 class DecodeCounters(LeaseCounters):
-    """`observations` are (metric, value) pairs since the shell last took them."""
+    """Totals since the start, and measurements since they were last published."""
 
-    requests: int = 0
-    joined: int = 0
-    waited_for_prefix: int = 0  # did not fetch what another request was fetching
-    full_hits: int = 0  # joined without a fetch: all pages were cached here
-    fetched_bytes: int = 0
-    cached_tokens: int = 0
-    no_room: int = 0
-    stale: int = 0  # the lease had ended before the reads did
-    unreachable: int = 0  # the fetch failed
-    quarantines: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    finished: int = 0
-    decode_steps: int = 0
-    prebuilt_steps: int = 0
-    generated_tokens: int = 0
-    extra_tokens: int = 0  # computed by an overlapped step for a request that had ended, discarded
-    sat_out: int = 0  # rows that lacked a page and missed a step
-    retractions: int = 0
-    backups: int = 0
-    resumes: int = 0
-    sent_back: int = 0  # retracted without room in host memory: another attempt recomputes them
-    moves: int = 0  # requests lent to continue elsewhere
-    observations: list[tuple[str, float]] = field(default_factory=list)
+    requests: int = counted(REQUESTS, outcome="received")
+    refused: int = counted(REQUESTS, outcome="refused")
+    cancelled: int = counted(REQUESTS, outcome="cancelled")
+    finished: int = counted(REQUESTS, outcome="finished")
+    stale: int = counted(STALE_BATONS, cause="lease_ended")  # before the reads of it did
+    unreachable: int = counted(STALE_BATONS, cause="unreachable")
+    no_room: int = total("segue_no_room_total", "Requests refused because pages or slots were lacking.")
+    joined: int = total("segue_joins_total", "Requests that joined the running batch from a baton.")
+    waited_for_prefix: int = total(
+        "segue_prefix_waits_total",
+        "Requests that waited until another one had fetched the prefix that both have.",
+    )
+    full_hits: int = total(
+        "segue_full_hits_total", "Requests that joined without a fetch: all pages were cached here."
+    )
+    quarantines: int = total(
+        "segue_quarantines_total",
+        "Fetches without proof that they had ended; their pages are locked until there is one.",
+    )
+    fetched_bytes: int = counted(FETCHED_BYTES)
+    cached_tokens: int = counted(CACHED_TOKENS)
+    generated_tokens: int = counted(GENERATED_TOKENS)
+    extra_tokens: int = total(
+        "segue_extra_tokens_total",
+        "Tokens that an overlapped step computed for a request that had ended; they are discarded.",
+    )
+    decode_steps: int = counted(STEPS, mode="decode")
+    prebuilt_steps: int = counted(STEPS, mode="prebuilt")
+    rows_without_page: int = total(
+        "segue_rows_without_page_total", "Rows that missed a decode step because they lacked a page."
+    )
+    retractions: int = total(
+        "segue_retractions_total", "Requests taken out of the running batch because pages were lacking."
+    )
+    backups: int = total("segue_backups_total", "Retracted requests whose pages were copied to host memory.")
+    resumes: int = total("segue_resumes_total", "Retracted requests that run again.")
+    returned_to_router: int = total(
+        "segue_returned_to_router_total",
+        "Requests that had no room here or in host memory; another attempt recomputes them.",
+    )
+    migrations: int = counted(MIGRATIONS, outcome="offered")
+    transfer_seconds: deque[float] = durations(
+        "segue_transfer_seconds",
+        "Seconds from when a decode worker received a baton until all pages were in its memory.",
+    )

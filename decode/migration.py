@@ -55,6 +55,6 @@ class Migrations:
             self.memory.commit(req)
             baton = self.leases.grant(req, now)
             self.states.advance(req, DecodeEvent.LEASED)
-            self.counters.moves += 1
+            self.counters.migrations += 1
             self.effects.append(Send(req.router, Migrating(req.rid, req.attempt, req.output_len, baton)))
         return settled

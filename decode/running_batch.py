@@ -97,7 +97,7 @@ class RunningBatch:
             if req.pages_missing(req.launched_len + 1, self._memory.page_size):
                 pages = self._memory.allocate(req, 1)
                 if pages is None:
-                    self._counters.sat_out += 1
+                    self._counters.rows_without_page += 1
                     continue
                 assert req.slot is not None
                 grants.append(PageGrant(req.slot, tuple(pages)))

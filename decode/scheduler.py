@@ -36,7 +36,7 @@ from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
-from shared.transfer.protocol import FetchEvent, LeaseWords, PagesRead
+from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
 class DecodeScheduler:
@@ -116,10 +116,8 @@ class DecodeScheduler:
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {router}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A fetch landed, went stale, failed or was proven to have ended; or another worker has read pages of ours."""
+        """A fetch landed, went stale, failed or was proven to have ended."""
         del now
-        if isinstance(event, PagesRead):
-            return
         match self._transfer_queue.on_fetch(event):
             case Transferred() as arrived:
                 self._join(arrived)
@@ -302,7 +300,7 @@ class DecodeScheduler:
     def _join(self, arrived: Transferred) -> None:
         req = arrived.req
         self._batch.join(req)
-        self.counters.observations.append(("transfer_seconds", arrived.fetch_seconds))
+        self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
     # ---- ends ----
@@ -336,7 +334,7 @@ class DecodeScheduler:
         self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str, now: float
     ) -> None:
         """Give up a request that has tokens here; another worker goes on with it."""
-        self.counters.sent_back += 1
+        self.counters.returned_to_router += 1
         self._give_up(req)
         self._flush(now)  # its last tokens, before the router forgets the attempt
         self._refuse(req, event, reason, detail)

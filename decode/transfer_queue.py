@@ -25,7 +25,7 @@ from shared.kv.page_pool import PageState
 from shared.messages import Joined, RefusalReason
 from shared.req import Req
 from shared.scheduling.request_states import RequestStates
-from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded, FetchOutcome, FetchStale, KvLink
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class TransferQueue:
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: FetchOutcome) -> Transferred | NotTransferred | None:
+    def on_fetch(self, event: FetchEvent) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
         req = self._transferring.pop(event.fetch_id, None)
         if req is None:
@@ -155,7 +155,7 @@ class TransferQueue:
             case FetchEnded(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but it was not given up")
 
-    def _on_given_up(self, event: FetchOutcome) -> None:
+    def _on_given_up(self, event: FetchEvent) -> None:
         """A fetch that was given up has reported: every event but a failure without an end proves that it has ended."""
         if isinstance(event, FetchFailed) and not event.ended:
             return

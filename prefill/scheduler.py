@@ -13,15 +13,15 @@ requests, and is drained once its queue is computed and its leases have ended.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from prefill.config import PrefillConfig
+from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
 from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseCounters, LeaseTable
+from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
@@ -32,20 +32,6 @@ from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
-
-
-@dataclass(slots=True)
-class PrefillCounters(LeaseCounters):
-    """What has happened so far; `observations` are (metric, value) pairs since the shell last took them."""
-
-    requests: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    extend_steps: int = 0
-    extend_tokens: int = 0
-    chunks: int = 0  # EXTEND rows that were not the last of their request
-    cached_tokens: int = 0
-    observations: list[tuple[str, float]] = field(default_factory=list)
 
 
 class PrefillScheduler:
@@ -109,8 +95,8 @@ class PrefillScheduler:
                 raise InvariantError(f"a prefill worker got {type(message).__name__} from {router}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
-        """A prefill worker starts no fetches, and needs not know when its pages were read: the router releases them."""
-        del event, now
+        """A prefill worker starts no fetches."""
+        raise InvariantError(f"{type(event).__name__} came at {now}, but no fetch was started")
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """A prefill worker starts no copies."""
@@ -355,10 +341,8 @@ class PrefillScheduler:
             queue_seconds=req.started_at - req.arrived_at,
             compute_seconds=now - req.started_at,
         )
-        self.counters.observations += [
-            ("prefill_queue_seconds", prefilled.queue_seconds),
-            ("prefill_compute_seconds", prefilled.compute_seconds),
-        ]
+        self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
+        self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
         self._effects.append(Send(req.router, prefilled))
 
     def _load(self) -> Load:

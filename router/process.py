@@ -34,6 +34,7 @@ from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import Hello
+from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
 
@@ -151,15 +152,15 @@ class MetricsPublisher:
             await asyncio.sleep(PUBLISH_SECONDS)
 
     def _publish(self) -> None:
-        self._metrics.publish("router", self._core.counters)
-        self._metrics.publish("links", self._links.counters)
+        self._metrics.publish(self._core.counters)
+        self._metrics.publish(self._links.counters)
         self._discovery.publish(self._metrics)
-        self._metrics.set("segue_ready", self._health.ready)
+        self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():
-            self._metrics.set("segue_requests_running", count, state=state)
+            self._metrics.set(gauges.REQUESTS_RUNNING, count, state=state)
         workers = {role: len(self._core.fleet.role(role)) for role in ROLES}
         for role, count in workers.items():
-            self._metrics.set("segue_workers", count, worker_role=role)
+            self._metrics.set(gauges.WORKERS, count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}
 
 

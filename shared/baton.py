@@ -5,7 +5,7 @@ whether what was read was still valid: the pages are under a *lease*, and the le
 registered memory that holds the lease's nonce for as long as the pages are locked.
 
     holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
-    reader                     read pages … all reads DONE ── read word (+ notification)
+    reader                     read pages … all reads DONE ── read word
                                                               word == nonce: the lock held all along
 
 The baton goes stale by itself; nobody has to revoke it. It promises: below `kv_len` nothing is rewritten while
@@ -16,6 +16,11 @@ sends them beside it.
 from __future__ import annotations
 
 import msgspec
+
+
+def worker_name(uid: str, epoch: int) -> str:
+    """`<uid>/<epoch as 16 hex digits>`, in logs, metrics and links: a worker restarted under its uid is another one."""
+    return f"{uid}/{epoch:016x}"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -34,7 +39,14 @@ class Holder(msgspec.Struct, frozen=True):
     words_address: int  # the lease words lie in host memory, 8 bytes each
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
-    known_page: int = -1  # one that holds the same bytes in every worker, to probe links by; -1: none
+    known_page: int = (
+        -1
+    )  # one that holds the same bytes in every worker, by which reads are checked; -1: none
+
+    @property
+    def name(self) -> str:
+        """The worker's name, as `worker_name` spells it."""
+        return worker_name(self.uid, self.epoch)
 
 
 class Baton(msgspec.Struct, frozen=True):

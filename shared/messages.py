@@ -152,7 +152,7 @@ class Joined(Message, frozen=True):
     transport: str = (
         ""  # of the link to whoever lent the pages; empty: nothing fetched, or the link not measured
     )
-    link_bytes_per_second: float = 0.0  # measured at first contact, not by this fetch
+    link_bytes_per_second: float = 0.0  # best of the last fetches of at least 1 MiB; 0: there was none
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.baton import Baton, Holder
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PROBE_PAGES, PageMemory
+from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import (
     FetchEnded,
     Fetcher,
@@ -24,14 +24,15 @@ from shared.transfer.protocol import (
     FetchFailed,
     FetchLanded,
     FetchStale,
-    PagesRead,
 )
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512
 LEASES = 8
 KV_FORMAT = "test-format"
-LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, portion_bytes=2 * PAGE_BYTES)
+LIMITS = FetchLimits(
+    fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES
+)
 PATIENCE_SECONDS = 30.0
 
 
@@ -46,12 +47,12 @@ class Clock:
 
 
 class PageBuffer:
-    """Real page memory, with a byte for each page to tell it by, and the pages that links are probed by."""
+    """Real page memory, a byte for each page to recognize it by, and a known page behind them."""
 
     def __init__(self, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
-        self.map = mmap.mmap(-1, (pages + PROBE_PAGES) * page_bytes)
+        self.map = mmap.mmap(-1, (pages + 1) * page_bytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.memory = PageMemory(address, page_bytes, pages, probe_pages=PROBE_PAGES)
+        self.memory = PageMemory(address, page_bytes, pages, known_pages=1)
 
     def fill(self, page: int, byte: int) -> None:
         size = self.memory.page_bytes
@@ -77,7 +78,6 @@ class HolderUnderTest(Protocol):
     def holder(self) -> Holder: ...
     def write(self, lease: int, nonce: int) -> None: ...
     def clear(self, lease: int) -> None: ...
-    def collected(self) -> list[PagesRead]: ...
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
     def kill(self) -> None: ...
@@ -109,16 +109,6 @@ class FetchWorld:
         self.poll_until(lambda: bool(self.events))
         return self.events.pop(0)
 
-    def heard(self, source: HolderUnderTest) -> PagesRead:
-        heard: list[PagesRead] = []
-
-        def listen() -> bool:
-            heard.extend(source.collected())
-            return bool(heard)
-
-        self.poll_until(listen)
-        return heard[0]
-
 
 def byte_of(page: int) -> int:
     return page % 251 + 1
@@ -140,13 +130,6 @@ class FetcherContract:
         assert world.pages.holds(14, 0)
         assert world.reader.outstanding == 0
 
-    def test_the_holder_hears_which_request_collected_which_lease(self, world: FetchWorld) -> None:
-        source = world.make_holder()
-        source.write(3, 77)
-        world.reader.start(1, world.baton(source, (5,)), 0, [0])
-        assert isinstance(world.next_event(), FetchLanded)
-        assert world.heard(source) == PagesRead(3, 77, "a request", 2)
-
     def test_only_the_pages_from_the_start_page_on_are_fetched(self, world: FetchWorld) -> None:
         source = world.make_holder()
         source.write(3, 77)
@@ -162,7 +145,6 @@ class FetcherContract:
         landed = world.next_event()
         assert isinstance(landed, FetchLanded)
         assert landed.fetched_bytes == 0
-        assert world.heard(source).lease == 3
 
     def test_a_baton_whose_lease_never_was_is_stale(self, world: FetchWorld) -> None:
         source = world.make_holder()

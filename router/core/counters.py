@@ -1,46 +1,95 @@
 """What the router core has counted and measured; plain numbers that the shell publishes and tests read.
 
-Every key is one of a few words of this program: none comes from a client, so each dict is bounded.
+Every key is one of a few words of this program: none comes from a client, so each count by key is bounded.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-OBSERVATIONS_MAX = 65536  # the shell drains them after every input; a bound in case it does not
+from shared.metric_fields import (
+    CACHED_TOKENS,
+    FETCHED_BYTES,
+    GENERATED_TOKENS,
+    MIGRATIONS,
+    PREFILL_COMPUTE_SECONDS,
+    PREFILL_QUEUE_SECONDS,
+    REQUESTS,
+    STALE_BATONS,
+    CounterMetric,
+    all_declared,
+    counted,
+    counted_by,
+    durations,
+    observed,
+    total,
+)
 
 
-def _from_zero(*keys: str) -> Callable[[], Counter[str]]:
-    """Keys that are shown before they first occur, so that a rate sees their first step."""
-    return lambda: Counter(dict.fromkeys(keys, 0))
-
-
+@all_declared
 @dataclass(slots=True)
 class RouterCounters:
-    """Totals since the start.
+    """Totals since the start, and measurements since they were last published."""
 
-    Observations are (name, seconds): queue_seconds (arrival to first placement), ttft_seconds, itl_seconds (one a
-    token), ready_seconds (first token to decode), fetch_seconds, prefill_queue_seconds, prefill_compute_seconds,
-    request_seconds (arrival to end).
-    """
-
-    requests: Counter[str] = field(default_factory=Counter)  # by outcome: length, stop, aborted, 429, 503 …
-    # New attempts by cause; and what became of requests on a worker that leaves.
-    continuations: Counter[str] = field(default_factory=_from_zero("lost_prefill", "lost_decode"))
-    moves: Counter[str] = field(default_factory=_from_zero("moved", "recomputed"))
-    stale_batons: Counter[str] = field(default_factory=Counter)  # by cause: stale, unreachable, lease_ended
-    refusals: Counter[str] = field(default_factory=Counter)  # by reason
-    dropped_messages: Counter[str] = field(default_factory=Counter)  # by cause: unknown, old_attempt, …
-    transitions: Counter[str] = field(default_factory=Counter)  # by table row: "waiting Placed"
-    workers_refused: Counter[str] = field(default_factory=Counter)  # by cause: protocol, role
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    fetched_bytes: int = 0
-    observations: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX))
-
-    def observe(self, name: str, seconds: float) -> None:
-        """Note one measurement."""
-        self.observations.append((name, seconds))
+    requests: Counter[str] = counted_by(REQUESTS)  # length, stop, aborted, 429, 503 …
+    continuations: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_continuations_total",
+            "New attempts of a request, by what ended the attempt before.",
+            ("cause",),
+        ),
+        "lost_prefill",
+        "lost_decode",
+    )
+    migrations: Counter[str] = counted_by(MIGRATIONS, "migrated", "recomputed")
+    stale_batons: Counter[str] = counted_by(STALE_BATONS)  # stale, unreachable, lease_ended
+    refusals: Counter[str] = counted_by(
+        CounterMetric("segue_refusals_total", "Requests that a worker refused, by its reason.", ("reason",))
+    )
+    dropped_messages: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_dropped_messages_total",
+            "Messages from workers that concern no live attempt of a request, by cause.",
+            ("cause",),
+        )
+    )
+    transitions: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_transitions_total",
+            "State changes of requests, by row of the lifecycle table: the state before and the event.",
+            ("row",),
+        )
+    )
+    workers_refused: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_workers_refused_total",
+            "Workers that connected and cannot serve in this deployment, by cause.",
+            ("cause",),
+        )
+    )
+    prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
+    completion_tokens: int = counted(GENERATED_TOKENS)
+    cached_tokens: int = counted(CACHED_TOKENS)
+    fetched_bytes: int = counted(FETCHED_BYTES)
+    queue_seconds: deque[float] = durations(
+        "segue_queue_seconds", "Seconds from a request's arrival to its first placement."
+    )
+    prefill_queue_seconds: deque[float] = observed(PREFILL_QUEUE_SECONDS)
+    prefill_compute_seconds: deque[float] = observed(PREFILL_COMPUTE_SECONDS)
+    ready_seconds: deque[float] = durations(
+        "segue_ready_seconds",
+        "Seconds from when a request's pages can be fetched to its placement on a decode worker.",
+    )
+    fetch_seconds: deque[float] = durations(
+        "segue_fetch_seconds", "Seconds that a decode worker needed to read a request's KV pages."
+    )
+    ttft_seconds: deque[float] = durations(
+        "segue_ttft_seconds", "Seconds from a request's arrival to its first token."
+    )
+    itl_seconds: deque[float] = durations(
+        "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token."
+    )
+    request_seconds: deque[float] = durations(
+        "segue_request_seconds", "Seconds from a request's arrival to its end."
+    )

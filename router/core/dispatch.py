@@ -253,8 +253,8 @@ class RouterCore:
         if live.cached_tokens is None:
             live.cached_tokens = message.cached_tokens
             self.counters.cached_tokens += message.cached_tokens
-        self.counters.observe("prefill_queue_seconds", message.queue_seconds)
-        self.counters.observe("prefill_compute_seconds", message.compute_seconds)
+        self.counters.prefill_queue_seconds.append(message.queue_seconds)
+        self.counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, now)
         reason = message.finish or live.finish_reason()
         if reason is not None:

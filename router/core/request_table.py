@@ -100,7 +100,7 @@ class RequestTable:
     def prefill(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """waiting → prefilling."""
         if live.attempt == 1 and not live.visits:
-            self._counters.observe("queue_seconds", now - live.arrived_at)
+            self._counters.queue_seconds.append(now - live.arrived_at)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
         request = live.request
         self.send(
@@ -139,7 +139,7 @@ class RequestTable:
     def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
         assert live.baton is not None, live.rid
-        self._counters.observe("ready_seconds", now - live.state_since)
+        self._counters.ready_seconds.append(now - live.state_since)
         self._place(live, choice, live.need.tokens, now)
         live.joined = False
         request = live.request
@@ -166,11 +166,11 @@ class RequestTable:
         if joined.transport:
             live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
         self._counters.fetched_bytes += joined.fetched_bytes
-        self._counters.observe("fetch_seconds", joined.fetch_seconds)
+        self._counters.fetch_seconds.append(joined.fetch_seconds)
         if live.moving:
             live.moving = False
             live.moves += 1
-            self._counters.moves["moved"] += 1
+            self._counters.migrations["migrated"] += 1
         self._end_lease(live, messages.Release(live.rid, live.attempt))
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -188,10 +188,10 @@ class RequestTable:
         gap = now - live.token_at
         inter_token = token_ids if live.output else token_ids[1:]
         if not live.output:
-            self._counters.observe("ttft_seconds", now - live.arrived_at)
+            self._counters.ttft_seconds.append(now - live.arrived_at)
             gap = 0.0
         for _ in inter_token:
-            self._counters.observe("itl_seconds", gap / len(token_ids))
+            self._counters.itl_seconds.append(gap / len(token_ids))
         live.output.extend(token_ids)
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
@@ -250,7 +250,7 @@ class RequestTable:
         self._counters.continuations[event.cause] += 1
         if live.moving:
             live.moving = False
-            self._counters.moves["recomputed"] += 1
+            self._counters.migrations["recomputed"] += 1
         self._let_go(live, told=let_go)
         self._advance(live, event, now)
         live.attempt += 1
@@ -278,7 +278,7 @@ class RequestTable:
         while len(self.ended) > self._settings.ended_requests_max:
             self.ended.popitem(last=False)
         self._counters.requests[outcome_word(outcome)] += 1
-        self._counters.observe("request_seconds", now - live.arrived_at)
+        self._counters.request_seconds.append(now - live.arrived_at)
         self.effects.append(RequestEnded(live.rid, outcome))
 
     def renew(self, live: LiveRequest, now: float) -> None:

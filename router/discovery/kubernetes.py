@@ -31,6 +31,7 @@ from router.discovery.known_pods import (
 )
 from router.discovery.pod_api import NoAnswerError, PodApi, WatchEndedError
 from router.discovery.static import Dialer
+from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
 
@@ -75,12 +76,12 @@ class KubernetesDiscovery:
 
     def publish(self, metrics: Metrics) -> None:
         """Set the gauges."""
-        metrics.set("segue_discovery_reachable", self._pods.reachable, source="kubernetes")
+        metrics.set(gauges.DISCOVERY_REACHABLE, self._pods.reachable, source="kubernetes")
         age_seconds = self._pods.age_seconds(self._loop.time())
-        metrics.set("segue_discovery_age_seconds", age_seconds, source="kubernetes")
+        metrics.set(gauges.DISCOVERY_AGE_SECONDS, age_seconds, source="kubernetes")
         pods = self._pods.pods_by_state
         for state in POD_STATES:
-            metrics.set("segue_discovery_pods", pods[state], state=state)
+            metrics.set(gauges.DISCOVERY_PODS, pods[state], state=state)
 
     def close(self) -> None:
         """Ask no more."""

@@ -26,7 +26,6 @@ from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.errors import ConfigError
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
-from shared.transfer.memory import PROBE_PAGES
 
 _DTYPES = {"auto": torch.float32, "float32": torch.float32}
 _KV_DTYPES = {  # by whether the model is one of blocks
@@ -129,7 +128,7 @@ def _make_cache(
         pages=count,
         page_size=page_size,
         host_pages=host_pages,
-        probe_pages=PROBE_PAGES,
+        known_pages=1,
         dtype=dtype,
     )
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"

@@ -33,16 +33,16 @@ class KVCache:
         pages: int,
         page_size: int,
         host_pages: int = 0,
-        probe_pages: int = 0,
+        known_pages: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.page_size = page_size
         self.pages = pages
         self.host_pages = host_pages
-        self.probe_pages = probe_pages  # behind the others, for the transfer alone: no step sees them
+        self.known_pages = known_pages  # behind the others, for the transfer alone: no step uses them
         self._head_dim = config.head_dim
         shape = (config.layers, 2, config.kv_heads, page_size * config.head_dim)
-        self.store = _zeros((pages + probe_pages, *shape), dtype)
+        self.store = _zeros((pages + known_pages, *shape), dtype)
         self.host = _zeros((host_pages, *shape), dtype)
 
     @property

@@ -21,6 +21,7 @@ from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.messages import Refused, Release, Renew
+from shared.metric_fields import CounterMetric, all_declared, counted
 from shared.req import Req
 from shared.transfer.protocol import LeaseWords
 
@@ -43,13 +44,18 @@ class Lease:
     expires_at: float
 
 
+LEASES_GRANTED = CounterMetric("segue_leases_granted_total", "Leases that a worker granted.")
+LEASES_ENDED = CounterMetric("segue_leases_ended_total", "Leases that ended, by how.", ("cause",))
+
+
+@all_declared
 @dataclass(slots=True)
 class LeaseCounters:
     """What has happened to leases so far."""
 
-    leases_granted: int = 0
-    leases_released: int = 0
-    leases_expired: int = 0
+    leases_granted: int = counted(LEASES_GRANTED)
+    leases_released: int = counted(LEASES_ENDED, cause="released")
+    leases_expired: int = counted(LEASES_ENDED, cause="expired")
 
 
 class LeaseTable:

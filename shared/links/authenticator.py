@@ -15,8 +15,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from shared.links.counters import LinkCounters
 from shared.links.keys import KeyPair, derive_keys
-from shared.links.session import LinkCounters
 
 log = structlog.get_logger(__name__)
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
     LAST,
     Envelope,
-    LinkCounters,
     LinkSettings,
     Session,
     SessionError,

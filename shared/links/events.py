@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.baton import worker_name
 from shared.messages import Hello, Message
 
 
 def peer_name(hello: Hello) -> str:
-    """`<uid>/<epoch>`: a process that was restarted under the same uid is another peer."""
-    return f"{hello.uid}/{hello.epoch:016x}"
+    """The name of the process that sent `hello`: one that was restarted under its uid is another peer."""
+    return worker_name(hello.uid, hello.epoch)
 
 
 @dataclass(frozen=True, slots=True)

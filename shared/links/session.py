@@ -36,22 +36,6 @@ class LinkSettings:
     unread_messages_max: int = 16384  # events that wait for `receive`, all peers together
 
 
-@dataclass(slots=True)
-class LinkCounters:
-    """What went wrong on the links of this process, by cause."""
-
-    refused_no_handshake: int = 0  # plain bytes, or a connection that never said anything
-    refused_unencrypted: int = 0  # no key; one that hangs up first counts as no handshake
-    refused_foreign_key: int = 0
-    refused_wrong_role: int = 0  # one of our keys, but not one that may dial
-    refused_hello: int = 0  # another protocol or role, or a worker linked already
-    malformed: int = 0  # an admitted peer sent what cannot be read
-    out_of_session: int = 0  # frames of a session that is over
-    sessions_begun: int = 0
-    sessions_ended: int = 0
-    messages_unsent: int = 0  # for a peer that was down already; its PeerDown was on the way
-
-
 class SessionError(Exception):
     """The frames cannot be the next ones of this session; the message says why."""
 

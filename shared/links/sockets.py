@@ -19,11 +19,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shared.errors import StartError
 from shared.links.authenticator import Authenticator
+from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, DialingEnd, SendFrames
 from shared.links.events import LinkEvent
 from shared.links.keys import derive_keys
 from shared.links.listening import ListeningEnd
-from shared.links.session import LinkCounters, LinkSettings
+from shared.links.session import LinkSettings
 from shared.links.thread import READ_BATCH, LinkThread
 from shared.messages import Hello, Message
 

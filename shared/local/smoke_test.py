@@ -52,7 +52,7 @@ def check_up(url: str) -> list[str]:
 
 
 def _link(record: dict[str, Any]) -> str:
-    if not record["transport"]:
+    if not record["link_bytes_per_second"]:
         return "the link has not been measured yet"
     megabytes_per_second = record["link_bytes_per_second"] / 1e6
     return f"measured by itself it carries {megabytes_per_second:.0f} MB/s over {record['transport']}"

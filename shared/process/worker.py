@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 import structlog
@@ -30,6 +30,7 @@ from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
+from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
 from shared.process.resources import usable_cores
@@ -39,11 +40,11 @@ from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
-from shared.transfer.protocol import KvLink
 from shared.transfer.self_fetch import self_fetch
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
+LAST_READS_PAUSE_SECONDS = 0.001  # between two looks at them
 PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
@@ -114,8 +115,8 @@ def serve(
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
     try:
-        metrics.set("segue_ready", 1)
-        publish = partial(_publish, metrics, role, scheduler, links, transfer)
+        metrics.set(gauges.READY, 1)
+        publish = partial(_publish, metrics, scheduler, links, transfer)
         _turn_until_empty(ending, scheduler, loop, health, publish)
     finally:
         health.become_unready("ending")
@@ -182,7 +183,7 @@ def _open_transfer(
     config: WorkerConfig, engine: Engine, uid: str, epoch: int, leases_max: int, fetch_seconds_max: float
 ) -> NixlTransfer:
     cache = engine.cache
-    pages = PageMemory(cache.address, cache.page_bytes, cache.pages, probe_pages=cache.probe_pages)
+    pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
     transfer = NixlTransfer(
         uid,
         epoch,
@@ -198,14 +199,9 @@ def _open_transfer(
         ),
         clock=monotonic,
     )
-    link = self_fetch(transfer, pages, engine.kv_format)
-    figures = {} if link is None else _figures(link)
-    log.info("fetched a page from itself", **figures)
+    transport = self_fetch(transfer, pages, engine.kv_format)
+    log.info("fetched a page from itself", transport=transport)
     return transfer
-
-
-def _figures(link: KvLink) -> dict[str, object]:
-    return {"transport": link.transport, "megabytes_per_second": round(link.bytes_per_second / 1e6)}
 
 
 def _link_settings(config: ProcessConfig) -> LinkSettings:
@@ -248,20 +244,20 @@ def _let_reads_end(transfer: NixlTransfer) -> None:
     deadline = monotonic() + LAST_READS_SECONDS_MAX
     while transfer.outstanding and monotonic() < deadline:
         transfer.poll()
+        sleep(LAST_READS_PAUSE_SECONDS)
 
 
 def _publish(
-    metrics: Metrics, role: Role, scheduler: WorkerScheduler, links: WorkerLinks, transfer: NixlTransfer
+    metrics: Metrics, scheduler: WorkerScheduler, links: WorkerLinks, transfer: NixlTransfer
 ) -> None:
-    metrics.publish(role, scheduler.counters)
-    metrics.publish("links", links.counters)
+    metrics.publish(scheduler.counters)
+    metrics.publish(links.counters)
     for state, count in scheduler.memory.pool.counts().items():
-        metrics.set("segue_pages", count, state=state.value)
-    metrics.set("segue_leases", scheduler.leases_held)
-    metrics.set("segue_slots_used", scheduler.slots_used)
-    probe = transfer.link_probe
-    metrics.set("segue_kv_links_slow", probe.slow_links)
+        metrics.set(gauges.PAGES, count, state=state.value)
+    metrics.set(gauges.LEASES, scheduler.leases_held)
+    metrics.set(gauges.SLOTS_USED, scheduler.slots_used)
+    metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
-        "segue_kv_link_bytes_per_second",
-        {(peer, link.transport): link.bytes_per_second for peer, link in probe.links.items()},
+        gauges.KV_LINK_BYTES_PER_SECOND,
+        {(peer, link.transport): link.bytes_per_second for peer, link in transfer.kv_links.links.items()},
     )

@@ -14,14 +14,14 @@ import mmap
 from dataclasses import dataclass
 
 WORD_BYTES = 8
-PROBE_PAGES = 2  # the known page and the scratch page
+KNOWN_BYTES = bytes(range(1, 252))  # repeated; their number is prime, so a shifted page does not look right
 
 
 @dataclass(frozen=True, slots=True)
 class PageMemory:
     """One span of memory with all KV pages of a worker; page i begins at `address + i * page_bytes`.
 
-    Behind those of the pool there may be two more, by which links are probed (`link_probe`).
+    Behind those of the pool there may be one more, the known page, by which peers check their reads (`kv_links`).
     """
 
     address: int
@@ -29,25 +29,35 @@ class PageMemory:
     pages: int  # of the pool
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM
-    probe_pages: int = 0  # 0 or PROBE_PAGES
+    known_pages: int = 0  # 0 or 1
 
     @property
     def size_bytes(self) -> int:
-        return (self.pages + self.probe_pages) * self.page_bytes
+        return (self.pages + self.known_pages) * self.page_bytes
 
     @property
     def known_page(self) -> int:
         """The page that holds the same bytes in every worker; -1: there is none."""
-        return self.pages if self.probe_pages else -1
-
-    @property
-    def scratch_page(self) -> int:
-        """Where known pages of others land, if there is a known page."""
-        return self.pages + 1
+        return self.pages if self.known_pages else -1
 
     def address_of(self, page: int) -> int:
         """Where the page begins, in bytes."""
         return self.address + page * self.page_bytes
+
+    def write_known_bytes(self, page: int) -> None:
+        """Make it a known page. Only for DRAM, as the next two."""
+        ctypes.memmove(self.address_of(page), self._known_bytes(), self.page_bytes)
+
+    def clear(self, page: int) -> None:
+        """Zero the page."""
+        ctypes.memset(self.address_of(page), 0, self.page_bytes)
+
+    def holds_known_bytes(self, page: int) -> bool:
+        """Whether the page has the bytes of a known page."""
+        return ctypes.string_at(self.address_of(page), self.page_bytes) == self._known_bytes()
+
+    def _known_bytes(self) -> bytes:
+        return (KNOWN_BYTES * (self.page_bytes // len(KNOWN_BYTES) + 1))[: self.page_bytes]
 
 
 class WordTable:

@@ -15,7 +15,6 @@ A transfer belongs to one thread, the worker's loop.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,22 +22,16 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-import msgspec
-
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
-from shared.transfer.fetches import Fetches, FetchLimits, ReadNotice
-from shared.transfer.link_speed import LinkProbe
+from shared.transfer.fetches import Fetches, FetchLimits
+from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent, PagesRead
-from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, peer_name, word_span
+from shared.transfer.protocol import FetchEvent
+from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
 from shared.transfer.ucx import TransportLog, configure_ucx
 
-logger = logging.getLogger(__name__)
-
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
-
-decode_collection = msgspec.msgpack.Decoder(ReadNotice).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +99,13 @@ class NixlReader:
     def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
         """See `Reader`."""
         pages = self._pages
-        return self._post(
-            holder, spans, (pages.memory, pages.device_id), (holder.memory, holder.device_id), b""
-        )
+        return self._post(holder, spans, (pages.memory, pages.device_id), (holder.memory, holder.device_id))
 
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
         span = word_span(holder, lease, self._words.address_of(slot))
-        return self._post(holder, [span], ("DRAM", 0), ("DRAM", 0), notification)
+        return self._post(holder, [span], ("DRAM", 0), ("DRAM", 0))
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -146,38 +137,33 @@ class NixlReader:
         self._agent.close()
 
     def _post(
-        self,
-        holder: Holder,
-        spans: Sequence[Span],
-        local: tuple[str, int],
-        remote: tuple[str, int],
-        notification: bytes,
+        self, holder: Holder, spans: Sequence[Span], local: tuple[str, int], remote: tuple[str, int]
     ) -> int:
         nixl, agent = self._nixl, self._agent.agent
         targets = [(span.target, span.size_bytes, local[1]) for span in spans]
         sources = [(span.source, span.size_bytes, remote[1]) for span in spans]
         try:
-            self._meet(holder)
+            self._connect_if_needed(holder)
             handle: int = agent.createXferReq(
                 nixl.bindings.NIXL_READ,
                 nixl.bindings.nixlXferDList(nixl.segment(local[0]), targets),
                 nixl.bindings.nixlXferDList(nixl.segment(remote[0]), sources),
                 holder.agent,
-                notification,
+                b"",  # no notification: nobody at the holder waits for one
                 self._agent.backends,
             )
         except nixl.errors as error:
-            raise NotPostedError(f"{peer_name(holder)} cannot be read: {error}") from error
+            raise NotPostedError(f"{holder.name} cannot be read: {error}") from error
         self._reads[handle] = holder.agent
         self._peers[holder.agent] += 1
         try:
-            agent.postXferReq(handle, notification)
+            agent.postXferReq(handle, b"")
         except nixl.errors:
             self._broken.add(handle)  # parts of it may have been posted
         return handle
 
-    def _meet(self, holder: Holder) -> None:
-        """Make the peer known to the agent; forget the one not met for longest when there are too many."""
+    def _connect_if_needed(self, holder: Holder) -> None:
+        """Load the peer's metadata into the agent; above `PEERS_MAX` peers remove the least recently used idle one."""
         outstanding = self._peers.pop(holder.agent, None)
         if outstanding is None:
             name = self._agent.agent.loadRemoteMD(holder.metadata)
@@ -253,9 +239,9 @@ class NixlTransfer:
         return self._fetches.outstanding
 
     @property
-    def link_probe(self) -> LinkProbe:
-        """What is known of the links to those that were read from."""
-        return self._fetches.link_probe
+    def kv_links(self) -> KvLinks:
+        """What is known of the links to the workers that were read from."""
+        return self._fetches.kv_links
 
     @property
     def readers_fenced(self) -> int:
@@ -272,16 +258,7 @@ class NixlTransfer:
 
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`. Costs a microsecond when nothing is outstanding."""
-        events = self._fetches.poll()
-        for notes in self._offer.agent.getNotifs({}, self._offer.backends).values():
-            for note in notes:
-                try:
-                    read = decode_collection(note)
-                except msgspec.MsgspecError:  # anyone who reaches the KV plane can send one
-                    logger.warning("a notification of %d bytes is not one of ours", len(note))
-                    continue
-                events.append(PagesRead(read.lease, read.nonce, read.rid, read.attempt))
-        return events
+        return self._fetches.poll()
 
     def close(self) -> None:
         """Destroy all agents: nothing lands here any more, and nobody can read from here.

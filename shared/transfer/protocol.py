@@ -1,8 +1,9 @@
 """Fetching pages: the one protocol behind handoff, move and prefix reuse.
 
-The reader asks for a baton's pages into pages of its own; when all reads are DONE the lease word is read, and with
-that last transfer the holder is notified. **Only DONE proves that a read has ended**: after `FetchFailed` or `abandon`
-bytes may still land, so the target pages stay quarantined until `FetchEnded` for the same fetch.
+A fetch reads a baton's pages into pages of the reader; when all those reads are DONE, it reads the lease word. The
+holder takes no part and hears nothing: the router's `Release` ends the lease. **Only DONE proves that a read has
+ended**: after `FetchFailed` or `abandon` bytes may still land, so the target pages stay quarantined until `FetchEnded`
+for the same fetch.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from shared.baton import Baton, Holder
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """What reading from a peer was found to carry."""
+    """How this worker reads from a peer."""
 
     transport: str  # the one really used: "cma/memory", "tcp/eth0"
-    bytes_per_second: float
+    bytes_per_second: float  # the best of the last fetches of at least 1 MiB; 0: there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class FetchLanded:
     fetch_id: int
     fetched_bytes: int
     seconds: float
-    link: KvLink | None = None  # None: not measured yet
+    link: KvLink | None = None  # None: the peer was never checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,7 @@ class FetchEnded:
     fetch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PagesRead:
-    """At the holder: a reader has read the lease word, it needs the pages no more."""
-
-    lease: int
-    nonce: int
-    rid: str
-    attempt: int
-
-
-FetchOutcome = FetchLanded | FetchStale | FetchFailed | FetchEnded
-FetchEvent = FetchOutcome | PagesRead
+FetchEvent = FetchLanded | FetchStale | FetchFailed | FetchEnded
 
 
 class Fetcher(Protocol):

@@ -1,6 +1,6 @@
-"""One-sided reads as a transfer posts them: what `fetches` and `link_probe` drive, `nixl` and `in_process` implement.
+"""One-sided reads as a transfer posts them: what `fetches` drives, and each transfer (`nixl`) implements.
 
-Knows neither leases nor requests. That **only DONE proves that a read has ended** is the rule of whoever drives it.
+Knows neither leases nor requests. That **only DONE proves that a read has ended** is a rule for the caller.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol
 from shared.baton import Baton, Holder
 from shared.transfer.memory import WORD_BYTES, PageMemory
 
-PEERS_MAX = 64  # peers remembered at a time: architecture bounds a fleet by that many
+PEERS_MAX = 64  # peers remembered at a time
 
 
 class ReadState(Enum):
-    """How a posted read stands."""
+    """The state of a posted read."""
 
     READING = "reading"
     DONE = "done"
@@ -43,28 +43,23 @@ class Reader(Protocol):
     def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
         """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
 
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
-        """Post a read of the lease word into a slot; when it is done, `notification` goes to the holder."""
+    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
+        """Post a read of the lease word into a slot and return its handle; `NotPostedError` when it never began."""
 
     def word(self, slot: int) -> int:
         """The word that arrived in the slot."""
 
     def state(self, handle: int) -> ReadState:
-        """How the read stands; also moves it on."""
+        """The state of the read; asking also gives it time to progress."""
 
     def release(self, handle: int) -> None:
         """Forget a read that is DONE; never called for another."""
 
     def new_transport(self) -> str:
-        """How pages travel over the kind of connection made last; empty: no new kind since the last call."""
+        """The transport of the newest kind of connection, "cma/memory"; empty: no new kind since the last call."""
 
     def close(self) -> None:
         """Destroy the reader: when this returns nothing lands any more, whatever its reads were doing."""
-
-
-def peer_name(holder: Holder) -> str:
-    """ "<uid>/<epoch hex>": a restarted worker is another peer."""
-    return f"{holder.uid}/{holder.epoch:x}"
 
 
 def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMemory) -> list[Span]:

@@ -253,7 +253,7 @@ def departing(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod
 
 def moves(release: HelmRelease) -> float:
     """Requests that were moved by their pages."""
-    return release.total("router", "segue_moves_total{outcome=moved}")
+    return release.total("router", "segue_migrations_total{outcome=migrated}")
 
 
 def continuations(release: HelmRelease) -> float:

@@ -1,4 +1,4 @@
-"""Pages between workers of one process: the second transfer, for tests and for a deployment in one process.
+"""Pages between workers of one process: a second transfer, for tests.
 
 Copies real memory, by address, inside a fabric that knows who is alive. Time passes by polling alone: a read under way
 moves one span at a poll, so a lease may end between two pages; `freeze`, `thaw` and `kill` do to a worker what SIGSTOP,
@@ -11,16 +11,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from shared.baton import Baton, Holder
-from shared.transfer.fetches import Fetches, FetchLimits, ReadNotice
-from shared.transfer.link_speed import LinkProbe
+from shared.transfer.fetches import Fetches, FetchLimits
+from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent, PagesRead
-from shared.transfer.reader import NotPostedError, ReadState, Span, peer_name, word_span
-
-decode_collection = msgspec.msgpack.Decoder(ReadNotice).decode
+from shared.transfer.protocol import FetchEvent
+from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
 
 
 @dataclass(slots=True)
@@ -28,7 +24,6 @@ class _Member:
     """What the fabric knows of a worker."""
 
     frozen: bool = False
-    notifications: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -37,11 +32,10 @@ class InProcessFabric:
 
     members: dict[str, _Member] = field(default_factory=dict)
 
-    def join(self, agent: str) -> _Member:
+    def join(self, agent: str) -> None:
         """A worker comes up; its name has never been used before."""
         assert agent not in self.members, f"agent {agent} joined twice"
         self.members[agent] = _Member()
-        return self.members[agent]
 
     def freeze(self, agent: str) -> None:
         """It answers no read until it is thawed."""
@@ -59,7 +53,6 @@ class InProcessFabric:
 class _Read:
     agent: str
     spans: list[Span]
-    notification: bytes = b""
     state: ReadState = ReadState.READING
 
 
@@ -76,11 +69,11 @@ class InProcessReader:
         """See `Reader`."""
         return self._post(holder, _Read(holder.agent, list(spans)))
 
-    def read_word(self, holder: Holder, lease: int, slot: int, notification: bytes) -> int:
+    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
         span = word_span(holder, lease, self._words.address_of(slot))
-        return self._post(holder, _Read(holder.agent, [span], notification))
+        return self._post(holder, _Read(holder.agent, [span]))
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -107,7 +100,7 @@ class InProcessReader:
 
     def _post(self, holder: Holder, read: _Read) -> int:
         if holder.agent not in self._fabric.members:
-            raise NotPostedError(f"{peer_name(holder)} cannot be read: it is gone")
+            raise NotPostedError(f"{holder.name} cannot be read: it is gone")
         self._posted += 1
         self._reads[self._posted] = read
         return self._posted
@@ -121,8 +114,6 @@ class InProcessReader:
             ctypes.memmove(span.target, span.source, span.size_bytes)
             if not read.spans:
                 read.state = ReadState.DONE
-                if read.notification:
-                    member.notifications.append(read.notification)
 
 
 class InProcessTransfer:
@@ -143,7 +134,7 @@ class InProcessTransfer:
         limits = limits or FetchLimits()
         agent = f"{uid}-{epoch:016x}"
         self.words = WordTable(lease_count)
-        self._member = fabric.join(agent)
+        fabric.join(agent)
         self._holder = Holder(
             uid,
             epoch,
@@ -173,9 +164,9 @@ class InProcessTransfer:
         return self._fetches.outstanding
 
     @property
-    def link_probe(self) -> LinkProbe:
-        """What is known of the links to those that were read from."""
-        return self._fetches.link_probe
+    def kv_links(self) -> KvLinks:
+        """What is known of the links to the workers that were read from."""
+        return self._fetches.kv_links
 
     @property
     def readers_fenced(self) -> int:
@@ -192,12 +183,7 @@ class InProcessTransfer:
 
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`."""
-        events = self._fetches.poll()
-        notes, self._member.notifications = self._member.notifications, []
-        for note in notes:
-            read = decode_collection(note)
-            events.append(PagesRead(read.lease, read.nonce, read.rid, read.attempt))
-        return events
+        return self._fetches.poll()
 
     def close(self) -> None:
         """Nothing lands here any more."""

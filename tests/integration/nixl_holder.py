@@ -1,6 +1,6 @@
 """A process that offers pages over NIXL and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
-Its first line is its `Holder`; then write, clear, collected, read, busy each answer one line of JSON. Page i holds the
+Its first line is its `Holder`; then write, clear, read, busy each answer one line of JSON. Page i holds the
 byte i % 251 + 1.
 """
 
@@ -14,7 +14,6 @@ import msgspec
 
 from shared.baton import Baton
 from shared.transfer.nixl import NixlTransfer
-from shared.transfer.protocol import PagesRead
 from tests.fetcher_contract import KV_FORMAT, LEASES, PageBuffer, byte_of
 
 
@@ -41,9 +40,6 @@ def answer(transfer: NixlTransfer, command: str, arguments: list[str]) -> object
         case "clear":
             transfer.words.clear(int(arguments[0]))
             return None
-        case "collected":
-            events = [event for event in transfer.poll() if isinstance(event, PagesRead)]
-            return [(event.lease, event.nonce, event.rid, event.attempt) for event in events]
         case "read":  # as a reader that is going to die in the middle of it
             baton = msgspec.json.decode(" ".join(arguments), type=Baton)
             transfer.start(1, baton, 0, range(len(baton.pages)))

@@ -14,7 +14,6 @@ from itertools import count
 import msgspec
 
 from shared.baton import Baton, Holder
-from shared.transfer.protocol import PagesRead
 from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"
@@ -40,11 +39,6 @@ class NixlHolder:
 
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")
-
-    def collected(self) -> list[PagesRead]:
-        heard = self._ask("collected")
-        assert isinstance(heard, list)
-        return [PagesRead(*fields) for fields in heard]
 
     def read(self, baton: Baton) -> None:
         """Start to fetch the baton's pages, and never poll."""
@@ -113,7 +107,6 @@ class HolderPool:
             else:
                 for lease in range(LEASES):
                     holder.clear(lease)
-                holder.collected()
                 self._idle.append(holder)
 
     def close(self) -> None:

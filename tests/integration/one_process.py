@@ -80,7 +80,7 @@ class ProcessParts:
         cache.store.fill_(torch.nan)
         cache.host.fill_(torch.nan)
         self.device = RecordingDevice(self.engine.device, self.logbook)
-        pages = PageMemory(cache.address, cache.page_bytes, cache.pages, probe_pages=cache.probe_pages)
+        pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
         self.transfer = InProcessTransfer(fabric, role, 1, pages, 64, self.engine.kv_format, clock=clock)
         self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))
 

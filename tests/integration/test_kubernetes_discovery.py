@@ -23,6 +23,7 @@ from shared.process.metrics import Metrics
 from shared.process.probes import Health
 from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
 from tests.integration.service_account import TOKEN, write_service_account
+from tests.metric_pages import samples_of
 from tests.waiting import comes_true, until
 
 NAMESPACE = "prod"
@@ -94,9 +95,9 @@ class RunningDiscovery:
 
         return asyncio.run_coroutine_threadsafe(working(), self._loop).result(10)
 
-    def metric(self, name: str, label: str = "kubernetes") -> float:
+    def metric(self, name: str, series: str = "source=kubernetes") -> float:
         self.call(lambda: self.discovery.publish(self._metrics))
-        return self._metrics.value(name, label)
+        return samples_of(self._metrics.render().decode())[f"{name}{{{series}}}"]
 
     def until_dialed(self, *addresses: str, seconds_max: float = 5.0) -> None:
         until(lambda: self.links.dialed == set(addresses), seconds_max, f"dialing {addresses[:3]}")
@@ -154,11 +155,11 @@ def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
         server.put(decode(2))
         until(lambda: discovery.links.redialed == [url(2)], 5, "dialing one that is Ready again")
         server.put(decode(1, leaving=True), decode(3, leaving=True))
-        until(lambda: discovery.metric("segue_discovery_pods", "leaving") == 2, 5, "leaving")
+        until(lambda: discovery.metric("segue_discovery_pods", "state=leaving") == 2, 5, "leaving")
         assert discovery.links.dialed == {url(1), url(2)}
         server.remove("u1", "u3")
         discovery.until_dialed(url(2))
-        assert discovery.metric("segue_discovery_pods", "dialed") == 1
+        assert discovery.metric("segue_discovery_pods", "state=dialed") == 1
     assert verbs(server) == ["list", "watch"]
 
 

@@ -19,11 +19,11 @@ PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn, and" for
 def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: LocalDeployment) -> None:
     undisturbed = crowd(two_each.url, PROMPTS, 8, **FITTING)
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
-    moved = two_each.total("router", "segue_moves_total{outcome=moved}")
+    moved = two_each.total("router", "segue_migrations_total{outcome=migrated}")
     answers, away, seconds = asyncio.run(let_a_decode_worker_leave(two_each))
     assert answers == undisturbed
     assert away >= 3
-    assert two_each.total("router", "segue_moves_total{outcome=moved}") == moved + away
+    assert two_each.total("router", "segue_migrations_total{outcome=migrated}") == moved + away
     assert continuations(two_each) == tried_again, what_happened(two_each)
     computed = two_each.total("prefill", "segue_extend_tokens_total") - extended
     assert computed <= sum(len(prompt) for prompt in PROMPTS), "nothing but prompts was computed"
@@ -34,7 +34,7 @@ def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: 
 
 def what_happened(running: LocalDeployment) -> list[str]:
     """What a failure is explained by."""
-    names = ("segue_continuations", "segue_moves", "segue_refusals", "segue_stale", "segue_retractions")
+    names = ("segue_continuations", "segue_migrations", "segue_refusals", "segue_stale", "segue_retractions")
     figures = running.metrics(running.processes("router")[0])
     return [f"{name} {value:g}" for name, value in figures.items() if name.startswith(names)]
 

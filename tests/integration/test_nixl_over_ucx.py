@@ -90,20 +90,6 @@ def make_bench() -> Iterator[UcxBench]:
         bench.reader.close()
 
 
-# ---- the notification ------------------------------------------------------------------------------------------
-
-
-def test_the_notification_is_sent_only_when_the_reader_has_seen_its_read_done(over_tcp: UcxBench) -> None:
-    bench = over_tcp
-    bench.source.write(3, 77)
-    bench.source.freeze()
-    handle = bench.reader.read_word(bench.source.holder, 3, 0, b"not one of ours")
-    bench.source.thaw()
-    until(lambda: bench.reader.word(0) == 77)
-    assert bench.source.collected() == []  # the word is here, but nobody has asked how the read stands
-    bench.finish(handle)
-
-
 # ---- reads that were given up ----------------------------------------------------------------------------------
 
 

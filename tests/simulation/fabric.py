@@ -1,6 +1,6 @@
 """One-sided reads of pages between workers, with everything that NIXL and UCX may do to them.
 
-    start ──── page ── page ──────── page ──── word read, holder notified ── Landed | Stale
+    start ──── page ── page ──────── page ──── word read ── Landed | Stale
                  each page is copied at a time of its own, out of memory as it is then
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
-from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, PagesRead
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from tests.simulation.oracle_device import Pages
 from tests.simulation.timeline import Action, TimelineProcess
 
@@ -185,8 +185,6 @@ class Agent:
             return
         baton = read.baton
         self._forget(read)
-        collected = PagesRead(baton.lease, baton.nonce, baton.rid, baton.attempt)
-        holder.process.after(self.fabric.rng.uniform(0, 0.002), lambda: holder._tell(collected))
         if holder.words.values[baton.lease] != baton.nonce:
             self.fabric.count("fetch stale")
             self._tell(FetchStale(read.fetch_id))
@@ -229,9 +227,7 @@ class Agent:
 
     def _retract_news(self, fetch_id: int) -> None:
         """Abandoned when the last event waits to be polled: the reader hears `FetchEnded` instead."""
-        news = [
-            event for event in self._events if not isinstance(event, PagesRead) and event.fetch_id == fetch_id
-        ]
+        news = [event for event in self._events if event.fetch_id == fetch_id]
         if not news or isinstance(news[-1], FetchEnded):
             return
         self._events = [event for event in self._events if event not in news]

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import get_args
 
 from decode.counters import DecodeCounters
-from prefill.scheduler import PrefillCounters
+from prefill.counters import PrefillCounters
 from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.lifecycle import TRANSITIONS
@@ -66,11 +66,11 @@ DECODE_PATHS = [
     "unreachable",
     "quarantines",
     "extra_tokens",
-    "sat_out",
+    "rows_without_page",
     "retractions",
     "backups",
     "resumes",
-    "sent_back",
+    "returned_to_router",
 ]
 CONTINUATIONS = ["lost_prefill", "lost_decode", "stale", "unreachable", "lease_ended", "retracted"]
 DROPPED = ["ended", "old_attempt", "other_worker"]
@@ -101,8 +101,8 @@ EXPECTED = [
     "path finished while departing",
     "path left empty",
     "path left with work",
-    "move moved",
-    "move recomputed",
+    "migration migrated",
+    "migration recomputed",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
     *(f"continued after {cause}" for cause in CONTINUATIONS),
@@ -138,8 +138,8 @@ def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():
         counts[f"continued after {cause}"] += count
-    for outcome, count in counters.moves.items():
-        counts[f"move {outcome}"] += count
+    for outcome, count in counters.migrations.items():
+        counts[f"migration {outcome}"] += count
     for cause, count in counters.dropped_messages.items():
         counts[f"dropped {cause}"] += count
 

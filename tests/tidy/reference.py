@@ -14,11 +14,16 @@ from typing import get_args
 import msgspec
 
 from decode.config import DecodeConfig
+from decode.counters import DecodeCounters
 from prefill.config import PrefillConfig
+from prefill.counters import PrefillCounters
 from router.config import RouterConfig
+from router.core.counters import RouterCounters
 from shared import messages
+from shared.links.counters import LinkCounters
 from shared.local.up import LocalConfig
-from shared.process import metrics
+from shared.metric_fields import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, shown_fields
+from shared.process import gauges
 from shared.process.settings import (
     ProcessConfig,
     describe_bounds,
@@ -49,6 +54,9 @@ STRUCTS: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct] | None], ..
     ("`python -m decode`", DecodeConfig, WorkerConfig),
     ("`python -m router`", RouterConfig, ProcessConfig),
 )
+
+COUNTERS = (RouterCounters, PrefillCounters, DecodeCounters, LinkCounters)
+KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 
 def page() -> str:
@@ -84,11 +92,9 @@ def _settings(struct: type[msgspec.Struct], parent: type[msgspec.Struct] | None)
 def _metrics() -> Iterator[str]:
     yield "| metric | kind | labels | what it is |"
     yield "|---|---|---|---|"
-    kinds = (("counter", metrics.COUNTERS), ("gauge", metrics.GAUGES), ("histogram", metrics.HISTOGRAMS))
-    for kind, declared in kinds:
-        for metric in declared:
-            labels = ", ".join(metric.labels) or "none"
-            yield f"| `{metric.name}` | {kind} | {labels} | {_cell(metric.text)} |"
+    for metric in declared_metrics():
+        labels = ", ".join(metric.labels) or "none"
+        yield f"| `{metric.name}` | {KINDS[type(metric)]} | {labels} | {_cell(metric.text)} |"
 
 
 def _messages() -> Iterator[str]:
@@ -107,11 +113,23 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
+def declared_metrics() -> list[DeclaredMetric]:
+    """Every metric of every process: counters, then gauges, then histograms."""
+    shown = (field.metric for counters in COUNTERS for field in shown_fields(counters))
+    declared = dict.fromkeys((*shown, *declared_gauges()))
+    return [metric for kind in KINDS for metric in declared if type(metric) is kind]
+
+
+def declared_gauges() -> dict[GaugeMetric, str]:
+    """Every gauge, and the name of its constant."""
+    return {value: name for name, value in vars(gauges).items() if isinstance(value, GaugeMetric)}
+
+
 def names() -> Iterable[str]:
     """Every name that the page must hold."""
     for _, struct, _ in STRUCTS:
         yield from (flag_of(field.name) for field in msgspec.structs.fields(struct))
-    yield from (metric.name for metric in (*metrics.COUNTERS, *metrics.GAUGES, *metrics.HISTOGRAMS))
+    yield from (metric.name for metric in declared_metrics())
     for union in (messages.RouterToWorker, messages.WorkerToRouter):
         yield from (message.__name__ for message in get_args(union))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shared.process.metrics import GAUGES
-from tests.tidy.reference import PAGE, names, page
+import ast
+
+from tests.tidy.reference import COUNTERS, PAGE, declared_gauges, names, page
 from tests.tidy.source_files import source_files
 
 
@@ -17,5 +18,31 @@ def test_the_reference_names_every_setting_metric_and_message() -> None:
 
 
 def test_every_gauge_is_set_by_somebody() -> None:
-    setting = [f.text.partition("class Metrics")[2] or f.text for f in source_files() if f.shipped]
-    assert [gauge.name for gauge in GAUGES if not any(f'"{gauge.name}"' in text for text in setting)] == []
+    shipped = [f.text for f in source_files() if f.shipped]
+    constants = [f"gauges.{constant}," for constant in declared_gauges().values()]
+    assert [constant for constant in constants if not any(constant in text for text in shipped)] == []
+
+
+def test_gauges_are_declared_in_one_file() -> None:
+    declaring = {f.path for f in source_files() if f.shipped and "GaugeMetric(" in f.text}
+    assert declaring == {"shared/metric_fields.py", "shared/process/gauges.py"}
+
+
+def test_every_counter_class_is_published_and_checked() -> None:
+    defined = {
+        cls.name for f in source_files() if f.shipped for cls in f.classes() if cls.name.endswith("Counters")
+    }
+    assert defined == {ancestor.__name__ for counters in COUNTERS for ancestor in counters.__mro__[:-1]}
+
+
+def test_counters_are_declared_in_counter_classes_only() -> None:
+    helpers = {"counted", "counted_by", "observed", "total", "durations"}
+    using = {
+        cls.name
+        for f in source_files()
+        if f.shipped
+        for cls in f.classes()
+        for node in ast.walk(cls)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers
+    }
+    assert [name for name in using if not name.endswith("Counters")] == []

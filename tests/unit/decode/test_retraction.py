@@ -84,7 +84,7 @@ def test_a_request_that_ends_with_the_step_in_flight_is_no_victim() -> None:
     bench.run()
     assert finished(bench) == ["short", "long"]
     assert bench.core.counters.retractions == 0
-    assert bench.core.counters.sat_out == 1
+    assert bench.core.counters.rows_without_page == 1
 
 
 def test_a_victim_is_copied_only_after_its_step_has_settled() -> None:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, DialingEnd, HangUp, SendFrames
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.listening import ListeningEnd
-from shared.links.session import LinkCounters, LinkSettings, seal
+from shared.links.session import LinkSettings, seal
 from shared.messages import Cancel, Hello, Message, Refused, Renew, encode
 
 ADDRESS = "tcp://worker:1"

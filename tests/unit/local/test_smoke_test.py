@@ -23,7 +23,9 @@ BROKEN = [chunk("Rayleigh"), json.dumps({"error": {"message": "the worker is los
 
 
 @contextlib.contextmanager
-def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -> Iterator[str]:
+def router(
+    events: list[str], fetched_bytes: int, link_bytes_per_second: int = 2_500_000_000
+) -> Iterator[str]:
     """The URL of a router whose streams say this."""
     visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
     answers = {
@@ -31,8 +33,8 @@ def router(events: list[str], fetched_bytes: int, transport: str = "tcp/eth0") -
         "/debug/requests/r1": {
             "fetched_bytes": fetched_bytes,
             "fetch_milliseconds": 2.0,
-            "transport": transport,
-            "link_bytes_per_second": 2_500_000_000,
+            "transport": "tcp/eth0",
+            "link_bytes_per_second": link_bytes_per_second,
             "workers": visits,
         },
     }
@@ -78,7 +80,7 @@ def test_a_whole_stream_whose_kv_moved_passes() -> None:
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:
-    with router(WHOLE, 4_000_000, transport="") as url:
+    with router(WHOLE, 4_000_000, link_bytes_per_second=0) as url:
         assert check_up(url)[-1] == "the link has not been measured yet"
 
 

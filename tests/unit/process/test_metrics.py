@@ -1,20 +1,35 @@
-"""Metrics: what the cores count is what a scrape shows, by role and cause."""
+"""Metrics: what the cores count is what a scrape shows, by role and cause; a wrong declaration ships nowhere."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decode.counters import DecodeCounters
-from prefill.scheduler import PrefillCounters
-from router.core.counters import RouterCounters as RouterCounters
+from prefill.counters import PrefillCounters
+from router.core.counters import RouterCounters
 from shared.errors import InvariantError
-from shared.links.session import LinkCounters
+from shared.links.counters import LinkCounters
 from shared.messages import Role
-from shared.process.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
+from shared.metric_fields import (
+    REQUESTS,
+    STALE_BATONS,
+    CounterMetric,
+    HistogramMetric,
+    all_declared,
+    counted,
+    counted_by,
+    durations,
+    shown_fields,
+    total,
+)
+from shared.process import gauges
+from shared.process.metrics import Metrics
+from tests.tidy.reference import COUNTERS, declared_metrics
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -30,80 +45,193 @@ def scrape(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 @pytest.mark.parametrize(
-    ("role", "source", "counters"),
-    [
-        ("prefill", "prefill", PrefillCounters()),
-        ("decode", "decode", DecodeCounters()),
-        ("router", "router", RouterCounters()),
-        ("router", "links", LinkCounters()),
-    ],
+    ("role", "counter_class"),
+    [("prefill", PrefillCounters), ("decode", DecodeCounters), ("router", RouterCounters)],
 )
-def test_every_counter_of_every_core_is_shown(role: Role, source: str, counters: object) -> None:
-    Metrics(role).publish(source, counters)
+def test_every_counter_of_a_core_and_of_its_links_is_shown(role: Role, counter_class: type[Any]) -> None:
+    metrics, counters = Metrics(role), counter_class()
+    for name, _, label_values in shown_fields(counter_class):
+        if label_values is None:
+            getattr(counters, name)["some cause"] = 1
+    metrics.publish(counters)
+    metrics.publish(LinkCounters())
+    shown = {name.removesuffix("_count") for name, _ in scrape(metrics)}
+    declared = {metric.name for _, metric, _ in shown_fields(counter_class, LinkCounters)}
+    assert declared <= shown
 
 
 def test_a_scrape_shows_what_was_published_last() -> None:
     metrics = Metrics("decode")
     counters = DecodeCounters(retractions=1)
-    metrics.publish("decode", counters)
+    metrics.publish(counters)
     counters.retractions, counters.fetched_bytes = 3, 4096
-    metrics.publish("decode", counters)
+    metrics.publish(counters)
     shown = scrape(metrics)
     assert shown["segue_retractions_total", ("decode",)] == 3
     assert shown["segue_kv_fetched_bytes_total", ("decode",)] == 4096
 
 
+def test_fields_of_one_metric_are_apart_by_their_label() -> None:
+    metrics = Metrics("prefill")
+    metrics.publish(PrefillCounters(requests=5, refused=2))
+    shown = scrape(metrics)
+    assert shown["segue_requests_total", ("prefill", "received")] == 5
+    assert shown["segue_requests_total", ("prefill", "refused")] == 2
+
+
 def test_a_count_by_cause_is_a_series_a_cause() -> None:
     metrics = Metrics("router")
-    metrics.publish("router", RouterCounters(continuations=Counter(Lost=2, Stale=1)))
+    metrics.publish(RouterCounters(continuations=Counter(Lost=2, Stale=1)))
     shown = scrape(metrics)
     assert shown["segue_continuations_total", ("router", "Lost")] == 2
     assert shown["segue_continuations_total", ("router", "Stale")] == 1
 
 
+def test_a_count_by_cause_shows_some_causes_before_they_occur() -> None:
+    metrics = Metrics("router")
+    metrics.publish(RouterCounters())
+    assert scrape(metrics)["segue_migrations_total", ("router", "recomputed")] == 0
+
+
 def test_observations_are_taken_once() -> None:
     metrics = Metrics("router")
-    counters = RouterCounters(observations=deque([("ttft_seconds", 0.25), ("ttft_seconds", 0.75)]))
-    metrics.publish("router", counters)
-    metrics.publish("router", counters)
+    counters = RouterCounters(ttft_seconds=deque([0.25, 0.75]))
+    metrics.publish(counters)
+    metrics.publish(counters)
     shown = scrape(metrics)
     assert shown["segue_ttft_seconds_count", ("router",)] == 2
     assert shown["segue_ttft_seconds_sum", ("router",)] == 1.0
+    assert not counters.ttft_seconds
 
 
 def test_a_gauge_keeps_its_labels_apart() -> None:
     metrics = Metrics("prefill")
-    metrics.set("segue_pages", 5, state="free")
-    metrics.set("segue_pages", 2, state="owned")
+    metrics.set(gauges.PAGES, 5, state="free")
+    metrics.set(gauges.PAGES, 2, state="owned")
     shown = scrape(metrics)
     assert (shown["segue_pages", ("free", "prefill")], shown["segue_pages", ("owned", "prefill")]) == (5, 2)
 
 
+def test_a_gauge_with_other_labels_than_its_own_is_refused() -> None:
+    with pytest.raises(InvariantError, match="segue_pages"):
+        Metrics("prefill").set(gauges.PAGES, 5, kind="free")
+
+
 def test_a_peer_that_has_gone_is_shown_no_more() -> None:
     metrics = Metrics("decode")
-    metrics.set_all("segue_kv_link_bytes_per_second", {("p0", "cma"): 5.0, ("p1", "cma"): 7.0})
-    metrics.set_all("segue_kv_link_bytes_per_second", {("p1", "cma"): 9.0})
+    metrics.set_all(gauges.KV_LINK_BYTES_PER_SECOND, {("p0", "cma"): 5.0, ("p1", "cma"): 7.0})
+    metrics.set_all(gauges.KV_LINK_BYTES_PER_SECOND, {("p1", "cma"): 9.0})
     shown = {key: value for key, value in scrape(metrics).items() if "link_bytes" in key[0]}
     assert shown == {("segue_kv_link_bytes_per_second", ("cma", "decode", "p1")): 9.0}
 
 
-def test_every_counter_that_is_declared_counts_something() -> None:
-    assert [declared.name for declared in COUNTERS if not declared.counted] == []
+def test_a_process_that_loads_is_shown_as_not_ready() -> None:
+    assert scrape(Metrics("decode"))["segue_ready", ("decode",)] == 0
 
 
-def test_a_counter_without_a_metric_is_named() -> None:
+def test_a_field_without_a_metric_cannot_be_defined() -> None:
+    with pytest.raises(InvariantError, match=r"Unknown\.invented declares no metric"):
+
+        @all_declared
+        @dataclass
+        class Unknown:
+            invented: int = 0
+
+
+def test_a_field_without_a_metric_cannot_be_published() -> None:
     @dataclass
-    class Unknown:
-        invented: int = 0
-        observations: list[tuple[str, float]] = field(default_factory=list)
+    class Unchecked:
+        invented: int = field(default=0)
 
-    with pytest.raises(InvariantError, match=r"decode\.invented"):
-        Metrics("decode").publish("decode", Unknown())
+    with pytest.raises(InvariantError, match=r"Unchecked\.invented declares no metric"):
+        Metrics("decode").publish(Unchecked())
 
 
-def test_names_are_unique_and_say_their_base_unit() -> None:
-    names = [declared.name for declared in (*COUNTERS, *GAUGES, *HISTOGRAMS)]
+def test_two_fields_cannot_be_the_same_series() -> None:
+    with pytest.raises(
+        InvariantError, match=r"Twice\.again: another field is this series of segue_requests_total"
+    ):
+
+        @all_declared
+        @dataclass
+        class Twice:
+            requests: int = counted(REQUESTS, outcome="received")
+            again: int = counted(REQUESTS, outcome="received")
+
+
+def test_a_count_by_key_and_a_fixed_label_cannot_share_a_metric() -> None:
+    with pytest.raises(InvariantError, match="segue_stale_batons_total"):
+
+        @all_declared
+        @dataclass
+        class KeyedThenFixed:
+            by_cause: Counter[str] = counted_by(STALE_BATONS)
+            stale: int = counted(STALE_BATONS, cause="stale")
+
+    with pytest.raises(InvariantError, match="segue_stale_batons_total"):
+
+        @all_declared
+        @dataclass
+        class FixedThenKeyed:
+            stale: int = counted(STALE_BATONS, cause="stale")
+            by_cause: Counter[str] = counted_by(STALE_BATONS)
+
+
+def test_a_name_cannot_be_declared_with_two_texts() -> None:
+    with pytest.raises(InvariantError, match="segue_joins_total is declared twice"):
+
+        @all_declared
+        @dataclass
+        class TwoTexts:
+            one: int = total("segue_joins_total", "One text.")
+            other: int = total("segue_joins_total", "Another text.")
+
+
+def test_two_classes_of_a_process_cannot_show_the_same_series() -> None:
+    metrics = Metrics("decode")
+    metrics.publish(DecodeCounters())
+    with pytest.raises(InvariantError, match="PrefillCounters"):
+        metrics.publish(PrefillCounters())
+
+
+def test_a_counter_names_the_labels_of_its_metric() -> None:
+    with pytest.raises(InvariantError, match="segue_requests_total has the labels"):
+        counted(REQUESTS, cause="received")
+    with pytest.raises(InvariantError, match="segue_requests_total has the labels"):
+        counted(REQUESTS)
+    with pytest.raises(InvariantError, match="exactly one"):
+        counted_by(CounterMetric("segue_plain_total", "Without labels."))
+
+
+def test_measurements_that_nobody_publishes_are_bounded() -> None:
+    @dataclass
+    class Measured:
+        waited_seconds: deque[float] = durations("segue_waited_seconds", "Seconds waited.")
+
+    assert Measured().waited_seconds.maxlen
+
+
+def test_all_processes_together_declare_each_name_once() -> None:
+    names = [metric.name for metric in declared_metrics()]
     assert len(set(names)) == len(names)
-    assert all(declared.name.endswith("_total") for declared in COUNTERS)
-    assert all(declared.name.endswith("_seconds") for declared in HISTOGRAMS)
-    assert not [name for name in names if name.endswith(("_ms", "_milliseconds", "_kb", "_mb"))]
+    assert {shown.metric for counters in COUNTERS for shown in shown_fields(counters)} < set(
+        declared_metrics()
+    )
+
+
+def test_names_say_their_kind_and_base_unit() -> None:
+    for metric in declared_metrics():
+        assert metric.name.startswith("segue_")
+        assert isinstance(metric, CounterMetric) == metric.name.endswith("_total")
+        assert not isinstance(metric, HistogramMetric) or metric.name.endswith("_seconds")
+        assert not metric.name.endswith(("_ms", "_milliseconds", "_kb", "_mb"))
+
+
+def test_texts_are_sentences_that_begin_with_their_unit() -> None:
+    for metric in declared_metrics():
+        assert metric.text[0].isupper() or metric.text[0] == "1"
+        assert metric.text.endswith(".")
+        if "_seconds" in metric.name:
+            assert metric.text.startswith("Seconds ")
+        if "_bytes_" in metric.name:
+            assert metric.text.startswith("Bytes ")

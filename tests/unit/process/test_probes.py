@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.errors import StartError
+from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
 
@@ -37,7 +38,7 @@ def health(clock: HandClock) -> Health:
 @pytest.fixture
 def probes(health: Health) -> Iterator[Probes]:
     metrics = Metrics("decode")
-    metrics.set("segue_leases", 3)
+    metrics.set(gauges.LEASES, 3)
     probes = Probes("127.0.0.1", 0, health, metrics)
     yield probes
     probes.close()

@@ -246,7 +246,7 @@ class RunningRouter:
         self.health.become_ready()
 
         def render() -> bytes:
-            metrics.publish("router", self.core.counters)
+            metrics.publish(self.core.counters)
             return metrics.render()
 
         failure = RequestFailed(503, "shutting down")

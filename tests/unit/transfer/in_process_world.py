@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shared.baton import Holder
-from shared.transfer.protocol import PagesRead
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, FetchWorld, PageBuffer, byte_of
 
@@ -31,9 +30,6 @@ class InProcessHolder:
 
     def clear(self, lease: int) -> None:
         self.transfer.words.clear(lease)
-
-    def collected(self) -> list[PagesRead]:
-        return [event for event in self.transfer.poll() if isinstance(event, PagesRead)]
 
     def freeze(self) -> None:
         self.fabric.freeze(self.holder.agent)

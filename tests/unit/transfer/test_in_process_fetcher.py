@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
 
 from shared.baton import Holder
 from shared.errors import InvariantError, TransferError
-from shared.transfer.fetch_states import TRANSITIONS, FetchState, ReadEvent, advance
+from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.fetches import Fetches
 from shared.transfer.memory import WordTable
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
@@ -51,27 +51,31 @@ class TickingClock(Clock):
 
 @pytest.fixture
 def busy_world() -> Iterator[FetchWorld]:
-    """One in which a turn has time to post a single portion."""
+    """One in which a turn has time to post a single batch."""
     yield from make_world(TickingClock())
 
 
-SIX_PORTIONS = tuple(range(0, 24, 2))  # pages of a holder; two make a portion, of two spans
+SIX_BATCHES = tuple(range(0, 24, 2))  # pages of a holder; two make a batch, of two spans
 
 
 def start(
-    world: FetchWorld, fetch_id: int, source: HolderUnderTest, at: int, pages: Sequence[int] = SIX_PORTIONS
+    world: FetchWorld, fetch_id: int, source: HolderUnderTest, at: int, pages: Sequence[int] = SIX_BATCHES
 ) -> None:
     """Fetch the pages into those from `at` on."""
     world.reader.start(fetch_id, world.baton(source, tuple(pages)), 0, range(at, at + len(pages)))
 
 
 def make_source(world: FetchWorld) -> HolderUnderTest:
+    """A holder whose known page was compared by an earlier fetch."""
     source = world.make_holder()
     source.write(3, 77)
+    start(world, 0, source, 400, (5,))
+    assert isinstance(world.next_event(), FetchLanded)
+    assert world.reader.poll() == [], "a new turn, with time to post"
     return source
 
 
-def arrived(world: FetchWorld, at: int, pages: Sequence[int] = SIX_PORTIONS) -> list[bool]:
+def arrived(world: FetchWorld, at: int, pages: Sequence[int] = SIX_BATCHES) -> list[bool]:
     return [world.pages.holds(at + place, byte_of(page)) for place, page in enumerate(pages)]
 
 
@@ -90,7 +94,7 @@ def polls_until_landed(world: FetchWorld) -> int:
     raise AssertionError
 
 
-def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(
+def test_a_turn_that_has_spent_its_time_leaves_batches_to_the_next(
     world: FetchWorld, busy_world: FetchWorld
 ) -> None:
     """Where posting costs nothing all six are under way at once, two polls long; the word is there at once."""
@@ -98,7 +102,7 @@ def test_a_turn_that_has_spent_its_time_leaves_portions_to_the_next(
     assert polls_until_landed(busy_world) >= 6
 
 
-def test_a_fetch_abandoned_before_its_first_portion_reads_nothing(busy_world: FetchWorld) -> None:
+def test_a_fetch_abandoned_before_its_first_batch_reads_nothing(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
     start(busy_world, 2, source, 100)
@@ -109,7 +113,7 @@ def test_a_fetch_abandoned_before_its_first_portion_reads_nothing(busy_world: Fe
     assert not any(arrived(busy_world, 100))
 
 
-def test_a_fetch_abandoned_between_portions_ends_when_those_posted_are_done(busy_world: FetchWorld) -> None:
+def test_a_fetch_abandoned_between_batches_ends_when_those_posted_are_done(busy_world: FetchWorld) -> None:
     start(busy_world, 1, make_source(busy_world), 0)
     busy_world.reader.abandon(1)
     assert busy_world.next_event() == FetchEnded(1)
@@ -118,7 +122,7 @@ def test_a_fetch_abandoned_between_portions_ends_when_those_posted_are_done(busy
     assert busy_world.reader.poll() == []
 
 
-def test_a_fetch_that_timed_out_asks_for_no_more_portions(busy_world: FetchWorld) -> None:
+def test_a_fetch_that_timed_out_asks_for_no_more_batches(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     source.freeze()
     start(busy_world, 1, source, 0)
@@ -133,7 +137,7 @@ def test_a_fetch_that_timed_out_asks_for_no_more_portions(busy_world: FetchWorld
 
 
 def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: FetchWorld) -> None:
-    """The loop is so slow that the second fetch gets its first portion after the time of a fetch is over."""
+    """The loop is so slow that the second fetch gets its first batch after the time of a fetch is over."""
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
     start(busy_world, 2, source, 100)
@@ -151,13 +155,13 @@ def test_a_fetch_ages_by_the_silence_of_its_peer_not_by_its_size(busy_world: Fet
 def test_no_fetch_waits_for_the_whole_of_a_longer_one(busy_world: FetchWorld) -> None:
     source = make_source(busy_world)
     start(busy_world, 1, source, 0)
-    start(busy_world, 2, source, 100, SIX_PORTIONS[:4])
+    start(busy_world, 2, source, 100, SIX_BATCHES[:4])
     busy_world.poll_until(lambda: len(busy_world.events) == 2)
     assert [event.fetch_id for event in busy_world.events if isinstance(event, FetchLanded)] == [2, 1]
 
 
 def retire_the_reader(world: FetchWorld) -> HolderUnderTest:
-    """Fetch 1 is given up for too long, and fetch 2 of the same reader has portions left to post."""
+    """Fetch 1 is given up for too long, and fetch 2 of the same reader has batches left to post."""
     frozen, slow = make_source(world), make_source(world)
     frozen.freeze()
     start(world, 1, frozen, 100)
@@ -166,11 +170,11 @@ def retire_the_reader(world: FetchWorld) -> HolderUnderTest:
     start(world, 2, slow, 0)
     world.clock.now += LIMITS.fence_seconds
     assert world.reader.poll() == []
-    assert not any(arrived(world, 4, SIX_PORTIONS[2:]))
+    assert not any(arrived(world, 4, SIX_BATCHES[2:]))
     return slow
 
 
-def test_the_fence_waits_for_the_portions_of_a_healthy_fetch(busy_world: FetchWorld) -> None:
+def test_the_fence_waits_for_the_batches_of_a_healthy_fetch(busy_world: FetchWorld) -> None:
     slow = retire_the_reader(busy_world)
     assert isinstance(busy_world.next_event(), FetchLanded)
     assert all(arrived(busy_world, 0))
@@ -180,7 +184,7 @@ def test_the_fence_waits_for_the_portions_of_a_healthy_fetch(busy_world: FetchWo
     assert isinstance(busy_world.next_event(), FetchLanded)
 
 
-def test_a_fetch_that_times_out_between_portions_goes_with_the_fenced_reader(busy_world: FetchWorld) -> None:
+def test_a_fetch_that_times_out_between_batches_goes_with_the_fenced_reader(busy_world: FetchWorld) -> None:
     retire_the_reader(busy_world).freeze()
     busy_world.reader.poll()
     busy_world.clock.now += LIMITS.fetch_seconds_max
@@ -222,23 +226,21 @@ class ReaderWithoutWords(InProcessReader):
         self.source = InProcessHolder(InProcessFabric(), "source", Clock())
         super().__init__(self.source.fabric, LIMITS.fetches_max)
 
-    def read_word(self, _holder: Holder, _lease: int, _slot: int, _note: bytes) -> int:
+    def read_word(self, _holder: Holder, _lease: int, _slot: int) -> int:
         raise NotPostedError("words are not read today")
 
 
 def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) -> Fetches:
-    """Six portions under way."""
+    """Six batches under way."""
     assert isinstance(world.reader, InProcessTransfer)
-    own, memory = (
-        world.reader.holder,
-        replace(world.pages.memory, probe_pages=0),
-    )  # reads of pages are counted
-    fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
-    fetches.start(1, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
+    memory = world.pages.memory
+    fetches = Fetches(world.reader.holder, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
+    fetches.kv_links.note_check(reader.source.holder, "memory", right_bytes=True)
+    fetches.start(1, world.baton(reader.source, SIX_BATCHES), 0, range(12))
     return fetches
 
 
-def test_a_portion_that_is_refused_ends_the_fetch_when_those_before_it_are_done(world: FetchWorld) -> None:
+def test_a_batch_that_is_refused_ends_the_fetch_when_those_before_it_are_done(world: FetchWorld) -> None:
     reader = FailingReader(refuses=True)
     fetches = fetch_with(reader, world)
     assert fetches.poll() == [FetchFailed(1, "the second post was refused", ended=False), FetchEnded(1)]
@@ -252,11 +254,11 @@ def test_a_word_that_is_refused_ends_the_fetch_once(world: FetchWorld) -> None:
     events = [*fetches.poll(), *fetches.poll(), *fetches.poll()]
     assert events == [FetchFailed(1, "words are not read today", ended=True)]
     for fetch_id in range(2, 3 + LIMITS.fetches_max):
-        fetches.start(fetch_id, world.baton(reader.source, SIX_PORTIONS), 0, range(12))
+        fetches.start(fetch_id, world.baton(reader.source, SIX_BATCHES), 0, range(12))
     assert fetches.outstanding == LIMITS.fetches_max, "its slot is back, and only once"
 
 
-def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: FetchWorld) -> None:
+def test_a_batch_that_is_refused_with_none_under_way_ends_the_fetch_at_once(world: FetchWorld) -> None:
     reader = FailingReader(refuses=True)
     world.clock = TickingClock()
     fetches = fetch_with(reader, world)
@@ -264,7 +266,7 @@ def test_a_portion_that_is_refused_with_none_under_way_ends_the_fetch_at_once(wo
     assert fetches.outstanding == 0
 
 
-def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: FetchWorld) -> None:
+def test_a_peer_whose_post_broke_is_asked_for_no_more_batches(world: FetchWorld) -> None:
     reader = FailingReader(refuses=False)
     fetches = fetch_with(reader, world)
     assert reader.asked == 2
@@ -277,11 +279,8 @@ def test_a_peer_whose_post_broke_is_asked_for_no_more_portions(world: FetchWorld
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:
     assert isinstance(world.reader, InProcessTransfer)
-    link = self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
-    assert link is not None
-    assert link.bytes_per_second > 0
-    assert link.transport == "memory"
-    assert world.reader.link_probe.links == {}, "a worker is no peer of itself"
+    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) == "memory"
+    assert world.reader.kv_links.links == {}, "a worker is no peer of itself"
     assert world.reader.words.read(0) == 0
     assert world.reader.poll() == []
 
@@ -302,13 +301,15 @@ def test_a_lease_word_in_use_is_never_given_to_another_lease() -> None:
 @pytest.mark.parametrize("state", FetchState)
 @pytest.mark.parametrize("event", ReadEvent)
 def test_every_pair_of_state_and_event_is_in_the_table_or_raises(state: FetchState, event: ReadEvent) -> None:
-    if event in TRANSITIONS[state]:
-        assert advance(state, event) is TRANSITIONS[state][event]
+    if event in FETCH_STATES.rows[state]:
+        assert FETCH_STATES.next(state, event) is FETCH_STATES.rows[state][event]
     else:
-        with pytest.raises(InvariantError, match=f"{state.value} met {event.value}"):
-            advance(state, event)
+        with pytest.raises(InvariantError, match=f"a {state.value} fetch cannot meet {event.value}"):
+            FETCH_STATES.next(state, event)
 
 
 def test_only_a_done_read_or_the_fence_ends_a_fetch_that_was_given_up() -> None:
-    ways = {event for event, state in TRANSITIONS[FetchState.GIVEN_UP].items() if state is FetchState.ENDED}
+    ways = {
+        event for event, state in FETCH_STATES.rows[FetchState.GIVEN_UP].items() if state is FetchState.ENDED
+    }
     assert ways == {ReadEvent.READ_DONE, ReadEvent.FENCED}

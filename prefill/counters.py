@@ -1,0 +1,35 @@
+"""What has happened on a prefill worker so far: plain numbers, published by the shell and read by tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from shared.kv.leases import LeaseCounters
+from shared.metric_fields import (
+    CACHED_TOKENS,
+    PREFILL_COMPUTE_SECONDS,
+    PREFILL_QUEUE_SECONDS,
+    REQUESTS,
+    STEPS,
+    all_declared,
+    counted,
+    observed,
+    total,
+)
+
+
+@all_declared
+@dataclass(slots=True)
+class PrefillCounters(LeaseCounters):
+    """Totals since the start, and measurements since they were last published."""
+
+    requests: int = counted(REQUESTS, outcome="received")
+    refused: int = counted(REQUESTS, outcome="refused")
+    cancelled: int = counted(REQUESTS, outcome="cancelled")
+    extend_steps: int = counted(STEPS, mode="extend")
+    extend_tokens: int = total("segue_extend_tokens_total", "Tokens that EXTEND steps computed.")
+    chunks: int = total("segue_chunks_total", "EXTEND rows that were not the last of their request.")
+    cached_tokens: int = counted(CACHED_TOKENS)
+    prefill_queue_seconds: deque[float] = observed(PREFILL_QUEUE_SECONDS)
+    prefill_compute_seconds: deque[float] = observed(PREFILL_COMPUTE_SECONDS)

@@ -1,0 +1,36 @@
+"""Every gauge of every process. Shells set them; cores have no gauges."""
+
+from __future__ import annotations
+
+from shared.metric_fields import GaugeMetric
+
+INFO = GaugeMetric("segue_info", "Always 1; the label is the version that runs.", ("version",))
+READY = GaugeMetric("segue_ready", "1 when the process is ready, else 0.")
+
+PAGES = GaugeMetric("segue_pages", "KV pages of a worker by state; their sum is the pool.", ("state",))
+LEASES = GaugeMetric("segue_leases", "Leases that a worker holds for readers.")
+SLOTS_USED = GaugeMetric("segue_slots_used", "Requests that occupy a slot of a worker.")
+KV_LINK_BYTES_PER_SECOND = GaugeMetric(
+    "segue_kv_link_bytes_per_second",
+    "Bytes a second that the best of the last fetches of at least 1 MiB from this peer carried, by transport.",
+    ("peer", "transport"),
+)
+KV_LINKS_SLOW = GaugeMetric(
+    "segue_kv_links_slow", "Peers whose link carries less than a quarter of what the best one carries."
+)
+
+REQUESTS_RUNNING = GaugeMetric(
+    "segue_requests_running", "Requests that a router serves, by state.", ("state",)
+)
+WORKERS = GaugeMetric("segue_workers", "Workers that are linked to a router, by role.", ("worker_role",))
+DISCOVERY_REACHABLE = GaugeMetric(
+    "segue_discovery_reachable",
+    "1 when the last list and watch of pods were answered, else 0; the last known pods are used until then.",
+    ("source",),
+)
+DISCOVERY_AGE_SECONDS = GaugeMetric(
+    "segue_discovery_age_seconds", "Seconds since the API server last answered about pods.", ("source",)
+)
+DISCOVERY_PODS = GaugeMetric(
+    "segue_discovery_pods", "Workers' pods by state; work is sent to those that are dialed.", ("state",)
+)

@@ -1,0 +1,143 @@
+"""The KV links of one worker: whether each peer may be read from, by which transport, and how fast.
+
+Every worker has a *known page*, which holds the same bytes everywhere. The first fetch from a peer reads that page
+before any KV (see `fetches`) and tells the result here: after wrong bytes nothing is ever fetched from that peer.
+
+Speed is measured by real fetches, from the first post to the last page: those of at least `MEASURED_BYTES_MIN`, for
+smaller ones measure the worker's loop. The best of a peer's last `RECENT_FETCHES` counts, since either side may be busy
+at times. A link is slow when it stays below `SLOW_SHARE` of the best link; each slow link is logged once.
+
+Does no I/O and knows no requests. Doubtful: a fetch is seen to be done only when the loop looks, so a fetch that is
+short beside a step looks slower than its link is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import structlog
+
+from shared.baton import Holder
+from shared.transfer.protocol import KvLink
+from shared.transfer.reader import PEERS_MAX
+
+MEASURED_BYTES_MIN = 2**20
+RECENT_FETCHES = 8
+SLOW_FETCHES_MIN = 3  # fetches of a peer that are measured before its link is called slow
+SLOW_SHARE = 0.25  # of the best link: less means another transport or a fault, not a busy moment
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one checked peer."""
+
+    transport: str
+    refusal: str = ""
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_FETCHES))  # bytes per second
+    reported: bool = False  # as slow
+
+    @property
+    def bytes_per_second(self) -> float:
+        return max(self.recent, default=0.0)
+
+
+class KvLinks:
+    """The peers that were checked, at most `PEERS_MAX`; the one used least recently is forgotten first."""
+
+    def __init__(self, own: Holder):
+        self._own = own.name
+        self._own_transport = ""
+        self._peers: dict[str, _Peer] = {}  # by name, least recently used first; this worker is among them
+        self._transports: list[str] = []  # by which others are read
+
+    @property
+    def links(self) -> dict[str, KvLink]:
+        """The measured links to other workers, by name."""
+        return {
+            name: KvLink(peer.transport, peer.bytes_per_second)
+            for name, peer in self._others()
+            if peer.recent
+        }
+
+    @property
+    def slow_links(self) -> int:
+        """How many of them are slow."""
+        return sum(self._is_slow(peer) for _, peer in self._others())
+
+    def link(self, name: str) -> KvLink | None:
+        """The link to a worker, itself included; None before it was checked."""
+        peer = self._peers.get(name)
+        return KvLink(peer.transport, peer.bytes_per_second) if peer else None
+
+    def needs_check(self, holder: Holder) -> bool:
+        """Whether the holder's known page has not been compared yet."""
+        return holder.known_page >= 0 and holder.name not in self._peers
+
+    def refusal(self, name: str) -> str:
+        """Why nothing is fetched from this worker; empty: it may be read."""
+        peer = self._peers.get(name)
+        return peer.refusal if peer else ""
+
+    def note_use(self, name: str) -> None:
+        """A fetch from this worker begins."""
+        if peer := self._peers.pop(name, None):
+            self._peers[name] = peer
+
+    def note_check(self, holder: Holder, printed_transport: str, *, right_bytes: bool) -> None:
+        """The holder's known page was read. `printed_transport` is `Reader.new_transport` after that."""
+        if holder.name not in self._peers:
+            self._add(holder, printed_transport)
+        peer = self._peers[holder.name]
+        if not right_bytes and not peer.refusal:
+            peer.refusal = f"the known page of {holder.name} came with other bytes: so would its KV"
+            log.error("transfer.wrong_bytes", peer=holder.name, transport=peer.transport)
+
+    def note_fetch(self, name: str, fetched_bytes: int, seconds: float) -> None:
+        """The pages of a fetch have arrived, `seconds` after the first of them was asked for."""
+        peer = self._peers.get(name)
+        if peer is None or fetched_bytes < MEASURED_BYTES_MIN:
+            return
+        peer.recent.append(fetched_bytes / max(seconds, 1e-9))
+        self._report_slow()
+
+    def _add(self, holder: Holder, printed_transport: str) -> None:
+        former = [name for name in self._peers if name.startswith(f"{holder.uid}/")]  # before it restarted
+        for name in former:
+            del self._peers[name]
+        while len(self._peers) >= PEERS_MAX:
+            del self._peers[next(iter(self._peers))]
+        self._peers[holder.name] = _Peer(self._name_transport(holder.name, printed_transport))
+
+    def _others(self) -> list[tuple[str, _Peer]]:
+        return [(name, peer) for name, peer in self._peers.items() if name != self._own]
+
+    def _name_transport(self, name: str, printed: str) -> str:
+        """UCX prints a kind of connection once: without a print-out the link is of a kind that was printed before."""
+        if name == self._own:
+            self._own_transport = printed or self._own_transport or "unknown"
+            return self._own_transport
+        names = [printed] if printed else self._transports or [self._own_transport or "unknown"]
+        self._transports += [transport for transport in names if transport not in self._transports]
+        return " or ".join(names)
+
+    def _best(self) -> float:
+        return max((peer.bytes_per_second for _, peer in self._others()), default=0.0)
+
+    def _is_slow(self, peer: _Peer) -> bool:
+        measured = len(peer.recent) >= SLOW_FETCHES_MIN
+        return measured and peer.bytes_per_second < SLOW_SHARE * self._best()
+
+    def _report_slow(self) -> None:
+        for name, peer in self._others():
+            if not peer.reported and self._is_slow(peer):
+                peer.reported = True
+                log.warning(
+                    "transfer.slow_link",
+                    peer=name,
+                    transport=peer.transport,
+                    megabytes_per_second=round(peer.bytes_per_second / 1e6),
+                    best_megabytes_per_second=round(self._best() / 1e6),
+                )
