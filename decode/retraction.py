@@ -42,7 +42,7 @@ class Retraction:
     effects: list[Effect]
     steps_ahead: int  # requests are retracted until this many steps of the others fit
     retractions_max: int  # a request retracted this often is taken last: an order, not a veto
-    _settling: list[Req] = field(default_factory=list)  # their last step may be in flight
+    settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages
     _next_copy_id: int = 1
@@ -50,7 +50,7 @@ class Retraction:
     @property
     def active(self) -> bool:
         """Whether a retracted request has not returned: nothing new is admitted meanwhile."""
-        return bool(self._settling or self._retracted or self._copies)
+        return bool(self.settling or self._retracted or self._copies)
 
     @property
     def copying(self) -> bool:
@@ -60,22 +60,18 @@ class Retraction:
     @property
     def count(self) -> int:
         """Requests that were retracted and have not returned."""
-        return len(self._settling) + len(self._copies) + len(self._retracted)
+        return len(self.settling) + len(self._copies) + len(self._retracted)
 
     @property
-    def first_retracted(self) -> Req | None:
-        """The request that resumes next."""
-        return self._retracted[0][0] if self._retracted else None
+    def retracted(self) -> list[Req]:
+        """Requests whose pages lie in host memory, in the order in which they resume."""
+        return [req for req, _ in self._retracted]
 
     @property
-    def held(self) -> Mapping[DecodeState, list[Req]]:
-        """The requests kept here, by state."""
+    def copied(self) -> Mapping[DecodeState, list[Req]]:
+        """Requests whose pages are being copied, by state."""
         copied = [copy.req for copy in self._copies.values()]
-        return {
-            DecodeState.RETRACTING: self._settling,
-            DecodeState.RETRACTED: [req for req, _ in self._retracted],
-            **{state: [req for req in copied if req.state is state] for state in _COPIED},
-        }
+        return {state: [req for req in copied if req.state is state] for state in _COPIED}
 
     # ---- out of the batch ----
 
@@ -110,7 +106,7 @@ class Retraction:
     def pages_soon_free(self) -> int:
         """Pages that will be free without another retraction."""
         backing_up = [copy.req for copy in self._copies.values() if not copy.restoring]
-        given_up = sum(map(self.memory.releasable_pages, [*self._settling, *backing_up]))
+        given_up = sum(map(self.memory.releasable_pages, [*self.settling, *backing_up]))
         return given_up + self.memory.pool.count(PageState.RETIRING)
 
     def victim(self, running: list[Req]) -> Req:
@@ -127,12 +123,8 @@ class Retraction:
 
     def start_backups(self) -> list[Req]:
         """Back up the requests whose last step has settled; returns those for which host memory has no room."""
-        settled = [req for req in self._settling if req.launched_len == req.kv_len]
+        settled = [req for req in self.settling if req.launched_len == req.kv_len]
         return [req for req in settled if not self._back_up(req)]
-
-    def settled(self, req: Req) -> None:
-        """A retracting request has ended, or is about to be returned to the router."""
-        self._settling.remove(req)
 
     # ---- back into the batch ----
 
@@ -199,13 +191,13 @@ class Retraction:
         req.retractions += 1
         self.counters.retractions += 1
         self.states.advance(req, DecodeEvent.RETRACTED)
-        self._settling.append(req)
+        self.settling.append(req)
 
     def _back_up(self, req: Req) -> bool:
         count = self.memory.pages_for(req.kv_len)
         if self.host.free < count:
             return False
-        self._settling.remove(req)
+        self.settling.remove(req)
         self.states.advance(req, DecodeEvent.BACKUP_STARTED)
         host_pages = self.host.allocate(count, PageState.COPYING)
         self.memory.pool.move(req.owned, PageState.OWNED, PageState.COPYING)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
+from decode.holdings import Holdings
 from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
@@ -28,13 +29,13 @@ from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseTable
+from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool, PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Decode, Finished, Load, Migrate, RefusalReason, Refused, Row
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
-from shared.scheduling.request_states import RequestStates, check_states
+from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
@@ -61,39 +62,24 @@ class DecodeScheduler:
         self.states = RequestStates(TRANSITIONS)
         self._sequence = 0  # of the last request that came
         self._reqs: dict[str, Req] = {}  # every request that is here and not leased
-        self._effects: list[Effect] = []
+        self._effects = effects = list[Effect]()
+        memory, states, counters = self.memory, self.states, self.counters
         self.leases = LeaseTable(
-            self.memory,
-            holder,
-            words,
-            kv_format,
-            config.lease_seconds,
-            self.counters,
-            self._effects,
-            on_end=lambda req, end: self.states.advance(req, LEASE_ENDS[end]),
+            memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
-        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
-        self._admission = Admission(config, self.memory, context_len, kv_format)
-        self._transfer_queue = TransferQueue(self.memory, self.states, self.counters, self._effects)
-        self._batch = RunningBatch(self.memory, self.states, self.counters, config.slots)
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
+        self._admission = Admission(config, memory, context_len, kv_format)
+        self._transfer_queue = TransferQueue(memory, states, counters, effects)
+        self._batch = RunningBatch(memory, states, counters, config.slots)
         self._output_buffer = OutputBuffer(config.flush_seconds)
         self._retraction = Retraction(
-            self.memory,
-            self.host,
-            self.states,
-            self.counters,
-            self._effects,
-            config.retract_steps,
-            config.retractions_max,
+            memory, self.host, states, counters, effects, config.retract_steps, config.retractions_max
         )
         self._migrations = Migrations(
-            self.memory,
-            self._batch,
-            self.leases,
-            self._output_buffer,
-            self.states,
-            self.counters,
-            self._effects,
+            memory, self._batch, self.leases, self._output_buffer, states, counters, effects
+        )
+        self._holdings = Holdings(
+            memory, self.leases, self._transfer_queue, self._batch, self._retraction, self._migrations
         )
 
     # ---- events ----
@@ -231,26 +217,7 @@ class DecodeScheduler:
         """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
         self.host.check()
-        check_states(
-            {
-                DecodeState.WAITING: self._transfer_queue.waiting,
-                DecodeState.TRANSFERRING: self._transfer_queue.transferring,
-                DecodeState.JOINING: self._batch.joining,
-                DecodeState.RUNNING: self._batch.running.values(),
-                DecodeState.MIGRATING: self._migrations.settling,
-                DecodeState.LEASED: self.leases.reqs,
-                **self._retraction.held,
-            },
-            self.requests,
-        )
-        in_slots = [req.rid for req in self._reqs.values() if req.slot is not None]
-        if len(in_slots) != self.slots_used:
-            raise InvariantError(f"{in_slots} hold slots, but {self.slots_used} are used")
-        owned = sum(len(req.owned) for req in self.requests)
-        states = PageState.OWNED, PageState.ARRIVING, PageState.COPYING
-        held = sum(self.memory.pool.count(state) for state in states)
-        if owned != held:
-            raise InvariantError(f"{list(self._reqs)} own {owned} pages, but {held} are owned")
+        self._holdings.check(self.requests)
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
@@ -321,21 +288,24 @@ class DecodeScheduler:
             case DecodeState.ABORTING:
                 pass
             case _:
-                self._give_up(req)
+                self._holdings.give_up(req)
                 self._end(req, DecodeEvent.CANCELLED)
 
     def _finish(self, req: Req) -> None:
         """End a request whose last token is sampled; it may have left the batch at the same step."""
         self.counters.finished += 1
-        self._give_up(req)
+        self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
+
+    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
+        self.states.advance(req, LEASE_ENDS[end])
 
     def _return_to_router(
         self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str, now: float
     ) -> None:
         """Give up a request that has tokens here; another worker goes on with it."""
         self.counters.returned_to_router += 1
-        self._give_up(req)
+        self._holdings.give_up(req)
         self._flush(now)  # its last tokens, before the router forgets the attempt
         self._refuse(req, event, reason, detail)
 
@@ -344,32 +314,6 @@ class DecodeScheduler:
         self.counters.refused += 1
         self._end(req, event)
         self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
-
-    def _give_up(self, req: Req) -> None:
-        """Give up what the request holds in its state; its whole settled pages stay in the radix cache."""
-        match req.state:
-            case DecodeState.WAITING:
-                self._transfer_queue.stop_waiting(req)
-            case DecodeState.TRANSFERRING:
-                self._transfer_queue.abandon(req)
-            case DecodeState.JOINING:
-                self.memory.release(req)
-            case DecodeState.RETRACTED:
-                self._retraction.drop(req)
-            case DecodeState.RETRACTING:
-                self._retraction.settled(req)
-                self._release_computed(req)
-            case DecodeState.MIGRATING:
-                self._migrations.settling.remove(req)
-                self._release_computed(req)
-            case DecodeState.RUNNING:
-                self._release_computed(req)
-            case state:
-                raise InvariantError(f"request {req.rid} cannot give up what it holds: it is {state}")
-
-    def _release_computed(self, req: Req) -> None:
-        self.memory.commit(req)
-        self.memory.release(req)
 
     def _end(self, req: Req, event: DecodeEvent) -> None:
         self.states.advance(req, event)
@@ -413,7 +357,7 @@ class DecodeScheduler:
         arriving = self._batch.joining or self._transfer_queue.transferring
         if self._batch.in_flight or retiring or arriving or self._retraction.copying:
             return
-        req = next(iter(self._batch.running.values()), None) or self._retraction.first_retracted
+        req = next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
         if req is not None:
             detail = "the pages it needs are in quarantine"
             self._return_to_router(req, DecodeEvent.DEADLOCKED, "no_room", detail, now)

@@ -21,7 +21,7 @@ from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseTable
+from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
@@ -63,7 +63,7 @@ class PrefillScheduler:
             config.lease_seconds,
             self.counters,
             self._effects,
-            on_end=lambda req, end: self.states.advance(req, LEASE_ENDS[end]),
+            self._on_lease_end,
         )
         self.in_batch_prefix = InBatchPrefix(
             self.memory.cache,
@@ -245,6 +245,9 @@ class PrefillScheduler:
             self._leave_slot(req)
             self.memory.release(req)
         self.states.advance(req, PrefillEvent.CANCELLED)
+
+    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
+        self.states.advance(req, LEASE_ENDS[end])
 
     def _leave_slot(self, req: Req) -> None:
         del self._running[req.rid]

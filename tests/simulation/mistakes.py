@@ -266,7 +266,7 @@ def _history_lost() -> list[Patch]:
 @_mistake("retraction", "pages are backed up before the step in flight has settled")
 def _early_backup() -> list[Patch]:
     def start_backups(self: retraction.Retraction) -> list[Any]:
-        return [req for req in [*self._settling] if not self._back_up(req)]
+        return [req for req in [*self.settling] if not self._back_up(req)]
 
     return [(retraction.Retraction, "start_backups", start_backups)]
 
