@@ -58,9 +58,9 @@ class Admission:
             return False
         if not present:
             return self._memory.cache.make_room(missing)
-        self._open |= self._memory.room >= self._config.readmit_share * pool.total
+        self._open |= self._memory.available_pages >= self._config.readmit_share * pool.total
         growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
-        if not self._open or self._memory.room < missing + growth:
+        if not self._open or self._memory.available_pages < missing + growth:
             return False
         unretractable = missing + len({page for other in [*arriving, req] for page in other.pages})
         largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)

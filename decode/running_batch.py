@@ -1,10 +1,10 @@
 """The requests in slots whose KV is here, and the steps made of them.
 
-    join ─► joining ─► PREBUILT ─► running ─► DECODE, DECODE, … ─► leave
+    join ─► joining ─► PREBUILT ─► running ─► DECODE, DECODE, … ─► remove
 
-A step is planned before the one in flight has settled. So a row may run one step past its end, and rows certain to
-end by length in the step in flight are left out. A slot may be taken again as soon as it was left: the device applies
-joins in the order of the steps. It knows nothing of routers, fetches or why a request leaves.
+A step is planned before the one in flight has settled. So a row may run one step past its end, and rows that are
+certain to end by length in the step in flight are left out. A slot may be taken again as soon as it is free: the device
+applies joins in the order of the steps. It knows nothing of routers, fetches or why a request is removed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,27 @@ from __future__ import annotations
 from collections import deque
 
 from decode.counters import DecodeCounters
+from decode.lifecycle import DecodeEvent, DecodeState
 from shared.kv.kv_memory import KvMemory
 from shared.req import Req
 from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.scheduling.request_states import RequestStates
 
 
 class RunningBatch:
     """Joining and running requests, their slots, and the rows of every step that has not settled."""
 
-    def __init__(self, memory: KvMemory, counters: DecodeCounters, slots: int):
+    def __init__(
+        self,
+        memory: KvMemory,
+        states: RequestStates[DecodeState, DecodeEvent],
+        counters: DecodeCounters,
+        slots: int,
+    ):
         self.joining: list[Req] = []
         self.running: dict[str, Req] = {}
         self._memory = memory
+        self._states = states
         self._counters = counters
         self._slots = slots
         self._free_slots = deque(range(slots))
@@ -31,7 +40,7 @@ class RunningBatch:
 
     @property
     def reqs(self) -> list[Req]:
-        """Everyone whose KV is here."""
+        """All requests whose KV is here."""
         return [*self.running.values(), *self.joining]
 
     @property
@@ -41,7 +50,7 @@ class RunningBatch:
 
     @property
     def slots_used(self) -> int:
-        """Requests in slots, those still arriving included."""
+        """Requests in slots, those whose pages are on their way included."""
         return self._slots - len(self._free_slots)
 
     @property
@@ -54,16 +63,12 @@ class RunningBatch:
         req.slot = self._free_slots.popleft()
 
     def join(self, req: Req) -> None:
-        """The request is part of the next PREBUILT step; it is in a slot already."""
+        """Make a request that is in a slot part of the next PREBUILT step."""
         self.joining.append(req)
 
-    def runs(self, req: Req) -> bool:
-        """Whether this very attempt has joined a step and not left."""
-        return self.running.get(req.rid) is req
-
-    def leave(self, req: Req) -> None:
-        """Take the request out, wherever it is; what the step in flight samples for it is the caller's to discard."""
-        if self.runs(req):
+    def remove(self, req: Req) -> None:
+        """Take the request out and free its slot, if it has one. It may still have a row in the step in flight."""
+        if self.running.get(req.rid) is req:
             del self.running[req.rid]
         if req in self.joining:
             self.joining.remove(req)
@@ -72,24 +77,25 @@ class RunningBatch:
             req.slot = None
 
     def prebuilt(self) -> ScheduleBatch:
-        """The step with which everyone who has arrived joins."""
+        """The step with which the joining requests start to run."""
         joins = []
         for req in self.joining:
             req.launched_len = req.kv_len
             self.running[req.rid] = req
+            self._states.advance(req, DecodeEvent.JOINED)
             joins.append(req.join(last_token=req.token_ids[-1]))
         self.joining.clear()
         self._counters.prebuilt_steps += 1
         return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
 
     def decode(self) -> ScheduleBatch | None:
-        """One token for everyone who has a page for it; None if nobody has."""
+        """One token for every request that has a page for it; None if there is none."""
         rows, grants = [], []
         for req in self.running.values():
             if req.launched_len >= req.final_kv_len:
                 continue  # ends by length with the step in flight
             if req.pages_missing(req.launched_len + 1, self._memory.page_size):
-                pages = self._memory.give(req, 1)
+                pages = self._memory.allocate(req, 1)
                 if pages is None:
                     self._counters.rows_without_page += 1
                     continue

@@ -1,15 +1,16 @@
 """Takes requests in, settles what their steps sampled, and ends them.
 
-A request's way through a decode worker:
+A request's way through a decode worker (`decode/lifecycle.py` has every state and event):
 
-    Decode ─► waiting ─► arriving ─► joining ─► running ─► finished
-              └── (arrivals) ──┘        ▲          ├─► retracted ─┐
-                                        └──────────┼─(retraction)─┘
-                                                   └─► departing ─► lent ─► Release, Cancel or expiry
-
-A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its end is
-discarded, and whatever an ended request held is retired, not freed. Landed requests always join; only those without
-pages can be refused for lack of room. A worker that leaves refuses what is new; the router moves what is here.
+    Decode ─► waiting ─► transferring ─► joining ─► running ─► finished
+              └──(transfer_queue)──┘        ▲          ├─► retracting ─► backing_up ─► retracted ─► restoring ─┐
+                                            └──────────┼───────────────────(retraction)────────────────────────┘
+                                                       └─► migrating ─► leased ─► released
+                                                           └───(migration)───┘
+A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its request
+ended is discarded, and the pages that an ended request held are retired, not freed. Requests whose pages have landed
+always join; only those without pages are refused for lack of room. A draining worker refuses new requests, and the
+router migrates those that are here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
+from decode.holdings import Holdings
+from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.retraction import Retraction
@@ -26,30 +29,19 @@ from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseTable
+from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool, PageState
-from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import (
-    Cancel,
-    Decode,
-    DrainAck,
-    Finished,
-    Load,
-    Migrate,
-    RefusalReason,
-    Refused,
-    Release,
-    Renew,
-    Row,
-)
+from shared.links.events import LinkEvent, PeerDown, Received
+from shared.messages import Cancel, Decode, Finished, Load, Migrate, RefusalReason, Refused, Row
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
+from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
 class DecodeScheduler:
-    """The core of a decode worker."""
+    """The core of a decode worker; a `Scheduler` (shared/scheduling/event_loop.py says who calls what when)."""
 
     def __init__(
         self,
@@ -63,86 +55,79 @@ class DecodeScheduler:
         kv_format: str,
         eos_token_ids: frozenset[int],
     ):
-        self._config = config
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
-        self._effects: list[Effect] = []
-        self._arrivals = TransferQueue(self.memory, self.counters, self._effects)
-        self._retraction = Retraction(
-            self.memory, self.host, self.counters, self._effects, config.retract_steps, config.retractions_max
-        )
+        self.states = RequestStates(TRANSITIONS)
+        self._sequence = 0  # of the last request that came
+        self._reqs: dict[str, Req] = {}  # every request that is here and not leased
+        self._effects = effects = list[Effect]()
+        memory, states, counters = self.memory, self.states, self.counters
         self.leases = LeaseTable(
-            self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
+            memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
-        self._admission = Admission(config, self.memory, context_len, kv_format)
-        self._audience = RouterSessions(config.load_seconds)
-        self._number = 0
-        self._reqs: dict[str, Req] = {}  # every live request, whatever its state
-        self._batch = RunningBatch(self.memory, self.counters, config.slots)
-        self._unsent = OutputBuffer(config.flush_seconds)
-        self._departures = Migrations(
-            self.memory, self._batch, self.leases, self._unsent, self.counters, self._effects
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
+        self._admission = Admission(config, memory, context_len, kv_format)
+        self._transfer_queue = TransferQueue(memory, states, counters, effects)
+        self._batch = RunningBatch(memory, states, counters, config.slots)
+        self._output_buffer = OutputBuffer(config.flush_seconds)
+        self._retraction = Retraction(
+            memory, self.host, states, counters, effects, config.retract_steps, config.retractions_max
         )
-        self._dropped: list[Req] = []  # cancelled while their pages are being copied
+        self._migrations = Migrations(
+            memory, self._batch, self.leases, self._output_buffer, states, counters, effects
+        )
+        self._holdings = Holdings(
+            memory, self.leases, self._transfer_queue, self._batch, self._retraction, self._migrations
+        )
 
-    # ---- what comes in ----
+    # ---- events ----
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         """A router came, went, or sent a command."""
-        match event:
-            case PeerUp(peer, _):
-                self._effects.extend(self._audience.join(peer))
-            case PeerDown(peer, _):
-                self._audience.leave(peer)
-                self._unsent.forget(peer)
-                self.leases.forget_router(peer)
-                for req in [req for req in self._reqs.values() if req.router == peer]:
-                    self._drop(req)
-            case Received(peer, Decode() as command):
-                self._intake(peer, command, now)
+        match self._sessions.on_link(event, now):
+            case Received(router, Decode() as command):
+                self._intake(router, command, now)
             case Received(_, Migrate(rid, attempt)):
-                self._departures.ask(self._reqs.get(rid), attempt)
-            case Received(_, Renew() | Release() as command):
-                self.leases.on_command(command, now)
+                if (req := self._reqs.get(rid)) and req.attempt == attempt:
+                    req.migration_asked = True
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, DrainAck()):
-                self._audience.dismiss(peer)
-            case Received(peer, message):
-                raise InvariantError(f"a decode worker got {type(message).__name__} from {peer}")
+            case PeerDown(router, _):
+                self._output_buffer.forget(router)
+                for req in [req for req in self._reqs.values() if req.router == router]:
+                    self._drop(req)
+            case Received(router, message):
+                raise InvariantError(f"a decode worker got {type(message).__name__} from {router}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A fetch landed, went stale, failed or was proven to have ended."""
         del now
-        match self._arrivals.on_fetch(event):
+        match self._transfer_queue.on_fetch(event):
             case Transferred() as arrived:
                 self._join(arrived)
-            case NotTransferred(req, stale, detail):
-                self._refuse(req, "stale" if stale else "unreachable", detail)
+            case NotTransferred(req, cause, reason, detail):
+                self._refuse(req, cause, reason, detail)
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """Pages are in host memory, or back from it."""
         del now
-        restored = self._retraction.on_copy(copy_id)
-        if restored is not None:
-            self._batch.join(restored)
-        dropped, self._dropped = self._dropped, []
-        for req in dropped:
-            self._drop(req)
+        req = self._retraction.on_copy(copy_id)
+        if req.state is DecodeState.JOINING:
+            self._batch.join(req)
+        elif req.state is DecodeState.CANCELLED:  # while its pages were copied
+            self._forget(req)
 
     def tick(self, now: float) -> None:
-        """Send the tokens that have waited long enough; end the leases nobody renewed; tell the load."""
-        self.leases.expire(now)
-        if self._unsent.due(now):
+        """Send the tokens that have waited long enough, end leases that were not renewed, push the load."""
+        if self._output_buffer.due(now):
             self._flush(now)
-        if self._audience.due(now):
-            self._effects.extend(self._audience.push(self._load(), now))
+        self._sessions.tick(now)
 
-    def leave(self) -> None:
-        """Take nothing new; what is here goes on until the routers have it moved, or it ends."""
-        self._effects.extend(self._audience.take_leave())
+    def start_draining(self) -> None:
+        """Refuse new requests; those that are here go on until they end or the routers migrate them."""
+        self._sessions.start_draining()
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -155,59 +140,58 @@ class DecodeScheduler:
         return False
 
     def plan(self, now: float) -> ScheduleBatch | None:
-        """The next step: those whose KV has arrived join first, else everybody decodes one token."""
+        """The next step: requests whose KV has arrived join first, else every running one decodes one token."""
         self._resume()
         self._admit_waiting()
         if self._batch.joining:
             return self._batch.prebuilt()
-        self._departures.take_out()
-        self._let_depart(now)
+        self._migrations.start()
+        self._lease_settled(now)
         self._make_room_ahead(now)
         batch = self._batch.decode()
         if batch is None:
-            self._send_back_stranded(now)
+            self._break_deadlock(now)
         else:
             self._admission.ratio.decay()
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
-        """Append what the step sampled, end the requests that are done, tell the routers."""
+        """Append what the step sampled, end the requests that are done, send the routers what is due."""
         finished: list[Send] = []
         for req, token_id in zip(self._batch.settle(batch.step), token_ids, strict=True):
-            if self._reqs.get(req.rid) is not req:
+            if req.state in ENDED:
                 self.counters.extra_tokens += 1
                 continue
             req.token_ids.append(token_id)
             req.kv_len += 1
             self.counters.generated_tokens += 1
-            self._unsent.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
+            self._output_buffer.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
             if reason := req.finish_reason(self._eos_token_ids):
                 message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
                 finished.append(Send(req.router, message))
                 self._finish(req)
-        if finished or self._unsent.due(now):
+        if finished or self._output_buffer.due(now):
             self._flush(now)
         self._effects.extend(finished)
-        self._let_depart(now)
-        self._send_back(now)
+        self._lease_settled(now)
+        self._back_up_settled(now)
 
-    # ---- what goes out ----
+    # ---- what the loop and the process ask ----
 
-    def drain(self) -> list[Effect]:
-        """What is to be done, in order."""
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
-        """When unsent tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
-        others = (self._unsent.deadline(), self.leases.next_expiry())
-        deadlines = (*others, self._audience.deadline(self._load()))
+        """When buffered tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
+        deadlines = (self._output_buffer.deadline(), self._sessions.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:
         """Whether a fetch or a copy will report."""
-        return self._arrivals.in_flight or self._retraction.copying
+        return self._transfer_queue.in_flight or self._retraction.copying
 
     @property
     def slots_used(self) -> int:
@@ -220,68 +204,64 @@ class DecodeScheduler:
         return len(self.leases)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._reqs or self.leases or self._unsent)
+    def drained(self) -> bool:
+        """Whether no request, lease or unsent token is left, and none is on its way here."""
+        return self._sessions.drained and not (self._reqs or self._output_buffer)
+
+    @property
+    def requests(self) -> list[Req]:
+        """Every request that is here, those whose pages are leased included."""
+        return [*self._reqs.values(), *self.leases.reqs]
 
     def check(self) -> None:
-        """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
+        """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
         self.host.check()
-        in_slots = [req.rid for req in self._reqs.values() if req.slot is not None]
-        if len(in_slots) != self.slots_used:
-            raise InvariantError(f"{in_slots} hold slots, but {self.slots_used} are used")
-        owned = sum(len(req.owned) for req in [*self._reqs.values(), *self.leases.reqs])
-        held = sum(
-            self.memory.pool.count(state)
-            for state in (PageState.OWNED, PageState.ARRIVING, PageState.COPYING)
-        )
-        if owned != held:
-            raise InvariantError(f"{list(self._reqs)} own {owned} pages, but {held} are owned")
+        self._holdings.check(self.requests)
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
-    # ---- intake and end ----
+    # ---- intake ----
 
     def _intake(self, router: str, command: Decode, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1)
         present = self._reqs.get(command.rid)
         if present is not None and present.attempt >= command.attempt:
             return  # the same attempt or a newer one is here already
-        self._number += 1
+        self._sequence += 1
         self.counters.requests += 1
-        req = Req.of(command, router, self._number, now)
+        req = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
         problem = self._admission.never_fits(req, command.baton)
         if problem is None and present is not None:
             problem = "no_room", "the pages of an older attempt are still being copied"
-        if problem is None and self._audience.left:
-            problem = "no_room", "this worker is leaving"
+        if problem is None and self._sessions.draining:
+            problem = "no_room", "this worker is draining"
         if problem is not None:
-            self._refuse(req, *problem)
+            self._refuse(req, DecodeEvent.REFUSED, *problem)
             return
         self._reqs[req.rid] = req
-        if not self._arrivals.wait(req, command.baton):
+        if not self._transfer_queue.wait(req, command.baton):
             self._admit(req, command.baton)
 
     def _admit_waiting(self) -> None:
         """They may wait again, for more of their prefix; after a fetch that did not land, each fetches for itself."""
-        for req, baton, landed in self._arrivals.take_waiting():
-            if not (landed and self._arrivals.wait(req, baton)):
+        for req, baton, landed in self._transfer_queue.take_waiting():
+            if not (landed and self._transfer_queue.wait(req, baton)):
                 self._admit(req, baton)
 
     def _admit(self, req: Req, baton: Baton) -> None:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        open_now = bool(self._batch.free_slots) and not self._retraction.pressed
-        others = self._batch.reqs, self._arrivals.requests
+        open_now = bool(self._batch.free_slots) and not self._retraction.active
+        others = self._batch.reqs, self._transfer_queue.transferring
         if not (open_now and self._admission.has_room(req, missing, *others)):
             self.counters.no_room += 1
             self.memory.release(req)
-            self._refuse(req, "no_room", "")
+            self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
             return
         self._batch.take_slot(req)
-        if arrived := self._arrivals.start(req, baton):
+        if arrived := self._transfer_queue.start(req, baton):
             self._join(arrived)
 
     def _join(self, arrived: Transferred) -> None:
@@ -290,13 +270,10 @@ class DecodeScheduler:
         self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
-    def _refuse(self, req: Req, reason: RefusalReason, detail: str) -> None:
-        """Tell the router; the request holds no pages any more."""
-        self.counters.refused += 1
-        self._forget(req)
-        self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
+    # ---- ends ----
 
     def _cancel(self, rid: str, attempt: int) -> None:
+        """Drop the request, whatever its state, if it is of this attempt or an older one."""
         self.counters.cancelled += self.leases.cancel(rid, attempt)
         req = self._reqs.get(rid)
         if req is not None and req.attempt <= attempt:
@@ -304,91 +281,98 @@ class DecodeScheduler:
             self._drop(req)
 
     def _drop(self, req: Req) -> None:
-        """Give up everything the request holds, in whatever state it is."""
-        if self._retraction.is_copying(req):
-            if req not in self._dropped:
-                self._dropped.append(req)  # again when the copy has ended
-            return
-        if req in self._batch.joining or self._departures.forget(req):
-            self.memory.release(req)
-        elif self._batch.runs(req):
-            self.memory.commit(req)
-            self.memory.release(req)
-        elif not self._arrivals.abandon(req) and not self._retraction.drop(req):
-            raise InvariantError(f"request {req.rid} is in no state that can be dropped")
-        self._forget(req)
+        """End a request that is not wanted any more; while its pages are copied, it ends with the copy."""
+        match req.state:
+            case DecodeState.BACKING_UP | DecodeState.RESTORING:
+                self.states.advance(req, DecodeEvent.CANCELLED)
+            case DecodeState.ABORTING:
+                pass
+            case _:
+                self._holdings.give_up(req)
+                self._end(req, DecodeEvent.CANCELLED)
 
     def _finish(self, req: Req) -> None:
+        """End a request whose last token is sampled; it may have left the batch at the same step."""
         self.counters.finished += 1
-        if self._batch.runs(req) or self._departures.forget(req):
-            self.memory.commit(req)
-            self.memory.release(req)
-        elif not self._retraction.drop(req):  # it ended with the very step it was retracted at
-            raise InvariantError(f"request {req.rid} finished, but neither runs nor leaves")
-        self._forget(req)
+        self._holdings.give_up(req)
+        self._end(req, DecodeEvent.FINISHED)
 
-    def _let_depart(self, now: float) -> None:
-        for req in self._departures.lend_settled(now):
-            self._forget(req)
+    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
+        self.states.advance(req, LEASE_ENDS[end])
+
+    def _return_to_router(
+        self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str, now: float
+    ) -> None:
+        """Give up a request that has tokens here; another worker goes on with it."""
+        self.counters.returned_to_router += 1
+        self._holdings.give_up(req)
+        self._flush(now)  # its last tokens, before the router forgets the attempt
+        self._refuse(req, event, reason, detail)
+
+    def _refuse(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
+        """Give a request that holds no pages any more back to its router."""
+        self.counters.refused += 1
+        self._end(req, event)
+        self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
+
+    def _end(self, req: Req, event: DecodeEvent) -> None:
+        self.states.advance(req, event)
+        self._forget(req)
 
     def _forget(self, req: Req) -> None:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
-        self._departures.forget(req)
-        self._batch.leave(req)
+        self._batch.remove(req)
         if not self._reqs:
             self._admission.reset()
 
     # ---- room ----
 
-    def _make_room_ahead(self, now: float) -> None:
-        victims = self._retraction.step_back(list(self._batch.running.values()))
-        for victim in victims:
-            self._batch.leave(victim)
-        if victims:
-            self._admission.after_retraction(list(self._batch.running.values()))
-            self._send_back(now)
-
-    def _send_back(self, now: float) -> None:
-        """Start the backups whose requests have settled; without host memory another attempt recomputes."""
-        for req in self._retraction.advance():
-            self.memory.commit(req)
-            self.memory.release(req)
-            self._flush(now)  # its last tokens, before the router forgets the attempt
-            self._refuse(req, "stale", "retracted, and host memory had no room for its pages")
-
-    def _send_back_stranded(self, now: float) -> None:
-        """When nothing is under way that gives pages back, whoever lacks some waits for a quarantine to end,
-        perhaps for ever: another worker goes on."""
-        retiring = self.memory.pool.count(PageState.RETIRING)
-        arriving = self._arrivals.requests
-        if self._batch.in_flight or retiring or self._batch.joining or arriving or self._retraction.copying:
-            return
-        req = next(iter(self._batch.running.values()), None)
-        if req is not None:
-            self.memory.commit(req)
-            self.memory.release(req)
-        else:
-            req = self._retraction.drop_first()
-        if req is not None:
-            self.counters.returned_to_router += 1
-            self._flush(now)
-            self._refuse(req, "no_room", "the pages it needs are in quarantine")
-
     def _resume(self) -> None:
         while self._batch.free_slots and (req := self._retraction.resume(self._batch.reqs)):
             self._batch.take_slot(req)
 
+    def _make_room_ahead(self, now: float) -> None:
+        victims = self._retraction.retract_until_fits(list(self._batch.running.values()))
+        for victim in victims:
+            self._batch.remove(victim)
+        if victims:
+            self._admission.after_retraction(list(self._batch.running.values()))
+            self._back_up_settled(now)
+
+    def _back_up_settled(self, now: float) -> None:
+        """Start the backups of requests that have settled; without host memory another attempt recomputes them."""
+        for req in self._retraction.start_backups():
+            detail = "retracted, and host memory had no room for its pages"
+            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail, now)
+
+    def _lease_settled(self, now: float) -> None:
+        """Lease the pages of migrating requests that have settled; the leases hold them from now on."""
+        for req in self._migrations.lease_settled(now):
+            self._forget(req)
+
+    def _break_deadlock(self, now: float) -> None:
+        """If no step, copy or fetch can free pages and only a quarantine could, return one request to the router."""
+        retiring = self.memory.pool.count(PageState.RETIRING)
+        arriving = self._batch.joining or self._transfer_queue.transferring
+        if self._batch.in_flight or retiring or arriving or self._retraction.copying:
+            return
+        req = next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
+        if req is not None:
+            detail = "the pages it needs are in quarantine"
+            self._return_to_router(req, DecodeEvent.DEADLOCKED, "no_room", detail, now)
+
     def _flush(self, now: float) -> None:
-        self._effects.extend(self._unsent.flush(now))
+        self._effects.extend(self._output_buffer.flush(now))
 
     def _load(self) -> Load:
-        in_slots = [*self._batch.reqs, *self._arrivals.requests]
+        in_slots = [*self._batch.reqs, *self._transfer_queue.transferring]
+        waiting = len(self._transfer_queue.waiting)
         return Load(
-            queued=len(self._retraction.requests) + self._arrivals.waiting,
+            queued=self._retraction.count + waiting,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
-            free_pages=self.memory.room,
-            slots_free=max(0, self._batch.free_slots - self._arrivals.waiting),
-            accepting=not self._retraction.pressed,
+            free_pages=self.memory.available_pages,
+            slots_free=max(0, self._batch.free_slots - waiting),
+            accepting=not self._retraction.active,
         )

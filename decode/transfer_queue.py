@@ -1,14 +1,14 @@
 """Requests whose KV is on its way here: from the `Decode` command to the moment they may join a batch.
 
-    Decode ─► waiting (nothing held) ─► ARRIVING (pages taken, fetch started)
-                                        ├─ Landed ─► joins the next batch, always
-                                        ├─ Stale  ─► Refused(stale), pages free
-                                        ├─ Failed ─► Refused(unreachable), pages quarantined until Ended
-                                        └─ Cancel ─► fetch abandoned, pages quarantined until Ended
+    Decode ─► waiting (nothing held) ─► transferring (pages are ARRIVING)
+                                        ├─ landed    ─► joins the next batch, always
+                                        ├─ stale     ─► Refused(stale), pages free
+                                        ├─ failed    ─► Refused(unreachable), pages quarantined until FetchEnded
+                                        └─ cancelled ─► fetch abandoned, pages quarantined until FetchEnded
 
-Only DONE proves that a read has ended, so a page that an unproven read may still write to belongs to nobody. What
-the radix cache of this worker holds already is not fetched; if it holds everything, there is no fetch at all. Of
-requests that come together with one prefix the first fetches it, and the others wait until it is in the cache.
+Only DONE proves that a read has ended, so a page that an unproven read may still write to is quarantined. What this
+worker's radix cache holds already is not fetched; if it holds everything, there is no fetch at all. Of requests that
+come together with one prefix the first fetches it, and the others wait until it is in the cache.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
+from decode.lifecycle import DecodeEvent, DecodeState
 from shared.baton import Baton
 from shared.effects import AbandonFetch, Effect, StartFetch
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import Joined
+from shared.messages import Joined, RefusalReason
 from shared.req import Req
+from shared.scheduling.request_states import RequestStates
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
 
 
@@ -37,7 +39,7 @@ class Transferred:
 
     @property
     def joined(self) -> Joined:
-        """What the router hears of it."""
+        """The message for the router."""
         req, link = self.req, self.link or KvLink("", 0.0)
         return Joined(
             req.rid,
@@ -52,39 +54,41 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class NotTransferred:
-    """The request holds nothing here any more; `stale` tells a lease that ended from a fetch that failed."""
+    """The request holds no pages any more: the lease had ended (stale) or the fetch failed (unreachable)."""
 
     req: Req
-    stale: bool
+    event: DecodeEvent
+    reason: RefusalReason
     detail: str
 
 
 @dataclass(slots=True)
 class TransferQueue:
-    """The fetches in flight, and the pages of those that were never proven to have ended."""
+    """Requests that wait or transfer, and the pages of fetches that were never proven to have ended."""
 
     memory: KvMemory
+    states: RequestStates[DecodeState, DecodeEvent]
     counters: DecodeCounters
     effects: list[Effect]
-    _fetching: dict[int, Req] = field(default_factory=dict)
-    _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last is whom it waits for
+    _transferring: dict[int, Req] = field(default_factory=dict)  # by fetch
+    _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last fetches what it waits for
     _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch
     _next_fetch_id: int = 1
 
     @property
-    def requests(self) -> list[Req]:
-        """Requests that are arriving, oldest first."""
-        return list(self._fetching.values())
+    def transferring(self) -> list[Req]:
+        """Requests whose pages are being fetched, oldest first."""
+        return list(self._transferring.values())
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait for a prefix."""
-        return len(self._waiting)
+    def waiting(self) -> list[Req]:
+        """Requests that wait for a prefix, oldest first."""
+        return [req for req, _, _ in self._waiting]
 
     @property
     def in_flight(self) -> bool:
-        """Whether the fetcher has anything to tell."""
-        return bool(self._fetching or self._quarantined)
+        """Whether the fetcher will report."""
+        return bool(self._transferring or self._quarantined)
 
     def wait(self, req: Req, baton: Baton) -> bool:
         """Let the request wait if another one is fetching the next page that it would fetch. It holds nothing."""
@@ -93,7 +97,7 @@ class TransferQueue:
         if end > baton.kv_len:
             return False
         wanted = req.token_ids[:end]
-        for other in self._fetching.values():
+        for other in self._transferring.values():
             same = other.extra_key == req.extra_key and other.token_ids[:end] == wanted
             if same and end < len(other.token_ids):
                 self._waiting.append((req, baton, other))
@@ -102,8 +106,8 @@ class TransferQueue:
         return False
 
     def take_waiting(self) -> list[tuple[Req, Baton, bool]]:
-        """Those whose awaited fetch has ended, in the order they came, and whether it landed."""
-        fetching = self.requests
+        """The requests whose awaited fetch has ended, in the order they came, and whether it landed."""
+        fetching = self.transferring
         ready = [
             (req, baton, other.kv_len > 0) for req, baton, other in self._waiting if other not in fetching
         ]
@@ -119,56 +123,55 @@ class TransferQueue:
         missing = self.memory.pages_for(baton.kv_len) - start_page
         if missing == 0:
             self.counters.full_hits += 1
-            return self._arrive(Transferred(req))
-        into = self.memory.give(req, missing, PageState.ARRIVING)
+            return self._arrive(Transferred(req), DecodeEvent.ALL_CACHED)
+        into = self.memory.allocate(req, missing, PageState.ARRIVING)
         assert into is not None
         fetch_id = self._next_fetch_id
         self._next_fetch_id += 1
-        self._fetching[fetch_id] = req
+        self._transferring[fetch_id] = req
+        self.states.advance(req, DecodeEvent.FETCH_STARTED)
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
     def on_fetch(self, event: FetchEvent) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
-        req = self._fetching.pop(event.fetch_id, None)
+        req = self._transferring.pop(event.fetch_id, None)
         if req is None:
             self._on_given_up(event)
             return None
         match event:
             case FetchLanded(_, fetched_bytes, seconds, link):
                 self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
-                return self._arrive(Transferred(req, fetched_bytes, seconds, link))
+                return self._arrive(Transferred(req, fetched_bytes, seconds, link), DecodeEvent.LANDED)
             case FetchStale():
                 self.counters.stale += 1
                 self.memory.release(req, PageState.ARRIVING)
-                return NotTransferred(req, stale=True, detail="the lease ended before the pages were read")
+                detail = "the lease ended before the pages were read"
+                return NotTransferred(req, DecodeEvent.STALE, "stale", detail)
             case FetchFailed(fetch_id, reason, ended):
                 self.counters.unreachable += 1
                 self._give_up(fetch_id, req, ended)
-                return NotTransferred(req, stale=False, detail=reason)
+                return NotTransferred(req, DecodeEvent.FETCH_FAILED, "unreachable", reason)
             case FetchEnded(fetch_id):
-                raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but nobody gave it up")
+                raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but it was not given up")
 
     def _on_given_up(self, event: FetchEvent) -> None:
-        """News of a fetch that was given up, perhaps in this very turn: all but one kind prove that it has ended."""
+        """A fetch that was given up has reported: every event but a failure without an end proves that it has ended."""
         if isinstance(event, FetchFailed) and not event.ended:
             return
         pages = self._quarantined.pop(event.fetch_id)
         self.memory.pool.retire(pages, PageState.QUARANTINED, after_step=0)
 
-    def abandon(self, req: Req) -> bool:
-        """Stop waiting for the request's pages. False: it is not arriving."""
-        for entry in self._waiting:
-            if entry[0] is req:
-                self._waiting.remove(entry)
-                return True
-        for fetch_id, arriving in self._fetching.items():
-            if arriving is req:
-                del self._fetching[fetch_id]
-                self.effects.append(AbandonFetch(fetch_id))
-                self._give_up(fetch_id, req, ended=False)
-                return True
-        return False
+    def stop_waiting(self, req: Req) -> None:
+        """The waiting request has ended."""
+        self._waiting = [entry for entry in self._waiting if entry[0] is not req]
+
+    def abandon(self, req: Req) -> None:
+        """The transferring request has ended: its pages are quarantined until its fetch has."""
+        fetch_id = next(number for number, other in self._transferring.items() if other is req)
+        del self._transferring[fetch_id]
+        self.effects.append(AbandonFetch(fetch_id))
+        self._give_up(fetch_id, req, ended=False)
 
     def _give_up(self, fetch_id: int, req: Req, ended: bool) -> None:
         if not ended:
@@ -178,10 +181,11 @@ class TransferQueue:
             req.owned = []
         self.memory.release(req, PageState.ARRIVING)
 
-    def _arrive(self, arrived: Transferred) -> Transferred:
+    def _arrive(self, arrived: Transferred, event: DecodeEvent) -> Transferred:
         req = arrived.req
+        self.states.advance(req, event)
         req.kv_len = req.launched_len = len(req.token_ids) - 1
-        self.memory.share(req)
+        self.memory.commit_and_dedupe(req)
         self.counters.joined += 1
         self.counters.fetched_bytes += arrived.fetched_bytes
         self.counters.cached_tokens += req.cached_len

@@ -1,13 +1,13 @@
-"""Plans EXTEND batches, and keeps what they computed under leases until somebody has fetched it.
+"""Plans EXTEND batches, and keeps what they computed under leases until a decode worker has fetched it.
 
-A request's way through a prefill worker:
+A request's way through a prefill worker (`prefill/lifecycle.py` has every state and event):
 
-    Prefill ─► waiting ─► running (its chunks, one or more steps) ─► leased ─► Release, Cancel or expiry
-                             └─ ends with its first token ─► gone
+    Prefill ─► waiting ─► chunked ─► running ─► leased ─► released
+                  └──────────────────▲   └─► finished with its first token
 
-It knows nothing of decode workers: whoever holds the baton may read. Under overload waiting happens before
-computing: no new request starts while leases hold more than `lease_share` of the pool. One that leaves takes nothing
-new, and is empty once its queue is computed and its leases have ended.
+It knows nothing of decode workers: a holder of the baton may read. Under overload requests wait before they are
+computed: no new one starts while leases hold more than `lease_share` of the pool. A draining worker refuses new
+requests, and is drained once its queue is computed and its leases have ended.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from collections import deque
 
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
+from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
 from shared.baton import Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseTable
+from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
-from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, DrainAck, Load, Prefill, Prefilled, Refused, Release, Renew
+from shared.links.events import LinkEvent, PeerDown, Received
+from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
+from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
@@ -51,20 +53,28 @@ class PrefillScheduler:
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.cache_policy)
         self.counters = PrefillCounters()
+        self.states = RequestStates(TRANSITIONS)
         self._effects: list[Effect] = []
         self.leases = LeaseTable(
-            self.memory, holder, words, kv_format, config.lease_seconds, self.counters, self._effects
+            self.memory,
+            holder,
+            words,
+            kv_format,
+            config.lease_seconds,
+            self.counters,
+            self._effects,
+            self._on_lease_end,
         )
-        self._in_batch_prefix = InBatchPrefix(
+        self.in_batch_prefix = InBatchPrefix(
             self.memory.cache,
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
             shared_tokens_min=config.shared_prefix_tokens_min,
         )
-        self._audience = RouterSessions(config.load_seconds)
-        self._arrivals = 0
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
+        self._sequence = 0
         self._waiting: dict[str, Req] = {}
         self._running: dict[str, Req] = {}  # in a slot
-        self._chunked: Req | None = None  # the one of them whose prompt is not yet planned to its end
+        self._chunked: Req | None = None  # the one of them that is CHUNKED
         self._free_slots = deque(range(config.slots))
         self._planned: dict[int, list[Extend]] = {}  # steps launched and not settled
 
@@ -72,22 +82,17 @@ class PrefillScheduler:
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         """A router came, went, or sent a command."""
-        match event:
-            case PeerUp(peer, _):
-                self._effects.extend(self._audience.join(peer))
-            case PeerDown(peer, _):
-                self._audience.leave(peer)
-                self._forget_router(peer)
-            case Received(peer, Prefill() as command):
-                self._intake(peer, command, now)
-            case Received(_, Renew() | Release() as command):
-                self.leases.on_command(command, now)
+        match self._sessions.on_link(event, now):
+            case Received(router, Prefill() as command):
+                self._intake(router, command, now)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
-            case Received(peer, DrainAck()):
-                self._audience.dismiss(peer)
-            case Received(peer, message):
-                raise InvariantError(f"a prefill worker got {type(message).__name__} from {peer}")
+            case PeerDown(router, _):
+                for req in [*self._waiting.values(), *self._running.values()]:
+                    if req.router == router:
+                        self._drop(req)
+            case Received(router, message):
+                raise InvariantError(f"a prefill worker got {type(message).__name__} from {router}")
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A prefill worker starts no fetches."""
@@ -98,14 +103,12 @@ class PrefillScheduler:
         raise InvariantError(f"copy {copy_id} finished at {now}, but none was started")
 
     def tick(self, now: float) -> None:
-        """End the leases nobody renewed; tell the load."""
-        self.leases.expire(now)
-        if self._audience.due(now):
-            self._effects.extend(self._audience.push(self._load(), now))
+        """End leases that were not renewed, push the load."""
+        self._sessions.tick(now)
 
-    def leave(self) -> None:
-        """Take nothing new; what is here goes on."""
-        self._effects.extend(self._audience.take_leave())
+    def start_draining(self) -> None:
+        """Refuse new requests; those that are here are computed."""
+        self._sessions.start_draining()
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
@@ -119,11 +122,9 @@ class PrefillScheduler:
         return ends_a_prompt and bool(self._waiting or self._chunked)
 
     def plan(self, now: float) -> ScheduleBatch | None:
-        """The next EXTEND batch: the rest of the chunked request first, then whoever fits."""
+        """The next EXTEND batch: the next chunk of the chunked request first, then waiting ones that fit."""
         adder = PrefillAdder(
-            self.memory.cache,
-            self.memory.pool,
-            page_size=self._config.page_size,
+            self.memory,
             max_prefill_tokens=self._config.max_prefill_tokens,
             chunked_prefill_size=self._config.chunked_prefill_size,
         )
@@ -140,9 +141,9 @@ class PrefillScheduler:
         sampled = iter(token_ids)
         for extend in self._planned.pop(batch.step):
             token_id = next(sampled) if extend.last else None
-            req: Req = extend.req
-            if self._running.get(req.rid) is not req:
-                continue  # cancelled while the step ran
+            req = extend.req
+            if req.state is PrefillState.CANCELLED:
+                continue  # while the step ran
             req.kv_len = extend.end
             if token_id is None:
                 self.memory.commit(req)
@@ -151,16 +152,15 @@ class PrefillScheduler:
 
     # ---- what goes out ----
 
-    def drain(self) -> list[Effect]:
-        """What is to be done, in order."""
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
         """When the next lease ends by itself, or the routers should hear of a new load."""
-        deadlines = (self.leases.next_expiry(), self._audience.deadline(self._load()))
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return self._sessions.next_deadline()
 
     def awaits_transfer(self) -> bool:
         """No: it fetches nothing."""
@@ -177,13 +177,27 @@ class PrefillScheduler:
         return len(self.leases)
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing here is anybody's any more, and nothing is on the way."""
-        return self._audience.dismissed and not (self._waiting or self._running or self.leases)
+    def drained(self) -> bool:
+        """Whether no request and no lease is left, and none is on its way here."""
+        return self._sessions.drained and not (self._waiting or self._running)
+
+    @property
+    def requests(self) -> list[Req]:
+        """Every request that is here, those whose pages are leased included."""
+        return [*self._waiting.values(), *self._running.values(), *self.leases.reqs]
 
     def check(self) -> None:
-        """Prove that pages, locks and slots are accounted for; raises `InvariantError`."""
+        """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
+        check_states(
+            {
+                PrefillState.WAITING: self._waiting.values(),
+                PrefillState.CHUNKED: [self._chunked] if self._chunked else [],
+                PrefillState.RUNNING: [req for req in self._running.values() if req is not self._chunked],
+                PrefillState.LEASED: self.leases.reqs,
+            },
+            self.requests,
+        )
         holders = [*self._running.values(), *self.leases.reqs]
         owned = sum(len(req.owned) for req in holders)
         if owned != self.memory.pool.count(PageState.OWNED):
@@ -206,33 +220,34 @@ class PrefillScheduler:
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
             return
-        if self._audience.left or len(self._waiting) >= self._config.queue_max:
+        if self._sessions.draining or len(self._waiting) >= self._config.queue_max:
             self.counters.refused += 1
-            detail = "this worker is leaving" if self._audience.left else "queue_max"
+            detail = "this worker is draining" if self._sessions.draining else "queue_max"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
             return
-        self._arrivals += 1
+        self._sequence += 1
         self.counters.requests += 1
-        self._waiting[command.rid] = Req.of(command, router, self._arrivals, now)
+        self._waiting[command.rid] = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
 
     def _cancel(self, rid: str, attempt: int) -> None:
-        """Forget the request, whatever its state, if it is of this attempt or an older one."""
+        """Drop the request, whatever its state, if it is of this attempt or an older one."""
         self.counters.cancelled += self.leases.cancel(rid, attempt)
         req = self._waiting.get(rid) or self._running.get(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
             self._drop(req)
 
-    def _forget_router(self, router: str) -> None:
-        self.leases.forget_router(router)
-        for req in [*self._waiting.values(), *self._running.values()]:
-            if req.router == router:
-                self._drop(req)
-
     def _drop(self, req: Req) -> None:
-        if self._waiting.pop(req.rid, None) is None:
+        """Give up what the request holds in its state."""
+        if req.state is PrefillState.WAITING:
+            del self._waiting[req.rid]
+        else:
             self._leave_slot(req)
             self.memory.release(req)
+        self.states.advance(req, PrefillEvent.CANCELLED)
+
+    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
+        self.states.advance(req, LEASE_ENDS[end])
 
     def _leave_slot(self, req: Req) -> None:
         del self._running[req.rid]
@@ -254,12 +269,12 @@ class PrefillScheduler:
             list(self._running.values()),
             prefix_aware_max=self._config.policy_queue_max,
         )
-        for req in self._in_batch_prefix.go_now(ordered):
+        for req in self.in_batch_prefix.go_now(ordered):
             if not self._may_start():
                 return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
-                self._start(req, adder.extends[-1], now)
+                self._start(req, now)
             if result is not AddResult.CONTINUE:
                 return
 
@@ -271,15 +286,13 @@ class PrefillScheduler:
             and self.leases.pages <= self._config.lease_share * self.memory.pool.total
         )
 
-    def _start(self, req: Req, extend: Extend, now: float) -> None:
+    def _start(self, req: Req, now: float) -> None:
         del self._waiting[req.rid]
         req.slot = self._free_slots.popleft()
         req.kv_len = req.launched_len = req.cached_len
         req.started_at = now
         self._running[req.rid] = req
         self.counters.cached_tokens += req.cached_len
-        if not extend.last:
-            self._chunked = req
 
     def _batch(self, extends: list[Extend]) -> ScheduleBatch:
         joins, grants, rows = [], [], []
@@ -295,7 +308,8 @@ class PrefillScheduler:
                 ExtendRow(req.slot, req.token_ids[extend.start : extend.end], extend.start, extend.last)
             )
             req.launched_len = extend.end
-            self._chunked = None if extend.last and self._chunked is req else self._chunked
+            self.states.advance(req, PrefillEvent.LAST_PLANNED if extend.last else PrefillEvent.CHUNK_PLANNED)
+        self._chunked = next((extend.req for extend in extends if not extend.last), None)
         self.memory.launched_step += 1
         self._planned[self.memory.launched_step] = extends
         self.counters.extend_steps += 1
@@ -312,12 +326,13 @@ class PrefillScheduler:
     def _hand_over(self, req: Req, token_id: int, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""
         self._leave_slot(req)
-        self.memory.share(req)
+        self.memory.commit_and_dedupe(req)
         req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
         baton = None if finish else self.leases.grant(req, now)
         if finish:
             self.memory.release(req)
+        self.states.advance(req, PrefillEvent.FINISHED if finish else PrefillEvent.LEASED)
         prefilled = Prefilled(
             rid=req.rid,
             attempt=req.attempt,
@@ -341,6 +356,6 @@ class PrefillScheduler:
             queued_tokens=waiting + computing,
             running=len(self._running),
             running_tokens=sum(len(req.token_ids) for req in self._running.values()),
-            free_pages=self.memory.room,
+            free_pages=self.memory.available_pages,
             slots_free=len(self._free_slots),
         )

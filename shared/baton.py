@@ -60,14 +60,4 @@ class Baton(msgspec.Struct, frozen=True):
     nonce: int  # what the word holds while the lease lives; never 0, never used before
     kv_len: int  # tokens whose KV lies in the pages
     prompt_len: int  # tokens of the client's prompt; positions of sampling count from here
-    pages: tuple[int, ...]  # page numbers in the holder's pool
-    first_page: int = 0  # which page of the request pages[0] is
-    part: int = 0  # this baton is part k …
-    parts: int = 1  # … of m
-    head_start: int = 0  # the range of KV heads these pages hold
-    head_count: int = 0  # 0: all
-
-
-def pages_of(tokens: int, page_size: int) -> int:
-    """Pages that hold `tokens` tokens."""
-    return -(-tokens // page_size)
+    pages: tuple[int, ...]  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …

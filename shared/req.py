@@ -1,7 +1,8 @@
 """A request as a worker sees it: its tokens, the pages that hold their KV, and how far it has come.
 
-A `Req` is one attempt at one request on one worker. It is plain mutable data; the scheduler that holds it is the
-only writer. It knows nothing of text (the router's business), of the device or of time.
+A `Req` is one attempt at one request on one worker. It is plain mutable data; the scheduler that holds it is the only
+writer, and `state` is written by `RequestStates.advance` alone. It knows nothing of text (the router's business), of
+the device or of time.
 
 Three lengths, each at most the one before, tell where the KV stands:
 
@@ -13,9 +14,10 @@ Three lengths, each at most the one before, tell where the KV stands:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from shared.baton import pages_of
+from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Decode, FinishReason, Prefill
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """One attempt at one request. `arrival` numbers requests in the order they came; it breaks every tie."""
+    """One attempt at one request. `sequence` numbers requests in the order they came and breaks every tie."""
 
     rid: str
     attempt: int
     router: str  # the link peer that sent it and gets its tokens
-    arrival: int
+    sequence: int
     token_ids: list[int]
     prompt_len: int  # of the client's prompt; token_ids may already hold output of earlier attempts
     params: SamplingParams
@@ -39,6 +41,7 @@ class Req:
     extra_key: str = ""
     arrived_at: float = 0.0  # seconds on the worker's clock
     started_at: float = 0.0  # when its first step or its fetch was planned
+    state: Enum | None = None  # where it is, in the words of its role's table; None: no scheduler has it
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
@@ -48,15 +51,16 @@ class Req:
     launched_len: int = 0
     slot: int | None = None
     retractions: int = 0
+    migration_asked: bool = False  # it is to continue on another worker as soon as it runs
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, arrival: int, now: float) -> Req:
-        """The request that `router` asks for with `command`."""
+    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Enum) -> Req:
+        """The request that `router` asks for with `command`, in the first state of the role's table."""
         return cls(
             rid=command.rid,
             attempt=command.attempt,
             router=router,
-            arrival=arrival,
+            sequence=sequence,
             token_ids=list(command.token_ids),
             prompt_len=command.prompt_len,
             params=command.params,
@@ -64,6 +68,7 @@ class Req:
             extra_key=command.extra_key,
             arrived_at=now,
             started_at=now,
+            state=state,
         )
 
     @property
@@ -90,7 +95,7 @@ class Req:
 
     def pages_missing(self, tokens: int, page_size: int) -> int:
         """Pages still lacking to hold the KV of `tokens` tokens."""
-        return max(0, pages_of(tokens, page_size) - len(self.pages))
+        return max(0, pages_for_tokens(tokens, page_size) - len(self.pages))
 
     def join(self, last_token: int | None = None) -> SlotJoin:
         """What the device must know of the request before its first step in its slot."""

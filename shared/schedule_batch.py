@@ -20,8 +20,7 @@ class ForwardMode(enum.Enum):
 
     EXTEND = "extend"  # several tokens per request; the KV before them is already in its pages
     DECODE = "decode"  # one token per request, read from the FutureMap
-    PREBUILT = "prebuilt"  # requests join whose KV has arrived; no forward
-    IDLE = "idle"  # nothing to launch
+    PREBUILT = "prebuilt"  # requests whose KV has arrived join; nothing is computed
 
 
 @dataclass(frozen=True, slots=True)

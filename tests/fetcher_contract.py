@@ -174,12 +174,6 @@ class FetcherContract:
         world.reader.start(1, baton, 0, [0])
         self.expect_refusal(world, "another")
 
-    def test_a_range_of_heads_is_refused_before_anything_is_read(self, world: FetchWorld) -> None:
-        source = world.make_holder()
-        baton = Baton("a request", 2, source.holder, KV_FORMAT, 3, 77, 1, 1, (5,), head_count=2)
-        world.reader.start(1, baton, 0, [0])
-        self.expect_refusal(world, "heads")
-
     def test_pages_that_the_baton_does_not_name_are_refused(self, world: FetchWorld) -> None:
         source = world.make_holder()
         world.reader.start(1, world.baton(source, (5, 6)), 1, [0, 1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from router.core.prefix_index import PrefixIndex
-from shared.baton import pages_of
+from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Role
 
 log = structlog.get_logger(__name__)
@@ -80,7 +80,7 @@ class Worker:
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take here."""
         page_size = self.hello.limits.page_size
-        return pages_of(tokens, page_size) if page_size else 0
+        return pages_for_tokens(tokens, page_size) if page_size else 0
 
     def fits(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens could ever be held."""

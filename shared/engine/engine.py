@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from shared.baton import pages_of
 from shared.engine.attention.blocked import BlockedAttention
 from shared.engine.dense.config import ModelConfig, read_eos_token_ids, read_model_config
 from shared.engine.dense.decoder import DecoderModel
@@ -25,6 +24,7 @@ from shared.engine.native.decoder import NativeDecoder
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.errors import ConfigError
+from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
 
 _DTYPES = {"auto": torch.float32, "float32": torch.float32}
@@ -148,7 +148,7 @@ def _start(
         cache,
         Sampler(slots=limits.slots, vocab_size=limits.vocab_size, eos_token_ids=eos_token_ids),
         slots=limits.slots,
-        pages_per_slot=pages_of(limits.context_len, limits.page_size),
+        pages_per_slot=pages_for_tokens(limits.context_len, limits.page_size),
         threads=threads,
         on_logits=on_logits,
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.baton import pages_of
 from shared.errors import ConfigError, ModelError
+from shared.kv.page_pool import pages_for_tokens
 
 RESERVE_BYTES = 2**30  # the interpreter, torch, activations
 
@@ -54,7 +54,7 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
         if pages * page_bytes > rest:
             raise ConfigError(f"{pages} pages need {_gib(pages * page_bytes)}; {figures}: ask for fewer")
         return pages, "as configured"
-    needed = pages_of(demand.context_len, demand.page_size)
+    needed = pages_for_tokens(demand.context_len, demand.page_size)
     if rest < needed * page_bytes:
         raise ModelError(
             f"too little memory: {figures}, one request of {demand.context_len} tokens needs "
@@ -62,7 +62,7 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
         )
     most, reason = demand.slots * needed, f"enough for {demand.slots} requests of {demand.context_len} tokens"
     if demand.max_total_tokens:
-        wanted = max(needed, pages_of(demand.max_total_tokens, demand.page_size))
+        wanted = max(needed, pages_for_tokens(demand.max_total_tokens, demand.page_size))
         if wanted < most:
             why = "as configured" if wanted > needed else "one whole context, the least there is"
             most, reason = wanted, f"for {wanted * demand.page_size} tokens, {why}"

@@ -1,15 +1,15 @@
 """The KV pages of one worker: what requests, the radix cache and the device's steps do to them, in one place.
 
-Wraps the page pool and the radix cache, and adds the one thing neither knows: the number of the last launched step.
-Pages that a request gives up may still be touched by that step, so they are *retired*, not freed.
+It wraps the page pool and the radix cache, and adds what neither knows: the number of the last launched step. That
+step may still touch the pages that a request gives up, so they are *retired*, not freed. It knows nothing of slots,
+routers or why a request comes or goes.
 
-    match, give ──► req.pages, req.owned ──► commit (whole settled pages go to the tree) ──► release
+    match, allocate ──► req.pages, req.owned ──► commit (whole settled pages go to the tree) ──► release
 """
 
 from __future__ import annotations
 
-from shared.baton import pages_of
-from shared.kv.page_pool import PagePool, PageState
+from shared.kv.page_pool import PagePool, PageState, pages_for_tokens
 from shared.kv.radix_cache import RadixCache, ancestry
 from shared.req import Req
 
@@ -24,15 +24,15 @@ class KvMemory:
         self.launched_step = 0
 
     @property
-    def room(self) -> int:
-        """Pages that can be had: free ones and those only the tree holds."""
+    def available_pages(self) -> int:
+        """Pages that can be allocated: free ones, and those that only the radix cache holds."""
         return self.pool.free + self.cache.evictable
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
-        return pages_of(tokens, self.page_size)
+        return pages_for_tokens(tokens, self.page_size)
 
-    def give(self, req: Req, count: int, state: PageState = PageState.OWNED) -> list[int] | None:
+    def allocate(self, req: Req, count: int, state: PageState = PageState.OWNED) -> list[int] | None:
         """Append `count` pages to the request's table; None, and nothing changed, if they are not free now."""
         if not self.cache.make_room(count):
             return None
@@ -50,11 +50,18 @@ class KvMemory:
         req.owned = []
         req.cached_len = len(found.pages) * self.page_size
 
+    def unmatch(self, req: Req) -> None:
+        """Undo `match` of a request that no step has seen."""
+        assert req.node is not None
+        assert not req.owned
+        self.cache.unlock(req.node, last_step=0)
+        req.pages, req.node, req.cached_len = [], None, 0
+
     def commit(self, req: Req) -> None:
         """Put the request's whole pages below `kv_len` into the tree, and keep them locked for it.
 
-        A block that the tree holds already under another page stays the request's own until its release: the
-        device's page table names it.
+        Where the tree holds a block already under another page, the request keeps its own page until its release,
+        because the device's page table names that one.
         """
         inserted = self.cache.insert(req.token_ids[: req.kv_len], req.pages, req.extra_key, req.priority)
         self.cache.lock(inserted.node)
@@ -63,11 +70,11 @@ class KvMemory:
         adopted = set(inserted.adopted)
         req.owned = [page for page in req.owned if page not in adopted]
 
-    def share(self, req: Req) -> None:
-        """Commit, and use the tree's page for every block it held already: while no slot names the request's pages.
+    def commit_and_dedupe(self, req: Req) -> None:
+        """Commit, and replace the request's own page by the tree's for every block that the tree held already.
 
-        Else a request would hold such a block twice, in the tree and in a page of its own, and one that fits the
-        pool alone could find no room to finish.
+        Call it only while no slot names the request's pages. Without it such a block would be held twice, by the
+        tree and by the request, and a request that fits the pool alone could lack pages to finish.
         """
         self.commit(req)
         assert req.node is not None
@@ -79,8 +86,8 @@ class KvMemory:
         req.owned = [page for page in req.owned if page not in replaced]
         req.pages[: len(tree)] = tree
 
-    def held_alone(self, req: Req) -> int:
-        """Pages that would be room if this request gave up all it holds."""
+    def releasable_pages(self, req: Req) -> int:
+        """Pages that become available if this request gives up all that it holds."""
         if req.node is None:
             return len(req.owned)
         return len(req.owned) + sum(len(node.pages) for node in ancestry(req.node) if node.lock_count == 1)

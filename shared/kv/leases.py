@@ -1,17 +1,19 @@
-"""Leases: how long the pages of a request stay locked for whoever holds their baton.
+"""Leases: how long the pages of a request stay locked for the holder of their baton.
 
-Both kinds of worker lease pages: prefill those of every prompt it has computed, decode those of requests it was asked
-to migrate. A lease binds a request's locked pages to one *word* in memory that readers can see (`shared.baton` draws
-the timeline). Ending a lease clears the word first; only then are the pages unlocked.
+Both kinds of worker lease pages: prefill those of every prompt it has computed, decode those of requests that migrate.
+A lease binds a request's locked pages to one *word* in memory that readers can see (`shared.baton` draws the
+timeline). Ending a lease clears the word first; only then are the pages unlocked.
 
-The router that was given the baton renews the lease, releases it once the pages have arrived, or cancels it; a lease
-nobody renews ends `lease_seconds` after its last renewal, and the router hears of it. The number of words bounds the
-leases that live at a time.
+The router that was given the baton renews the lease, releases it once the pages have arrived, or cancels it. A lease
+ends by itself `lease_seconds` after its last renewal, and the router is sent a refusal. The number of words bounds the
+leases at a time.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.baton import Baton, Holder
@@ -22,6 +24,14 @@ from shared.messages import Refused, Release, Renew
 from shared.metric_fields import CounterMetric, all_declared, counted
 from shared.req import Req
 from shared.transfer.protocol import LeaseWords
+
+
+class LeaseEnd(enum.Enum):
+    """Why a lease has ended."""
+
+    RELEASED = "released"  # the pages have arrived elsewhere
+    EXPIRED = "expired"  # it was not renewed in time
+    CANCELLED = "cancelled"  # the request was cancelled, or the session of its router has ended
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +59,10 @@ class LeaseCounters:
 
 
 class LeaseTable:
-    """All leases of one worker, by request id. Effects are appended in the order of their causes."""
+    """All leases of one worker, by request id. Effects are appended in the order of their causes.
+
+    `on_end` is called with the request of every lease that has ended, after its pages are unlocked.
+    """
 
     def __init__(
         self,
@@ -60,6 +73,7 @@ class LeaseTable:
         lease_seconds: float,
         counters: LeaseCounters,
         effects: list[Effect],
+        on_end: Callable[[Req, LeaseEnd], None],
     ):
         self._memory = memory
         self._holder = holder
@@ -68,6 +82,7 @@ class LeaseTable:
         self._lease_seconds = lease_seconds
         self._counters = counters
         self._effects = effects
+        self._on_end = on_end
         self._free_words = deque(range(len(words)))
         self._leases: dict[str, Lease] = {}
         self._holds: Counter[int] = Counter()  # leases by page
@@ -118,7 +133,7 @@ class LeaseTable:
         )
 
     def on_command(self, command: Renew | Release, now: float) -> None:
-        """The router that has the baton wants the pages for longer, or no more; without effect when it has ended."""
+        """The router that has the baton extends the lease or ends it; without effect if it has ended already."""
         lease = self._leases.get(command.rid)
         if lease is None or lease.req.attempt != command.attempt:
             return
@@ -126,26 +141,26 @@ class LeaseTable:
             lease.expires_at = now + self._lease_seconds
         else:
             self._counters.leases_released += 1
-            self._end(lease)
+            self._end(lease, LeaseEnd.RELEASED)
 
     def cancel(self, rid: str, attempt: int) -> bool:
         """End the lease of this attempt or an older one; whether there was any."""
         lease = self._leases.get(rid)
         if lease is None or lease.req.attempt > attempt:
             return False
-        self._end(lease)
+        self._end(lease, LeaseEnd.CANCELLED)
         return True
 
     def forget_router(self, router: str) -> None:
-        """End the leases granted to requests of this router: nobody is left to release them."""
+        """End the leases of this router's requests: no other router can release them."""
         for lease in [lease for lease in self._leases.values() if lease.req.router == router]:
-            self._end(lease)
+            self._end(lease, LeaseEnd.CANCELLED)
 
     def expire(self, now: float) -> None:
-        """End the leases nobody renewed, and tell their routers."""
+        """End the leases that were not renewed in time, and refuse them to their routers."""
         for lease in [lease for lease in self._leases.values() if lease.expires_at <= now]:
             self._counters.leases_expired += 1
-            self._end(lease)
+            self._end(lease, LeaseEnd.EXPIRED)
             refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
             self._effects.append(Send(lease.req.router, refused))
 
@@ -153,7 +168,7 @@ class LeaseTable:
         """When the next lease ends by itself."""
         return min((lease.expires_at for lease in self._leases.values()), default=None)
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: Lease, end: LeaseEnd) -> None:
         """Clear the word, then unlock the pages: in this order."""
         del self._leases[lease.req.rid]
         self._words.clear(lease.index)
@@ -163,3 +178,4 @@ class LeaseTable:
             if not self._holds[page]:
                 del self._holds[page]
         self._memory.release(lease.req)
+        self._on_end(lease.req, end)

@@ -43,6 +43,11 @@ _ALLOCATED_AS = (PageState.OWNED, PageState.ARRIVING, PageState.COPYING)
 _RETIRED_FROM = (*_ALLOCATED_AS, PageState.TREE, PageState.QUARANTINED)
 
 
+def pages_for_tokens(tokens: int, page_size: int) -> int:
+    """Pages that hold the KV of `tokens` tokens."""
+    return -(-tokens // page_size)
+
+
 class PagePool:
     """The states of pages 0 … total - 1. Pages are handed out in the order they became free."""
 

@@ -1,9 +1,9 @@
 """The prefix cache: a radix tree from token ids to the KV pages that hold them.
 
-The tree is page-aligned: an edge is a run of whole pages, children are told apart by their first page of
-tokens, and a partial match splits the edge at a page boundary. Pages in the tree are read-only and shared;
-the tree owns them (`PageState.TREE`) until it evicts them. It knows nothing of requests: whoever uses a node
-locks it, which locks the path to the root, and tells at unlock which launched step may still touch the pages.
+The tree is page-aligned: an edge is a run of whole pages, children differ in their first page of tokens, and a
+partial match splits the edge at a page boundary. Pages in the tree are read-only and shared; the tree owns them
+(`PageState.TREE`) until it evicts them. It knows nothing of requests: a user of a node locks it, which locks the path
+to the root, and names at unlock the launched step that may still touch the pages.
 
     match_prefix ─► lock ─► compute ─► insert ─► lock the new node, unlock the old one ─► … ─► unlock
 
@@ -121,13 +121,11 @@ class RadixCache:
         pages: Sequence[int],
         extra_key: str = "",
         priority: int = 0,
-        last_step: int = 0,
     ) -> Inserted:
         """Cache the whole pages of `token_ids`; pages[i] holds the i-th, more pages than that are ignored.
 
-        Pages of blocks that are new move OWNED → TREE. A block cached already keeps its page; another page
-        given for it stays its owner's. `last_step` is the last launched step that may touch the adopted
-        pages, for an owner that does not lock them.
+        Pages of blocks that are new move OWNED → TREE. A block that was cached already keeps its page; another page
+        given for it stays its owner's.
         """
         count = len(token_ids) // self.page_size
         if len(pages) < count:
@@ -139,7 +137,7 @@ class RadixCache:
         adopted = list(pages[depth // self.page_size : count])
         if adopted:
             self.pool.move(adopted, PageState.OWNED, PageState.TREE)
-            node = self._attach(node, tokens[depth:], adopted, extra_key, last_step)
+            node = self._attach(node, tokens[depth:], adopted, extra_key)
         for ancestor in ancestry(node):
             ancestor.priority = max(ancestor.priority, priority)
         self._touch(node, hits=0)
@@ -182,18 +180,11 @@ class RadixCache:
     def make_room(self, count: int) -> bool:
         """Whether `count` pages are free now, after evicting what neither free nor retiring pages cover.
 
-        Retiring pages count because they are free within a step or two: without them every pass that waits
-        for a step would evict once more.
+        Pages in RETIRING count as soon free; otherwise every retry before the step completes would evict again.
         """
         if self.pool.free < count:
             self.evict(count - self.pool.free - self.pool.count(PageState.RETIRING))
         return self.pool.free >= count
-
-    def reset(self) -> None:
-        """Give up every page; raises `InvariantError` while anything is locked."""
-        if self.locks:
-            raise InvariantError(f"reset of a radix cache with {self.locks} locks held")
-        self.evict(self.evictable)
 
     def check(self) -> None:
         """Prove locks, pages and counts against a walk of the tree; raises `InvariantError`."""
@@ -249,7 +240,7 @@ class RadixCache:
     def _split(self, node: Node, within: int) -> Node:
         """Put a node of the first `within` tokens above `node`, which keeps the rest; returns the new one.
 
-        `node` stays the same object: whoever holds a lock on it still does, and the new node inherits it.
+        `node` stays the same object, so locks on it stay valid, and the new node inherits their count.
         """
         parent = node.parent
         assert parent is not None
@@ -274,11 +265,8 @@ class RadixCache:
         self._nodes += 1
         return head
 
-    def _attach(
-        self, parent: Node, tokens: tuple[int, ...], pages: list[int], extra_key: str, last_step: int
-    ) -> Node:
+    def _attach(self, parent: Node, tokens: tuple[int, ...], pages: list[int], extra_key: str) -> Node:
         node = Node(extra_key, tokens, list(pages), parent, created=self._tick, last_access=self._tick)
-        node.last_step = last_step
         parent.children[self._child_key(node)] = node
         self._nodes += 1
         self.evictable += len(pages)

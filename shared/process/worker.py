@@ -22,6 +22,7 @@ from typing import Protocol
 
 import structlog
 
+from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
 from shared.kv.kv_memory import KvMemory
@@ -61,8 +62,8 @@ class WorkerScheduler(Scheduler, Protocol):
     @property
     def leases_held(self) -> int: ...
     @property
-    def empty(self) -> bool: ...
-    def leave(self) -> None: ...
+    def drained(self) -> bool: ...
+    def start_draining(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,9 @@ def serve(
     ending = ShutdownSignals(config.drain_seconds)
     links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
     scheduler = build(WorkerParts(engine, transfer))
-    loop = EventLoop(scheduler, engine.device, transfer, links, monotonic, overlap=config.overlap)
+    loop = EventLoop(
+        scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
+    )
     health.become_ready()
     log.info("ready", links=links.address, probes=probes.port)
     try:
@@ -141,6 +144,10 @@ class ShutdownSignals:
 
     def _end(self, *_: object) -> None:
         self.at_once = True
+
+
+def _write_note(note: Note) -> None:
+    getattr(log, note.level)(note.event, **note.fields)
 
 
 def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Engine:
@@ -215,9 +222,9 @@ def _turn_until_empty(
             if not leaving:
                 leaving = True
                 health.start_draining()
-                scheduler.leave()
+                scheduler.start_draining()
                 log.info("leaving", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
-            if scheduler.empty:
+            if scheduler.drained:
                 log.info("left: nothing was held any more")
                 return
             if monotonic() >= ending.deadline:

@@ -1,4 +1,4 @@
-"""The one loop: receive, land, plan, launch, settle the step before, carry out.
+"""The one loop: receive, poll transfers, plan, launch, settle the step before, carry out the effects.
 
 Both roles run it around their scheduler. In overlap mode (the default) step N+1 is planned and launched while step N
 still runs, and N's results are settled while N+1 runs; so a plan must not need anything that only the CPU knows about
@@ -8,7 +8,7 @@ N. Normal mode is the same loop at depth 0: each step is settled before the next
     device    ── step 1 ──────────┼────── step 2 ───────────────┼── step 3 …
 
 A turn has two halves, `begin` and `finish`, and only `finish` waits for the device: a test under a virtual clock
-calls them one by one.
+calls them one by one. This file knows nothing of requests, and the scheduler knows nothing of this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.effects import AbandonFetch, Backup, Effect, Restore, Send, StartFetch
+from shared.effects import AbandonFetch, Backup, Effect, Note, Restore, Send, StartFetch
 from shared.links.events import LinkEvent
 from shared.messages import WorkerToRouter
 from shared.schedule_batch import ScheduleBatch
@@ -29,31 +29,82 @@ IDLE_WAIT_SECONDS_MAX = 0.25  # so that liveness is shown and gauges stay fresh
 
 
 class Scheduler(Protocol):
-    """What plans the steps: a core without I/O, clock or threads."""
+    """What decides: a core without I/O, clock, threads or log. What it wants done it returns as effects.
 
-    def on_link(self, event: LinkEvent, now: float) -> None: ...
-    def on_fetch(self, event: FetchEvent, now: float) -> None: ...
-    def on_copy(self, copy_id: int, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def reclaim(self, completed_step: int) -> None: ...
-    def settles_first(self) -> bool: ...
-    def plan(self, now: float) -> ScheduleBatch | None: ...
-    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None: ...
-    def drain(self) -> list[Effect]: ...
-    def next_deadline(self) -> float | None: ...
-    def awaits_transfer(self) -> bool: ...
-    def check(self) -> None: ...
+    The loop calls the methods in this order. `now` is in seconds of the worker's own clock and never runs backwards.
+    Any of them may raise `InvariantError`, which ends the process: a state was met that the design excludes.
+
+        begin    on_link*  reclaim  on_fetch*  on_copy*  tick  [settles_first → settle]  plan  take_effects
+        finish   [reclaim  settle  take_effects]
+
+    When `finish` returns, at most one step is in flight, and it was planned in the same turn. So a request that
+    `plan` takes out of the batch has settled its last step before the next event from outside.
+    """
+
+    def on_link(self, event: LinkEvent, now: float) -> None:
+        """A router came, went, or sent a command: at the begin of a turn, in the order of arrival.
+
+        Events of one router come in order: `PeerUp`, its messages, `PeerDown`. May take and give up pages and slots.
+        """
+
+    def on_fetch(self, event: FetchEvent, now: float) -> None:
+        """A fetch that a `StartFetch` began has landed, gone stale, failed, or ended after it was given up."""
+
+    def on_copy(self, copy_id: int, now: float) -> None:
+        """The copy that a `Backup` or `Restore` began is done: its source may be reused, its target may be read."""
+
+    def tick(self, now: float) -> None:
+        """Once a turn, after all events: do what is due by time."""
+
+    def reclaim(self, completed_step: int) -> None:
+        """The device has completed all steps up to `completed_step`: pages that waited for them are free.
+
+        Called before every `settle` and once a turn, so that `plan` sees every page that is free.
+        """
+
+    def settles_first(self) -> bool:
+        """Whether the step in flight must be settled before the next one is planned. Asked only if there is one.
+
+        True costs the overlap of this step. Changes nothing.
+        """
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        """The next step, which is launched at once; None if there is nothing to launch. Once a turn.
+
+        May admit, retract and return requests. It must not need what a step in flight samples.
+        """
+
+    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+        """What `batch` sampled, in row order. Every planned batch is settled once, in the order of planning.
+
+        Requests may have ended since it was planned: what was sampled for them is discarded.
+        """
+
+    def take_effects(self) -> list[Effect]:
+        """The effects since the last call, in the order in which to carry them out; each is given once."""
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do although no event comes; None: never. Changes nothing."""
+
+    def awaits_transfer(self) -> bool:
+        """Whether a fetch or a copy will report: the loop then polls often. Changes nothing."""
+
+    def check(self) -> None:
+        """Prove that pages, locks, slots and states agree; raises `InvariantError`. When idle, once after a change."""
 
 
 class WorkerEndpoint(Protocol):
     """The worker's end of its links to the routers."""
 
-    def receive(self, timeout_seconds: float) -> list[LinkEvent]: ...
-    def send(self, peer: str, message: WorkerToRouter) -> None: ...
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """All events that have come; blocks for at most `timeout_seconds` while there is none."""
+
+    def send(self, peer: str, message: WorkerToRouter) -> None:
+        """Send without blocking; a message to a peer whose session has ended is dropped."""
 
 
 class EventLoop:
-    """One scheduler, its device, its fetcher and its links."""
+    """One scheduler, its device, its fetcher, its links, and the log that its notes go to."""
 
     def __init__(
         self,
@@ -62,6 +113,7 @@ class EventLoop:
         fetcher: Fetcher,
         links: WorkerEndpoint,
         clock: Callable[[], float],
+        write_note: Callable[[Note], None],
         *,
         overlap: bool = True,
     ):
@@ -70,6 +122,7 @@ class EventLoop:
         self._fetcher = fetcher
         self._links = links
         self._clock = clock
+        self._write_note = write_note
         self._depth = 1 if overlap else 0
         self._in_flight: deque[ScheduleBatch] = deque()
         self._launched = False
@@ -82,13 +135,13 @@ class EventLoop:
         self.finish()
 
     def begin(self) -> None:
-        """Everything up to the launch. Blocks on the links only when idle, on the device only for exceptions."""
+        """Everything up to the launch. Blocks on the links only when idle, on the device only if `settles_first`."""
         events = self._links.receive(self.patience_seconds())
         self._progressed = False
         now = self._clock()
         for event in events:
             self._scheduler.on_link(event, now)
-        if self._land(now) or events:
+        if self._poll_transfers(now) or events:
             self._checked = False
         self._scheduler.tick(now)
         if self._in_flight and self._scheduler.settles_first():
@@ -109,8 +162,8 @@ class EventLoop:
             return self._in_flight[0].step
         return None
 
-    def _land(self, now: float) -> bool:
-        """Pass on what fetches and copies have to tell; whether there was anything."""
+    def _poll_transfers(self, now: float) -> bool:
+        """Pass on the events of fetches and copies; whether there were any."""
         self._scheduler.reclaim(self._device.completed())
         fetch_events, copies = self._fetcher.poll(), self._device.copies_done()
         for event in fetch_events:
@@ -151,7 +204,7 @@ class EventLoop:
         return patience
 
     def _carry_out(self) -> None:
-        for effect in self._scheduler.drain():
+        for effect in self._scheduler.take_effects():
             match effect:
                 case Send(peer, message):
                     self._links.send(peer, message)
@@ -163,3 +216,5 @@ class EventLoop:
                     self._device.start_backup(copy_id, pages, host_pages)
                 case Restore(copy_id, host_pages, pages):
                     self._device.start_restore(copy_id, host_pages, pages)
+                case Note() as note:
+                    self._write_note(note)

@@ -34,7 +34,7 @@ def order_waiting(
     """
     if policy not in QUEUE_POLICIES:
         raise ValueError(f"queue policy must be one of {sorted(QUEUE_POLICIES)}, got {policy!r}")
-    arrived = sorted(waiting, key=lambda req: req.arrival)
+    arrived = sorted(waiting, key=lambda req: req.sequence)
     if len(arrived) > prefix_aware_max and policy in ("lpm", "dfs-weight"):
         return arrived
     return QUEUE_POLICIES[policy](arrived, cache, running)
@@ -84,7 +84,7 @@ def _lof(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[
 
 def _random(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
     del cache, running
-    newest = arrived[-1].arrival if arrived else 0  # in the hash, so that no rid is unlucky for ever
+    newest = arrived[-1].sequence if arrived else 0  # in the hash, so that no rid is unlucky for ever
 
     def draw(req: Req) -> bytes:
         return hashlib.blake2b(f"{newest} {req.rid}".encode(), digest_size=8).digest()
@@ -129,7 +129,7 @@ class InBatchPrefix:
         self._cache = cache
         self._cached_tokens_max = cached_tokens_max
         self._shared_tokens = max(shared_tokens_min, cache.page_size)
-        self._put_off: dict[int, None] = {}  # arrival numbers
+        self.put_off: dict[int, None] = {}  # sequence numbers
 
     def go_now(self, ordered: Sequence[Req]) -> list[Req]:
         """Those of `ordered`, all the requests waiting, to try in this round, in the same order."""
@@ -140,11 +140,11 @@ class InBatchPrefix:
             prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
             whole = len(prefix[1]) == self._shared_tokens and place < PREFIX_AWARE_WAITING_MAX
             first = firsts.setdefault(prefix, req) if whole else req
-            if req.arrival in self._put_off:
-                put_off[req.arrival] = None
+            if req.sequence in self.put_off:
+                put_off[req.sequence] = None
             elif first is not req and _cached_tokens(req, self._cache)[1] <= self._cached_tokens_max:
-                put_off[req.arrival] = None
+                put_off[req.sequence] = None
                 continue
             now.append(req)
-        self._put_off = put_off
+        self.put_off = put_off
         return now

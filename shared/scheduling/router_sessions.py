@@ -1,61 +1,89 @@
-"""The routers a worker talks to, when they hear of its load, and that it leaves.
+"""The routers that have a session with this worker, and what both roles answer them alike.
 
-`Load` is pushed, not scraped: at once to a router that has just come, else when it changed, at most every
-`load_seconds`.
+It keeps which routers are here, pushes them the worker's load, tells them when the worker drains and hears their
+acknowledgements, passes `Renew` and `Release` on to the leases, and ends leases that were not renewed. A scheduler
+gives it every link event first and handles what comes back: the commands of its own role, and a session's end, at
+which the requests of that router end.
+
+`Load` is pushed at once to a router that has just come; otherwise when it changed, at most every `load_seconds`.
 """
 
 from __future__ import annotations
 
-from shared.effects import Send
-from shared.messages import Draining, Load
+from collections.abc import Callable
+
+from shared.effects import Effect, Send
+from shared.kv.leases import LeaseTable
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.messages import DrainAck, Draining, Load, Release, Renew
 
 
 class RouterSessions:
-    """The routers with a session now, in the order they came."""
+    """The routers with a session now, in the order they came. Effects are appended in the order of their causes."""
 
-    def __init__(self, load_seconds: float):
+    def __init__(
+        self, leases: LeaseTable, load: Callable[[], Load], load_seconds: float, effects: list[Effect]
+    ):
+        self.draining = False  # the worker accepts no new requests
+        self._leases = leases
+        self._load = load
         self._load_seconds = load_seconds
-        self._told: dict[str, Load | None] = {}
+        self._effects = effects
+        self._sent: dict[str, Load | None] = {}  # the load that each router knows
         self._next_push = 0.0
-        self.left = False  # the worker takes nothing new any more
-        self._dismissed: set[str] = set()  # routers that send nothing new any more
+        self._acknowledged: set[str] = set()  # routers that send nothing new
 
-    def join(self, router: str) -> list[Send]:
-        """A router's session has begun; what it must hear at once."""
-        self._told[router] = None
-        self._next_push = 0.0
-        return [Send(router, Draining())] if self.left else []
+    def on_link(self, event: LinkEvent, now: float) -> LinkEvent | None:
+        """Handle what both roles handle alike; returns the event if the scheduler has to act on it, too."""
+        match event:
+            case PeerUp(router, _):
+                self._add(router)
+            case PeerDown(router, _):
+                self._remove(router)
+                return event
+            case Received(_, Renew() | Release() as command):
+                self._leases.on_command(command, now)
+            case Received(router, DrainAck()):
+                self._acknowledged.add(router)
+            case _:
+                return event
+        return None
 
-    def take_leave(self) -> list[Send]:
-        """The worker takes nothing new from now on: all routers hear it."""
-        self.left = True
-        return [Send(router, Draining()) for router in self._told]
-
-    def leave(self, router: str) -> None:
-        """A router's session has ended."""
-        self._told.pop(router, None)
-        self._dismissed.discard(router)
-
-    def dismiss(self, router: str) -> None:
-        """The router knows that the worker leaves, and has nothing new on the way."""
-        self._dismissed.add(router)
+    def start_draining(self) -> None:
+        """The worker accepts no new requests from now on: every router hears it, also those that come later."""
+        self.draining = True
+        self._effects.extend(Send(router, Draining()) for router in self._sent)
 
     @property
-    def dismissed(self) -> bool:
-        """Whether all routers are."""
-        return self._dismissed >= self._told.keys()
+    def drained(self) -> bool:
+        """True once every connected router has acknowledged the drain and no lease is left."""
+        return self._acknowledged >= self._sent.keys() and not self._leases
 
-    def due(self, now: float) -> bool:
-        """Whether it is time to look at the load again."""
-        return bool(self._told) and now >= self._next_push
+    def tick(self, now: float) -> None:
+        """End the leases that were not renewed in time; push the load if it is due."""
+        self._leases.expire(now)
+        if self._sent and now >= self._next_push:
+            self._push(self._load())
+            self._next_push = now + self._load_seconds
 
-    def deadline(self, load: Load) -> float | None:
-        """When somebody is to hear of this load; None if all have."""
-        return self._next_push if any(told != load for told in self._told.values()) else None
+    def next_deadline(self) -> float | None:
+        """When the next lease expires or a router should hear of a new load, in seconds of the worker's clock."""
+        expiry, load = self._leases.next_expiry(), self._load()
+        push = self._next_push if any(sent != load for sent in self._sent.values()) else None
+        return min((deadline for deadline in (expiry, push) if deadline is not None), default=None)
 
-    def push(self, load: Load, now: float) -> list[Send]:
-        """The messages to send; the next look is `load_seconds` from now."""
-        self._next_push = now + self._load_seconds
-        late = [router for router, told in self._told.items() if told != load]
-        self._told.update(dict.fromkeys(late, load))
-        return [Send(router, load) for router in late]
+    def _add(self, router: str) -> None:
+        self._sent[router] = None
+        self._next_push = 0.0
+        if self.draining:
+            self._effects.append(Send(router, Draining()))
+
+    def _remove(self, router: str) -> None:
+        self._sent.pop(router, None)
+        self._acknowledged.discard(router)
+        self._leases.forget_router(router)
+
+    def _push(self, load: Load) -> None:
+        for router in [router for router, sent in self._sent.items() if sent != load]:
+            self._sent[router] = load
+            self._effects.append(Send(router, load))

@@ -150,7 +150,6 @@ class Fetches:
     # ---- before the first read ---------------------------------------------------------------------------------
 
     def _refusal(self, baton: Baton, start_page: int, into: Sequence[int]) -> str:
-        first = start_page - baton.first_page
         holder = baton.holder
         if baton.kv_format != self._kv_format:
             return f"KV format {baton.kv_format!r} of {holder.name} is not this worker's {self._kv_format!r}"
@@ -158,10 +157,8 @@ class Fetches:
             return (
                 f"{holder.name} has pages of {holder.page_bytes} bytes, this worker {self._pages.page_bytes}"
             )
-        if baton.head_count:
-            return "ranges of KV heads are not supported: both workers need the same tensor parallel size"
-        if first < 0 or first + len(into) > len(baton.pages):
-            return f"the baton has pages from {baton.first_page} on, {len(baton.pages)} of them"
+        if start_page + len(into) > len(baton.pages):
+            return f"the baton has {len(baton.pages)} pages, fewer than {start_page + len(into)}"
         if not self._slots:
             return f"{self._limits.fetches_max} fetches are outstanding"
         given_up = [fetch for fetch in self._fetches.values() if self._may_never_end(fetch)]

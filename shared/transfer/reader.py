@@ -65,9 +65,8 @@ class Reader(Protocol):
 def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMemory) -> list[Span]:
     """What to copy; pages that are neighbours on both sides become one span."""
     size = pages.page_bytes
-    first = start_page - baton.first_page
     spans: list[Span] = []
-    for source_page, target_page in zip(baton.pages[first : first + len(into)], into, strict=True):
+    for source_page, target_page in zip(baton.pages[start_page : start_page + len(into)], into, strict=True):
         source = baton.holder.pages_address + source_page * size
         target = pages.address + target_page * size
         last = spans[-1] if spans else None

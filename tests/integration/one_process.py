@@ -19,6 +19,7 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
+from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.kv.page_pool import PagePool, PageState
 from shared.messages import FinishReason, Hello, Role
@@ -112,8 +113,17 @@ class OneProcess:
         if shuffle_pages:
             for pool in (self.prefill.memory.pool, self.decode.memory.pool, self.decode.host):
                 _shuffle(pool)
+        self.notes: list[Note] = []
         self._loops = [
-            EventLoop(scheduler, parts.device, parts.transfer, parts.links, self._clock, overlap=overlap)
+            EventLoop(
+                scheduler,
+                parts.device,
+                parts.transfer,
+                parts.links,
+                self._clock,
+                self.notes.append,
+                overlap=overlap,
+            )
             for scheduler, parts in ((self.prefill, at_prefill), (self.decode, at_decode))
         ]
         self.desk = Desk(at_prefill.links, at_decode.links)

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import torch
 
-from shared.baton import pages_of
 from shared.engine.engine import Sizes, load
+from shared.kv.page_pool import pages_for_tokens
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.integration.desk import DeskRequest
@@ -243,7 +243,7 @@ def test_without_schedulers_and_transfer_the_bits_are_the_same(folder: Path, alo
 
     for request in CROWD:
         expected, prompt_len = alone(request), len(request.prompt)
-        pages = tuple(range(pages_of(prompt_len + len(expected.token_ids), PAGE_SIZE)))
+        pages = tuple(range(pages_for_tokens(prompt_len + len(expected.token_ids), PAGE_SIZE)))
         join = SlotJoin(0, pages, 0, request.params, prompt_len, request.prompt)
         token_ids = [run(ForwardMode.EXTEND, joins=(join,), extend=(ExtendRow(0, request.prompt, 0, True),))]
         while len(token_ids) < len(expected.token_ids):

@@ -101,7 +101,7 @@ class Agent:
 
     def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
         now, faults, rng = self.process.now, self.fabric.faults, self.fabric.rng
-        source = baton.pages[start_page - baton.first_page :]
+        source = baton.pages[start_page:]
         if len(source) < len(into):
             raise AssertionError(f"fetch of {len(into)} pages out of {len(source)}")
         read = Read(fetch_id, baton, baton.holder.agent, tuple(into), len(into), now)

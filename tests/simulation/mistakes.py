@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from decode import retraction, transfer_queue
+from decode.lifecycle import DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
@@ -49,8 +50,8 @@ def _free_before_retire() -> list[Patch]:
 @_mistake("page_pool", "an aborted request's pages are forgotten")
 def _leak() -> list[Patch]:
     def drop(self: DecodeScheduler, req: Req) -> None:
-        if self._batch.runs(req):
-            self._forget(req)
+        if req.state is DecodeState.RUNNING:
+            self._end(req, DecodeEvent.CANCELLED)
         else:
             real(self, req)
 
@@ -194,7 +195,7 @@ def _waiting_forgotten() -> list[Patch]:
 @_mistake("arrivals", "a landed request may not join when room is short")
 def _landed_turned_away() -> list[Patch]:
     def join(self: DecodeScheduler, arrived: Any) -> None:
-        if self.memory.room >= len(self._batch.running):
+        if self.memory.available_pages >= len(self._batch.running):
             real(self, arrived)
 
     real = DecodeScheduler._join
@@ -215,13 +216,13 @@ def _wrong_start_page() -> list[Patch]:
 
 @_mistake("event_loop", "launched steps count as completed")
 def _reclaim_launched() -> list[Patch]:
-    def land(self: EventLoop, now: float) -> None:
+    def poll_transfers(self: EventLoop, now: float) -> bool:
         if self._in_flight:
             self._scheduler.reclaim(self._in_flight[-1].step)
-        real(self, now)
+        return real(self, now)
 
-    real = EventLoop._land
-    return [(EventLoop, "_land", land)]
+    real = EventLoop._poll_transfers
+    return [(EventLoop, "_poll_transfers", poll_transfers)]
 
 
 @_mistake("decode", "rows are settled in another order")
@@ -246,7 +247,7 @@ def _index_of_attempt() -> list[Patch]:
 @_mistake("decode", "an end overtakes the last tokens")
 def _finished_first() -> list[Patch]:
     def flush(self: DecodeScheduler, now: float) -> None:
-        if self._unsent.due(now):
+        if self._output_buffer.due(now):
             real(self, now)
 
     real = DecodeScheduler._flush
@@ -264,20 +265,19 @@ def _history_lost() -> list[Patch]:
 
 @_mistake("retraction", "pages are backed up before the step in flight has settled")
 def _early_backup() -> list[Patch]:
-    def advance(self: retraction.Retraction) -> list[Any]:
-        leaving, self._leaving = self._leaving, []
-        return [req for req in leaving if not self._back_up(req)]
+    def start_backups(self: retraction.Retraction) -> list[Any]:
+        return [req for req in [*self.settling] if not self._back_up(req)]
 
-    return [(retraction.Retraction, "advance", advance)]
+    return [(retraction.Retraction, "start_backups", start_backups)]
 
 
 @_mistake("retraction", "a retracted request is lost")
 def _lost_retracted() -> list[Patch]:
     def on_copy(self: retraction.Retraction, copy_id: int) -> Any:
-        restored = real(self, copy_id)
+        req = real(self, copy_id)
         if len(self._retracted) > 1:
             self._retracted.pop()
-        return restored
+        return req
 
     real = retraction.Retraction.on_copy
     return [(retraction.Retraction, "on_copy", on_copy)]

@@ -22,53 +22,53 @@ _mistake = into(MISTAKES)
 
 @_mistake("departures", "a baton promises what the step in flight will write")
 def _lent_early() -> list[Patch]:
-    def lend_settled(self: Migrations, now: float) -> list[Any]:
-        for req in self._departing:
+    def lease_settled(self: Migrations, now: float) -> list[Any]:
+        for req in self.settling:
             req.kv_len = req.launched_len
         return real(self, now)
 
-    real = Migrations.lend_settled
-    return [(Migrations, "lend_settled", lend_settled)]
+    real = Migrations.lease_settled
+    return [(Migrations, "lease_settled", lease_settled)]
 
 
 @_mistake("departures", "a moving request stays in the batch")
 def _stays() -> list[Patch]:
-    def take_out(self: Migrations) -> None:
+    def start(self: Migrations) -> None:
         running = dict(self.batch.running)
         real(self)
         self.batch.running.update(running)
 
-    real = Migrations.take_out
-    return [(Migrations, "take_out", take_out)]
+    real = Migrations.start
+    return [(Migrations, "start", start)]
 
 
 @_mistake("departures", "a move overtakes the last tokens")
 def _move_first() -> list[Patch]:
-    def lend_settled(self: Migrations, now: float) -> list[Any]:
-        unsent, self.unsent = self.unsent, OutputBuffer(0.0)
+    def lease_settled(self: Migrations, now: float) -> list[Any]:
+        buffer, self.output_buffer = self.output_buffer, OutputBuffer(0.0)
         lent = real(self, now)
-        self.unsent = unsent
+        self.output_buffer = buffer
         return lent
 
-    real = Migrations.lend_settled
-    return [(Migrations, "lend_settled", lend_settled)]
+    real = Migrations.lease_settled
+    return [(Migrations, "lease_settled", lease_settled)]
 
 
 @_mistake("departures", "the pages of a moving request are given up at once")
 def _not_held() -> list[Patch]:
-    def lend_settled(self: Migrations, now: float) -> list[Any]:
+    def lease_settled(self: Migrations, now: float) -> list[Any]:
         lent = real(self, now)
         for req in lent:
             self.leases.cancel(req.rid, req.attempt)
         return lent
 
-    real = Migrations.lend_settled
-    return [(Migrations, "lend_settled", lend_settled)]
+    real = Migrations.lease_settled
+    return [(Migrations, "lease_settled", lease_settled)]
 
 
 @_mistake("departures", "a request is told to move with one page too few")
 def _page_short() -> list[Patch]:
-    def lend_settled(self: Migrations, now: float) -> list[Any]:
+    def lease_settled(self: Migrations, now: float) -> list[Any]:
         lent = real(self, now)
         for number, effect in enumerate(self.effects):
             if isinstance(effect, Send) and isinstance(effect.message, Migrating):
@@ -78,21 +78,21 @@ def _page_short() -> list[Patch]:
                     self.effects[number] = Send(effect.peer, short)
         return lent
 
-    real = Migrations.lend_settled
-    return [(Migrations, "lend_settled", lend_settled)]
+    real = Migrations.lease_settled
+    return [(Migrations, "lease_settled", lease_settled)]
 
 
 @_mistake("leaving", "a leaving worker ends while its pages are still lent")
 def _ends_early() -> list[Patch]:
-    def empty(self: DecodeScheduler) -> bool:
+    def drained(self: DecodeScheduler) -> bool:
         return not self._reqs
 
-    return [(DecodeScheduler, "empty", property(empty))]
+    return [(DecodeScheduler, "drained", property(drained))]
 
 
 @_mistake("leaving", "a worker does not wait until the routers know that it leaves")
 def _undismissed() -> list[Patch]:
-    return [(RouterSessions, "dismissed", property(lambda self: self is not None))]
+    return [(RouterSessions, "drained", property(lambda self: not self._leases))]
 
 
 @_mistake("leaving", "a worker that leaves is still given work")

@@ -1,7 +1,8 @@
 """Stands between the event loop and a scheduler and notes what happens, without changing it.
 
-For two purposes: the report wants to know where requests were when they were cancelled, and the tests of the overlap
-want the order of launches and settlements. The only file that looks into a scheduler's private books.
+The report counts the rows of the schedulers' tables. Two things are finer than a state, so they are noted here:
+whether a running request that is cancelled has a row in the step in flight, and a command for a request that is gone.
+The tests of the overlap want the order of launches and settlements.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from decode.lifecycle import DecodeState
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
 from shared.effects import Effect
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel
-from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.transfer.protocol import FetchEvent
 
@@ -32,7 +33,7 @@ class Witness:
             case Received(_, Cancel(rid, _)):
                 self.count(f"path cancelled while {self._where(rid)}")
             case PeerDown():
-                for req in self.requests():
+                for req in self.scheduler.requests:
                     if req.router == event.peer:
                         self.count(f"path router lost while {self._where(req.rid)}")
         self.scheduler.on_link(event, now)
@@ -58,21 +59,17 @@ class Witness:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = self.scheduler.plan(now)
-        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler._in_batch_prefix._put_off:
+        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler.in_batch_prefix.put_off:
             self.count("path put off for a prefix in the same batch")
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         self.steps.append(f"settle {batch.step}")
-        leaving, departing = self._leaving(), self._departing()
         self.scheduler.settle(batch, token_ids, now)
-        for where, reqs in (("leaving", leaving), ("departing", departing)):
-            if any(req not in self.requests() for req in reqs):
-                self.count(f"path finished while {where}")
 
-    def drain(self) -> list[Effect]:
-        return self.scheduler.drain()
+    def take_effects(self) -> list[Effect]:
+        return self.scheduler.take_effects()
 
     def next_deadline(self) -> float | None:
         return self.scheduler.next_deadline()
@@ -83,51 +80,12 @@ class Witness:
     def check(self) -> None:
         self.scheduler.check()
 
-    def requests(self) -> list[Req]:
-        """Every request that the scheduler knows, whatever its state."""
-        if isinstance(self.scheduler, DecodeScheduler):
-            return [*self.scheduler._reqs.values(), *self.scheduler.leases.reqs]
-        own = [*self.scheduler._waiting.values(), *self.scheduler._running.values()]
-        return [*own, *self.scheduler.leases.reqs]
-
-    def _leaving(self) -> list[Req]:
-        if isinstance(self.scheduler, DecodeScheduler):
-            return list(self.scheduler._retraction._leaving)
-        return []
-
-    def _departing(self) -> list[Req]:
-        if isinstance(self.scheduler, DecodeScheduler):
-            return list(self.scheduler._departures._departing)
-        return []
-
     def _where(self, rid: str) -> str:
-        if isinstance(self.scheduler, DecodeScheduler):
-            return _in_decode(self.scheduler, rid)
-        return _in_prefill(self.scheduler, rid)
-
-
-def _in_prefill(scheduler: PrefillScheduler, rid: str) -> str:
-    if rid in scheduler._waiting:
-        return "queued for prefill"
-    if scheduler._chunked is not None and scheduler._chunked.rid == rid:
-        return "chunked"
-    if rid in scheduler._running:
-        return "in flight in prefill"
-    return "leased" if scheduler.leases.find(rid) else "gone from prefill"
-
-
-def _in_decode(scheduler: DecodeScheduler, rid: str) -> str:
-    req = scheduler._reqs.get(rid)
-    if req is None:
-        return "lent by decode" if scheduler.leases.find(rid) else "gone from decode"
-    if req in scheduler._arrivals.requests:
-        return "arriving"
-    if any(entry[0] is req for entry in scheduler._arrivals._waiting):
-        return "waiting for a prefix"
-    if req in scheduler._batch.joining:
-        return "joining"
-    if scheduler._batch.runs(req):
-        return "in flight in decode" if req.launched_len > req.kv_len else "between steps"
-    if scheduler._retraction.is_copying(req):
-        return "copied"
-    return "leaving" if req in scheduler._retraction._leaving else "retracted"
+        """The request's role and state, and for a running one whether the step in flight has a row of it."""
+        role = "decode" if isinstance(self.scheduler, DecodeScheduler) else "prefill"
+        req = next((req for req in self.scheduler.requests if req.rid == rid), None)
+        if req is None or req.state is None:
+            return f"gone from {role}"
+        if req.state is DecodeState.RUNNING:
+            return "in flight in decode" if req.launched_len > req.kv_len else "between steps"
+        return f"{role} {req.state.value}"

@@ -15,6 +15,7 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
+from shared.effects import Note
 from shared.links.events import LinkEvent
 from shared.messages import Hello, Limits, Role, WorkerToRouter
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
@@ -91,8 +92,15 @@ class SimulatedWorker:
             else _decode(sizes, pages, self.agent, kv_format)
         )
         self.witness = Witness(self.scheduler, world.count)
+        self.notes: list[Note] = []
         self.loop = EventLoop(
-            self.witness, self.device, self.agent, self, lambda: process.now, overlap=sizes.overlap
+            self.witness,
+            self.device,
+            self.agent,
+            self,
+            lambda: process.now,
+            self.notes.append,
+            overlap=sizes.overlap,
         )
         self.leaving = False
         self._inbox: list[LinkEvent] = []
@@ -116,7 +124,7 @@ class SimulatedWorker:
     def leave(self) -> None:
         """Told to end, it takes nothing new."""
         self.leaving = True
-        self.scheduler.leave()
+        self.scheduler.start_draining()
         self.wake()
 
     def wake(self) -> None:

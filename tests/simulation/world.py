@@ -177,7 +177,7 @@ class World:
         def look() -> None:
             if not worker.process.alive:
                 return
-            empty = worker.process.runs and worker.scheduler.empty
+            empty = worker.process.runs and worker.scheduler.drained
             if not empty and self.timeline.now < deadline:
                 self.timeline.after(LOOK_SECONDS, look)
                 return
@@ -249,7 +249,7 @@ class World:
     def _prove_empty(self, worker: SimulatedWorker) -> None:
         worker.scheduler.check()
         uid, scheduler = worker.hello.uid, worker.scheduler
-        assert not worker.witness.requests(), f"{uid} still has {[r.rid for r in worker.witness.requests()]}"
+        assert not worker.scheduler.requests, f"{uid} still has {[r.rid for r in worker.scheduler.requests]}"
         pool, cache = scheduler.memory.pool, scheduler.memory.cache
         endless = len(worker.agent.endless_pages)
         left = {

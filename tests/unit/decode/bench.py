@@ -43,7 +43,7 @@ class DecodeBench(WorkerBench):
     def holds_nothing(self) -> bool:
         """Whether no page is held but by the cache, no slot is used, no lease lives and host memory is free."""
         memory, host = self.core.memory, self.core.host
-        free = memory.room == memory.pool.total and host.free == host.total
+        free = memory.available_pages == memory.pool.total and host.free == host.total
         return free and self.core.slots_used == 0 and not any(self.words.values)
 
     def tokens(self, rid: str, attempt: int = 1) -> list[int]:

@@ -105,7 +105,7 @@ def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free(
 ) -> None:
     bench = DecodeBench(pages=10, readmit_share=share)
     bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
-    while not bench.said(Finished) or bench.core._retraction.pressed:
+    while not bench.said(Finished) or bench.core._retraction.active:
         bench.turn()
         bench.fetcher.land_all()
         bench.device.finish_copies()

@@ -145,7 +145,7 @@ def test_who_waits_for_a_prefix_can_be_cancelled_and_lost_with_its_router() -> N
     bench.routers[1].drop(bench.links)
     bench.run()
     assert fetches(bench) == [("a", 0)]
-    assert (len(bench.tokens("a")), bench.core._reqs) == (7, {})
+    assert (len(bench.tokens("a")), bench.core.requests) == (7, [])
     assert bench.holds_nothing
 
 

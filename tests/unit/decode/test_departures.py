@@ -122,7 +122,7 @@ def test_a_move_of_another_attempt_means_nothing() -> None:
 
 def test_a_leaving_worker_takes_nothing_new_and_is_empty_when_all_is_gone_and_every_router_knows() -> None:
     bench = running(routers=2)
-    bench.core.leave()
+    bench.core.start_draining()
     bench.turn()
     assert len(bench.said(Draining)) == 2
     bench.send(decode("b", prompt(6, 2)))
@@ -133,7 +133,7 @@ def test_a_leaving_worker_takes_nothing_new_and_is_empty_when_all_is_gone_and_ev
     bench.turn(4)
     bench.send(Release("a", 1))
     bench.turn()
-    assert not bench.core.empty  # the other router may have sent something before it heard
+    assert not bench.core.drained  # the other router may have sent something before it heard
     bench.send(DrainAck(), router=1)
     bench.turn()
-    assert bench.core.empty
+    assert bench.core.drained

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from decode.lifecycle import DecodeState
 from decode.retraction import Retraction
 from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Decode, Finished, Load, Message, Refused
+from shared.req import Req
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, WorkerBench, decode, prompt
@@ -205,59 +207,88 @@ def test_twins_in_a_pool_for_one_both_finish() -> None:
     assert bench.holds_nothing
 
 
-# ---- giving up while stepped back ------------------------------------------------------------------------------
+# ---- ends while retracted --------------------------------------------------------------------------------------
 
-STATES = ["leaving", "backing up", "retracted", "restoring"]
+STATES = [
+    DecodeState.BACKING_UP,
+    DecodeState.RETRACTED,
+    DecodeState.RESTORING,
+]  # those that a command can meet
 
 
-def victim_in(state: str) -> tuple[DecodeBench, str]:
-    """A bench with a request that stepped back and is in `state`, and its name."""
+def in_state(bench: DecodeBench, state: DecodeState) -> Req | None:
+    """The first request in this state."""
+    return next((req for req in bench.core.requests if req.state is state), None)
+
+
+def victim_in(state: DecodeState) -> tuple[DecodeBench, Req]:
+    """A bench with a retracted request that is in `state`."""
     bench = DecodeBench(pages=10, routers=2)
     bench.send(*crowd("ab"))
-    retraction = bench.core._retraction
-    if state == "leaving":
-        while not retraction._leaving:
-            bench.loop.begin()
-            if not retraction._leaving:
-                bench.loop.finish()
-            bench.fetcher.land_all()
-        return bench, retraction._leaving[0].rid
-    bench.run_until(lambda: bool(bench.device.copies))
-    victim = retraction.requests[0]
-    if state != "backing up":
+    bench.run_until(lambda: in_state(bench, DecodeState.BACKING_UP) is not None)
+    if state is not DecodeState.BACKING_UP:
         bench.device.finish_copies()
         bench.turn()
-        assert [req for req, _ in retraction._retracted] == [victim]
-    if state == "restoring":
-        bench.run_until(lambda: bool(bench.device.copies))
-        assert retraction.restoring == [victim]
-    return bench, victim.rid
+        bench.run_until(lambda: in_state(bench, state) is not None)
+    victim = in_state(bench, state)
+    assert victim is not None
+    return bench, victim
+
+
+def victim_with_a_row_in_flight() -> tuple[DecodeBench, Req]:
+    """A bench in the middle of the turn in which a request is retracted."""
+    bench = DecodeBench(pages=10)
+    bench.send(*crowd("ab"))
+    while True:
+        bench.loop.begin()
+        victim = in_state(bench, DecodeState.RETRACTING)
+        if victim is not None:
+            return bench, victim
+        bench.loop.finish()
+        bench.fetcher.land_all()
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-def test_a_cancelled_request_leaves_nothing(state: str, twice: bool) -> None:
-    bench, rid = victim_in(state)
-    other = "b" if rid == "a" else "a"
+def test_a_cancelled_request_leaves_nothing(state: DecodeState, twice: bool) -> None:
+    bench, victim = victim_in(state)
+    rid, other = victim.rid, "b" if victim.rid == "a" else "a"
     bench.send(*[Cancel(rid, 1)] * (2 if twice else 1))
     bench.run()
+    assert victim.state is DecodeState.CANCELLED
     assert finished(bench) == [other]
     assert bench.said(Refused) == []
     assert bench.holds_nothing
 
 
+@pytest.mark.parametrize("state", [DecodeState.BACKING_UP, DecodeState.RESTORING])
+def test_a_request_cancelled_while_it_is_copied_keeps_its_pages_until_the_copy_has_ended(
+    state: DecodeState,
+) -> None:
+    bench, victim = victim_in(state)
+    bench.send(Cancel(victim.rid, 1))
+    bench.turn(3)
+    assert in_state(bench, DecodeState.ABORTING) is victim
+    assert bench.core.memory.pool.count(PageState.COPYING) > 0
+    bench.device.finish_copies()
+    bench.turn()
+    assert victim.state is DecodeState.CANCELLED
+    assert bench.core.memory.pool.count(PageState.COPYING) == 0
+
+
 @pytest.mark.parametrize("state", STATES)
-def test_a_lost_router_takes_everything_along(state: str) -> None:
+def test_a_lost_router_takes_everything_along(state: DecodeState) -> None:
     bench, _ = victim_in(state)
     bench.links.drop(bench.routers[0])
     bench.run()
     assert bench.holds_nothing
-    assert bench.core._reqs == {}
+    assert bench.core.requests == []
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_newer_attempt_replaces_it_or_is_told_to_come_later(state: str) -> None:
-    bench, rid = victim_in(state)
+def test_a_newer_attempt_replaces_it_or_is_refused_for_now(state: DecodeState) -> None:
+    bench, victim = victim_in(state)
+    rid = victim.rid
     bench.send(decode(rid, prompt(3, 9), attempt=2))
     bench.run()
     answers: list[Message] = [said for said in bench.said(Refused) if said.attempt == 2]
@@ -268,13 +299,12 @@ def test_a_newer_attempt_replaces_it_or_is_told_to_come_later(state: str) -> Non
 
 
 def test_a_request_may_end_with_the_very_step_it_was_retracted_at() -> None:
-    bench, rid = victim_in("leaving")
-    req = bench.core._reqs[rid]
+    bench, req = victim_with_a_row_in_flight()
     step = min(bench.core._batch._planned)  # in flight, and the last that the request takes part in
     place = bench.core._batch._planned[step].index(req)
     bench.device._results[step][place] = EOS
     bench.loop.finish()
     bench.run()
-    assert finished(bench)[0] == rid
+    assert finished(bench)[0] == req.rid
     assert bench.core.counters.backups == 0
     assert bench.holds_nothing

@@ -59,7 +59,7 @@ def test_a_request_without_pages_is_an_error_of_its_step_and_of_all_later_ones(d
     with pytest.raises(InvariantError, match="fewer pages than tokens"):
         driver.run(ForwardMode.EXTEND, joins=joins, extend=[ExtendRow(0, PROMPT, 0, True)])
     with pytest.raises(InvariantError, match="fewer pages than tokens"):
-        driver.run(ForwardMode.IDLE)
+        driver.run(ForwardMode.PREBUILT)
     with pytest.raises(InvariantError):
         driver.device.copies_done()
     assert driver.device.completed() == 0
@@ -81,15 +81,15 @@ def test_extending_elsewhere_than_at_the_end_is_refused(driver: Driver) -> None:
 def test_a_broken_copy_surfaces(driver: Driver) -> None:
     driver.device.start_backup(1, [5], [10_000])
     with pytest.raises(IndexError):
-        driver.run(ForwardMode.IDLE)
+        driver.run(ForwardMode.PREBUILT)
     with pytest.raises(IndexError):
         driver.device.copies_done()
 
 
 def test_steps_are_consecutive_and_waited_for_once(driver: Driver) -> None:
     with pytest.raises(InvariantError, match="step 5 was launched after step 0"):
-        driver.device.launch(ScheduleBatch(5, ForwardMode.IDLE))
-    driver.run(ForwardMode.IDLE)
+        driver.device.launch(ScheduleBatch(5, ForwardMode.PREBUILT))
+    driver.run(ForwardMode.PREBUILT)
     with pytest.raises(InvariantError, match="waited for"):
         driver.device.wait(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.req import Req
@@ -12,6 +13,10 @@ PAGE = 4  # tokens
 
 def new_cache(pages: int = 64, policy: str = "lru") -> RadixCache:
     return RadixCache(PagePool(pages), PAGE, policy)
+
+
+def new_memory(pages: int = 64) -> KvMemory:
+    return KvMemory(pages, PAGE)
 
 
 def block(name: str) -> list[int]:
@@ -43,7 +48,7 @@ def check(cache: RadixCache) -> None:
 
 def request(
     prompt: str | list[int],
-    arrival: int = 0,
+    sequence: int = 0,
     *,
     rid: str = "",
     max_new_tokens: int = 1,
@@ -53,10 +58,10 @@ def request(
     """A waiting request; `prompt` in letters or tokens."""
     token_ids = tokens(prompt) if isinstance(prompt, str) else list(prompt)
     return Req(
-        rid=rid or f"r{arrival}",
+        rid=rid or f"r{sequence}",
         attempt=1,
         router="router",
-        arrival=arrival,
+        sequence=sequence,
         token_ids=token_ids,
         prompt_len=len(token_ids),
         params=SamplingParams(max_new_tokens=max_new_tokens, seed=0),

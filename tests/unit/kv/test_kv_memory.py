@@ -8,15 +8,15 @@ from shared.req import Req
 from tests.unit.scheduling.worker_bench import PAGE_SIZE, params, prompt
 
 
-def request(length: int, family: int = 1, arrival: int = 1) -> Req:
-    return Req(f"r{arrival}", 1, "router", arrival, list(prompt(length, family)), length, params(8))
+def request(length: int, family: int = 1, sequence: int = 1) -> Req:
+    return Req(f"r{sequence}", 1, "router", sequence, list(prompt(length, family)), length, params(8))
 
 
 def computed(memory: KvMemory, req: Req, kv_len: int | None = None) -> Req:
     """The request with its pages given and so many tokens settled."""
     length = len(req.token_ids) if kv_len is None else kv_len
     memory.match(req, len(req.token_ids) - 1)
-    assert memory.give(req, req.pages_missing(length, PAGE_SIZE)) is not None
+    assert memory.allocate(req, req.pages_missing(length, PAGE_SIZE)) is not None
     req.kv_len = req.launched_len = length
     return req
 
@@ -39,9 +39,9 @@ def test_cached_pages_given_up_are_not_evicted_into_use_under_a_launched_step() 
     memory.commit(req)
     memory.launched_step = 3
     memory.release(req)
-    assert memory.give(request(16, family=2), 4) is None
+    assert memory.allocate(request(16, family=2), 4) is None
     memory.pool.reclaim(3)
-    assert memory.give(request(16, family=2), 4) is not None
+    assert memory.allocate(request(16, family=2), 4) is not None
 
 
 def test_only_whole_settled_pages_are_committed() -> None:
@@ -72,7 +72,7 @@ def test_a_prompt_shorter_than_a_page_is_not_cached() -> None:
 def test_what_a_request_holds_in_the_tree_is_not_evicted() -> None:
     memory = KvMemory(4, PAGE_SIZE)
     memory.commit(computed(memory, request(8)))
-    assert memory.give(request(12, family=2), 3) is None
+    assert memory.allocate(request(12, family=2), 3) is None
     memory.check()
 
 
@@ -80,13 +80,13 @@ def test_a_failed_gift_changes_nothing() -> None:
     memory = KvMemory(2, PAGE_SIZE)
     req = request(12)
     memory.match(req, 11)
-    assert memory.give(req, 3) is None
+    assert memory.allocate(req, 3) is None
     assert (req.pages, req.owned, memory.pool.free) == ([], [], 2)
 
 
 def test_a_block_committed_twice_stays_its_owners_while_a_slot_names_it() -> None:
     memory = KvMemory(8, PAGE_SIZE)
-    first, second = computed(memory, request(8)), computed(memory, request(8, arrival=2))
+    first, second = computed(memory, request(8)), computed(memory, request(8, sequence=2))
     memory.commit(first)
     pages = list(second.pages)
     memory.commit(second)
@@ -99,38 +99,38 @@ def test_a_block_committed_twice_stays_its_owners_while_a_slot_names_it() -> Non
 def test_a_shared_block_is_held_once() -> None:
     """Else a request that fits the pool alone might find no room to finish."""
     memory = KvMemory(5, PAGE_SIZE)
-    first, second = computed(memory, request(9)), computed(memory, request(8, arrival=2))
-    memory.share(first)
+    first, second = computed(memory, request(9)), computed(memory, request(8, sequence=2))
+    memory.commit_and_dedupe(first)
     second.token_ids.append(5)
-    memory.share(second)
+    memory.commit_and_dedupe(second)
     assert second.pages == first.pages[:2]
     assert second.owned == []
     memory.release(first)
-    assert memory.give(second, 3) is not None
+    assert memory.allocate(second, 3) is not None
     memory.check()
 
 
 def test_sharing_keeps_the_pages_behind_the_shared_ones() -> None:
     memory = KvMemory(8, PAGE_SIZE)
-    first, second = computed(memory, request(8)), computed(memory, request(14, arrival=2))
+    first, second = computed(memory, request(8)), computed(memory, request(14, sequence=2))
     assert second.cached_len == 0
     tail = second.pages[2:]
-    memory.share(first)
-    memory.share(second)
+    memory.commit_and_dedupe(first)
+    memory.commit_and_dedupe(second)
     assert second.pages == [*first.pages, *tail]
     assert second.owned == tail[1:]
     memory.release(first)
     memory.release(second)
-    assert memory.room == 8
+    assert memory.available_pages == 8
 
 
 def test_a_request_would_free_what_nobody_else_locks() -> None:
     memory = KvMemory(12, PAGE_SIZE)
     first = computed(memory, request(9))
-    memory.share(first)
-    assert memory.held_alone(first) == 3
-    second = computed(memory, request(9, arrival=2))
-    assert memory.held_alone(first) == 1
-    room = memory.room
+    memory.commit_and_dedupe(first)
+    assert memory.releasable_pages(first) == 3
+    second = computed(memory, request(9, sequence=2))
+    assert memory.releasable_pages(first) == 1
+    room = memory.available_pages
     memory.release(second)
-    assert memory.room == room + 1
+    assert memory.available_pages == room + 1

@@ -8,7 +8,7 @@ from shared.baton import Baton, Holder
 from shared.effects import Effect, Send
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseCounters, LeaseTable
+from shared.kv.leases import LeaseCounters, LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.messages import Refused, Release, Renew
 from shared.req import Req
@@ -26,14 +26,22 @@ class Book:
         self.words = PlainWords([0] * words)
         self.effects: list[Effect] = []
         holder = Holder("decode-0", epoch, "agent", b"", 0, 64, 0)
+        self.ended: list[tuple[str, LeaseEnd]] = []
         self.table = LeaseTable(
-            self.memory, holder, self.words, "format", LEASE_SECONDS, LeaseCounters(), self.effects
+            self.memory,
+            holder,
+            self.words,
+            "format",
+            LEASE_SECONDS,
+            LeaseCounters(),
+            self.effects,
+            on_end=lambda req, end: self.ended.append((req.rid, end)),
         )
 
     def request(self, rid: str, attempt: int = 1, router: str = "router") -> Req:
         """A request that owns two pages of KV."""
         req = Req(rid, attempt, router, 1, [ord(rid[0])] * 2 * PAGE, 2 * PAGE, params(4), kv_len=2 * PAGE)
-        self.memory.give(req, 2)
+        self.memory.allocate(req, 2)
         return req
 
     def grant(self, rid: str, attempt: int = 1, router: str = "router") -> Baton:

@@ -9,6 +9,13 @@ from shared.kv.radix_cache import EVICTION_POLICIES, RadixCache
 from tests.unit.kv.lettered_pages import block, cached, check, insert, new_cache, tokens
 
 
+def _insert_during_step(cache: RadixCache, name: str, step: int) -> None:
+    """Cache one page that a request gave up while `step` ran."""
+    node = cache.insert(block(name), cache.pool.allocate(1, PageState.OWNED)).node
+    cache.lock(node)
+    cache.unlock(node, last_step=step)
+
+
 def test_locked_pages_are_never_evicted() -> None:
     cache = new_cache()
     insert(cache, "ab")
@@ -97,7 +104,7 @@ def test_an_unlock_by_an_earlier_step_does_not_shorten_the_wait() -> None:
 
 def test_pages_inserted_during_a_step_wait_for_it() -> None:
     cache = new_cache(pages=1)
-    cache.insert(tokens("a"), cache.pool.allocate(1, PageState.OWNED), last_step=2)
+    _insert_during_step(cache, "a", step=2)
     cache.evict(1)
     assert cache.pool.count(PageState.RETIRING) == 1
 
@@ -105,7 +112,7 @@ def test_pages_inserted_during_a_step_wait_for_it() -> None:
 def test_waiting_for_a_step_does_not_evict_once_more() -> None:
     cache = new_cache(pages=4)
     for name in "abcd":
-        cache.insert(block(name), cache.pool.allocate(1, PageState.OWNED), last_step=1)
+        _insert_during_step(cache, name, step=1)
     assert not cache.make_room(2)
     assert not cache.make_room(2)
     assert cache.pool.count(PageState.TREE) == 2

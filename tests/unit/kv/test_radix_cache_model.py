@@ -90,11 +90,11 @@ class CacheAgainstModel(RuleBasedStateMachine):
             return
         own = self.pool.allocate(len(prefixes) - len(matched), PageState.OWNED)
         pages = [self.entries[prefix].page for prefix in matched] + own
-        inserted = self.cache.insert(tokens, pages, extra_key, priority, last_step=self.launched)
+        inserted = self.cache.insert(tokens, pages, extra_key, priority)
         adopted = []
         for prefix, page in zip(prefixes, pages, strict=True):
             if prefix not in self.entries:
-                self.entries[prefix] = Entry(page, self.launched)
+                self.entries[prefix] = Entry(page)
                 adopted.append(page)
         assert inserted.adopted == adopted
         self.owned += [page for page in own if page not in adopted]
@@ -119,14 +119,6 @@ class CacheAgainstModel(RuleBasedStateMachine):
         for prefix in gone:
             entry = self.entries.pop(prefix)
             self._retire(entry.page, entry.last_step)
-
-    @precondition(lambda self: not self.locks)
-    @rule()
-    def reset(self) -> None:
-        self.cache.reset()
-        for entry in self.entries.values():
-            self._retire(entry.page, entry.last_step)
-        self.entries = {}
 
     @precondition(lambda self: self.owned)
     @rule(in_flight=st.booleans())

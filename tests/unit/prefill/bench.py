@@ -39,4 +39,8 @@ class PrefillBench(WorkerBench):
     def holds_nothing(self) -> bool:
         """Whether no page is held but by the cache, and no lease lives."""
         memory = self.core.memory
-        return memory.room == memory.pool.total and not any(self.words.values) and self.core.slots_used == 0
+        return (
+            memory.available_pages == memory.pool.total
+            and not any(self.words.values)
+            and self.core.slots_used == 0
+        )

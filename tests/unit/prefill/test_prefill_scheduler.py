@@ -342,22 +342,22 @@ def test_a_leaving_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
     bench = PrefillBench()
     bench.send(prefill("a", prompt(6)))
     bench.turn()
-    bench.core.leave()
+    bench.core.start_draining()
     bench.send(prefill("b", prompt(6, 2)), DrainAck())
     bench.run()
     assert len(bench.said(Draining)) == 1
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("b", "no_room")]
     assert [said.rid for said in bench.said(Prefilled)] == ["a"]
-    assert not bench.core.empty
+    assert not bench.core.drained
     bench.send(Release("a", 1))
     bench.turn()
-    assert bench.core.empty
+    assert bench.core.drained
 
 
 def test_a_router_that_comes_to_a_leaving_worker_hears_so() -> None:
     bench = PrefillBench(routers=2)
     bench.turn()
-    bench.core.leave()
+    bench.core.start_draining()
     bench.routers[1].drop(bench.links)
     bench.routers[1].link(bench.links)
     bench.turn(2)

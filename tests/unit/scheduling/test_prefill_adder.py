@@ -6,40 +6,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.baton import pages_of
 from shared.errors import InvariantError
-from shared.kv.page_pool import PageState
-from shared.kv.radix_cache import RadixCache
+from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PageState, pages_for_tokens
 from shared.req import Req
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder
-from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache, request
+from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_memory, request
 
 CONTINUE, NO_TOKENS, OTHER = AddResult.CONTINUE, AddResult.NO_TOKENS, AddResult.OTHER
 
 
 def _adder(
-    cache: RadixCache,
+    memory: KvMemory,
     *,
-    chunk: int | None = 1000,
+    chunk: int = 1000,
     max_prefill_tokens: int = 1000,
-    max_output_reserve: int = 4096,
-    new_token_ratio: float = 0.0,
-    reserved_tokens: int = 0,
 ) -> PrefillAdder:
-    return PrefillAdder(
-        cache,
-        cache.pool,
-        page_size=PAGE,
-        max_prefill_tokens=max_prefill_tokens,
-        chunked_prefill_size=chunk,
-        max_output_reserve=max_output_reserve,
-        new_token_ratio=new_token_ratio,
-        reserved_tokens=reserved_tokens,
-    )
+    return PrefillAdder(memory, max_prefill_tokens=max_prefill_tokens, chunked_prefill_size=chunk)
 
 
 def _rows(adder: PrefillAdder) -> list[tuple[int, int, int, bool]]:
-    return [(extend.req.arrival, extend.start, extend.end, extend.last) for extend in adder.extends]
+    return [(extend.req.sequence, extend.start, extend.end, extend.last) for extend in adder.extends]
 
 
 def _prompt(tokens: int) -> list[int]:
@@ -60,9 +47,10 @@ def _prompt(tokens: int) -> list[int]:
     ],
 )
 def test_a_request_gets_the_pages_of_its_prompt_and_no_more(tokens: int, pages: int) -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     req = request(_prompt(tokens), 1)
-    adder = _adder(cache)
+    adder = _adder(memory)
     assert adder.add(req) is CONTINUE
     assert _rows(adder) == [(1, 0, tokens, True)]
     assert len(req.pages) == pages
@@ -72,10 +60,11 @@ def test_a_request_gets_the_pages_of_its_prompt_and_no_more(tokens: int, pages: 
 
 
 def test_a_cached_prefix_is_locked_and_only_the_rest_is_computed() -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     table = insert(cache, "ab")
     req = request("abc", 1)
-    adder = _adder(cache)
+    adder = _adder(memory)
     assert adder.add(req) is CONTINUE
     assert _rows(adder) == [(1, 2 * PAGE, 3 * PAGE, True)]
     assert req.pages == table + req.owned
@@ -85,39 +74,41 @@ def test_a_cached_prefix_is_locked_and_only_the_rest_is_computed() -> None:
 
 
 def test_a_prompt_that_is_cached_whole_still_leaves_a_token_to_compute() -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     insert(cache, "ab")
     req = request("ab", 1)
-    adder = _adder(cache)
+    adder = _adder(memory)
     assert adder.add(req) is CONTINUE
     assert _rows(adder) == [(1, PAGE, 2 * PAGE, True)]
 
 
 def test_a_prefix_of_another_namespace_is_no_hit() -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     insert(cache, "ab", extra_key="tenant")
     req = request("abc", 1)
-    _adder(cache).add(req)
+    _adder(memory).add(req)
     assert req.cached_len == 0
 
 
 def test_a_request_that_was_admitted_is_not_admitted_again() -> None:
-    cache = new_cache()
+    memory = new_memory()
     req = request("a", 1)
-    _adder(cache).add(req)
+    _adder(memory).add(req)
     with pytest.raises(InvariantError, match="admitted already"):
-        _adder(cache).add(req)
+        _adder(memory).add(req)
 
 
 def test_only_a_request_with_tokens_left_has_a_chunk_to_continue() -> None:
-    cache = new_cache()
+    memory = new_memory()
     with pytest.raises(InvariantError, match="no chunk to continue"):
-        _adder(cache).add_chunked(request("ab", 1))
+        _adder(memory).add_chunked(request("ab", 1))
     req = request("ab", 1)
-    _adder(cache).add(req)
+    _adder(memory).add(req)
     req.launched_len = 2 * PAGE
     with pytest.raises(InvariantError, match="no chunk to continue"):
-        _adder(cache).add_chunked(req)
+        _adder(memory).add_chunked(req)
 
 
 # ---- memory ----
@@ -134,21 +125,15 @@ def test_only_a_request_with_tokens_left_has_a_chunk_to_continue() -> None:
 def test_a_prompt_that_can_fit_alone_is_admitted_alone(
     pool_pages: int, tokens: int, result: AddResult
 ) -> None:
-    assert _adder(new_cache(pool_pages)).add(request(_prompt(tokens), 1)) is result
-
-
-@pytest.mark.parametrize("max_new_tokens", range(1, 2 * PAGE + 2))
-def test_a_request_whose_output_fills_the_pool_is_admitted_alone(max_new_tokens: int) -> None:
-    req = request("a", 1, max_new_tokens=max_new_tokens)
-    pool_pages = pages_of(req.final_kv_len, PAGE)
-    assert _adder(new_cache(pool_pages), new_token_ratio=1.0).add(req) is CONTINUE
+    assert _adder(new_memory(pool_pages)).add(request(_prompt(tokens), 1)) is result
 
 
 def test_a_request_that_does_not_fit_is_left_as_it_was() -> None:
-    cache = new_cache(pages=3)
+    memory = new_memory(pages=3)
+    cache = memory.cache
     insert(cache, "ab")
     req = request("abcd", 1)
-    adder = _adder(cache)
+    adder = _adder(memory)
     assert adder.add(req) is NO_TOKENS
     assert (req.node, req.pages, req.owned, req.cached_len) == (None, [], [], 0)
     assert (cache.locks, cached(cache, "ab"), adder.extends) == (0, 2, [])
@@ -156,73 +141,37 @@ def test_a_request_that_does_not_fit_is_left_as_it_was() -> None:
 
 
 def test_cached_pages_that_nobody_holds_make_room() -> None:
-    cache = new_cache(pages=4)
+    memory = new_memory(pages=4)
+    cache = memory.cache
     insert(cache, "wxyz")
-    adder = _adder(cache)
+    adder = _adder(memory)
     assert adder.add(request("abc", 1)) is CONTINUE
     assert cached(cache, "wxyz") == 1
     check(cache)
 
 
 def test_its_own_cached_prefix_does_not_count_as_room_for_the_rest() -> None:
-    cache = new_cache(pages=3)
+    memory = new_memory(pages=3)
+    cache = memory.cache
     insert(cache, "ab")
-    assert _adder(cache).add(request("abcd", 1)) is NO_TOKENS
-    assert _adder(cache).add(request("abc", 2)) is CONTINUE
+    assert _adder(memory).add(request("abcd", 1)) is NO_TOKENS
+    assert _adder(memory).add(request("abc", 2)) is CONTINUE
     assert cached(cache, "ab") == 2
 
 
-@pytest.mark.parametrize(
-    ("reserved_tokens", "result"),
-    [
-        pytest.param(0, CONTINUE, id="nobody else"),
-        pytest.param(2 * PAGE, CONTINUE, id="the others leave just enough"),
-        pytest.param(2 * PAGE + 1, NO_TOKENS, id="the others leave a token too few"),
-    ],
-)
-def test_what_running_requests_will_need_is_not_given_away(reserved_tokens: int, result: AddResult) -> None:
-    cache = new_cache(pages=4)
-    assert _adder(cache, reserved_tokens=reserved_tokens).add(request("ab", 1)) is result
-
-
-@pytest.mark.parametrize(
-    ("ratio", "max_output_reserve", "admitted"),
-    [
-        pytest.param(0.0, 4096, 8, id="without output reserve prompts fill the pool"),
-        pytest.param(1.0, 4096, 1, id="with all output reserved one request does"),
-        pytest.param(0.5, 4096, 2, id="with half of it reserved two do"),
-        pytest.param(1.0, 4, 3, id="a bounded reserve lets more in"),
-    ],
-)
-def test_output_is_reserved_by_the_new_token_ratio(
-    ratio: float, max_output_reserve: int, admitted: int
-) -> None:
-    cache = new_cache(pages=8)
-    adder = _adder(cache, new_token_ratio=ratio, max_output_reserve=max_output_reserve)
-    results = [
-        adder.add(request([arrival] * PAGE, arrival, max_new_tokens=4 * PAGE)) for arrival in range(10)
-    ]
-    assert results == [CONTINUE] * admitted + [NO_TOKENS] * (10 - admitted)
-    check(cache)
-
-
-def test_tokens_of_earlier_attempts_are_not_reserved_again() -> None:
-    req = request("abc", 1, max_new_tokens=2 * PAGE + 1)
-    req.prompt_len = PAGE  # b and c are output already: one token more is allowed
-    adder = _adder(new_cache(pages=5), new_token_ratio=1.0)
-    assert [adder.add(req), adder.add(request("x", 2))] == [CONTINUE, CONTINUE]
-
-
 def test_evicted_pages_that_a_step_still_reads_are_waited_for_but_evicted_once() -> None:
-    cache = new_cache(pages=4)
+    memory = new_memory(pages=4)
+    cache = memory.cache
     for names in ("wx", "yz"):
         own = cache.pool.allocate(2, PageState.OWNED)
-        cache.insert(request(names).token_ids, own, last_step=1)
+        node = cache.insert(request(names).token_ids, own).node
+        cache.lock(node)
+        cache.unlock(node, last_step=1)
     req = request("ab", 1)
-    assert [_adder(cache).add(req) for _ in range(3)] == [NO_TOKENS] * 3
+    assert [_adder(memory).add(req) for _ in range(3)] == [NO_TOKENS] * 3
     assert cache.pool.count(PageState.TREE) == 2
     cache.pool.reclaim(1)
-    assert _adder(cache).add(req) is CONTINUE
+    assert _adder(memory).add(req) is CONTINUE
     assert cache.pool.count(PageState.TREE) == 2
 
 
@@ -238,9 +187,9 @@ def test_evicted_pages_that_a_step_still_reads_are_waited_for_but_evicted_once()
     ],
 )
 def test_a_prompt_is_cut_at_the_chunk_size(tokens: int, end: int) -> None:
-    cache = new_cache()
+    memory = new_memory()
     req = request(_prompt(tokens), 1)
-    adder = _adder(cache, chunk=2 * PAGE)
+    adder = _adder(memory, chunk=2 * PAGE)
     assert adder.add(req) is CONTINUE
     assert _rows(adder) == [(1, 0, end, end == tokens)]
     assert len(req.pages) == 2
@@ -254,25 +203,13 @@ def test_a_prompt_is_cut_at_the_chunk_size(tokens: int, end: int) -> None:
     ],
 )
 def test_chunks_end_at_page_boundaries(chunk: int, end: int) -> None:
-    adder = _adder(new_cache(), chunk=chunk)
+    adder = _adder(new_memory(), chunk=chunk)
     adder.add(request(_prompt(50), 1))
     assert _rows(adder) == [(1, 0, end, False)]
 
 
-def test_without_chunking_the_first_prompt_is_taken_whole_however_long() -> None:
-    adder = _adder(new_cache(), chunk=None, max_prefill_tokens=2 * PAGE)
-    assert adder.add(request(_prompt(40), 1)) is CONTINUE
-    assert adder.add(request("a", 2)) is OTHER
-    assert _rows(adder) == [(1, 0, 40, True)]
-
-
-def test_without_chunking_a_prompt_that_exceeds_what_is_left_waits() -> None:
-    adder = _adder(new_cache(), chunk=None, max_prefill_tokens=3 * PAGE)
-    assert [adder.add(request("ab", 1)), adder.add(request("cd", 2))] == [CONTINUE, OTHER]
-
-
 def test_a_step_takes_no_more_input_than_the_lesser_of_its_budgets() -> None:
-    adder = _adder(new_cache(), chunk=4 * PAGE, max_prefill_tokens=3 * PAGE)
+    adder = _adder(new_memory(), chunk=4 * PAGE, max_prefill_tokens=3 * PAGE)
     assert [adder.add(request(names, i)) for i, names in enumerate(["ab", "cd", "ef"])] == [
         CONTINUE,
         CONTINUE,
@@ -282,39 +219,41 @@ def test_a_step_takes_no_more_input_than_the_lesser_of_its_budgets() -> None:
 
 
 def test_cached_tokens_cost_no_input() -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     insert(cache, "abc")
-    adder = _adder(cache, chunk=PAGE)
+    adder = _adder(memory, chunk=PAGE)
     assert adder.add(request("abcd", 1)) is CONTINUE
     assert _rows(adder) == [(1, 3 * PAGE, 4 * PAGE, True)]
 
 
 def test_only_one_request_is_cut_in_a_step() -> None:
-    adder = _adder(new_cache(), chunk=2 * PAGE + 2)
+    adder = _adder(new_memory(), chunk=2 * PAGE + 2)
     results = [adder.add(request(_prompt(50), 1)), adder.add(request(_prompt(40), 2))]
     assert results == [CONTINUE, OTHER]
     assert _rows(adder) == [(1, 0, 2 * PAGE, False)]
 
 
 def test_what_the_page_boundary_leaves_of_a_step_serves_a_short_request() -> None:
-    adder = _adder(new_cache(), chunk=2 * PAGE + 2)
+    adder = _adder(new_memory(), chunk=2 * PAGE + 2)
     assert [adder.add(request(_prompt(50), 1)), adder.add(request([7, 8], 2))] == [CONTINUE, CONTINUE]
     assert _rows(adder) == [(1, 0, 2 * PAGE, False), (2, 0, 2, True)]
 
 
 def test_the_rest_of_a_cut_prompt_is_reserved_for_it() -> None:
-    cache = new_cache(pages=4)
-    adder = _adder(cache, chunk=2 * PAGE + 2)
+    memory = new_memory(pages=4)
+    adder = _adder(memory, chunk=2 * PAGE + 2)
     assert adder.add(request(_prompt(4 * PAGE), 1)) is CONTINUE
     assert adder.add(request([7, 8], 2)) is NO_TOKENS
 
 
 def test_the_chunked_request_goes_first_and_others_fill_the_step() -> None:
-    cache = new_cache()
+    memory = new_memory()
+    cache = memory.cache
     long = request(_prompt(3 * PAGE), 1)
-    _adder(cache, chunk=2 * PAGE).add(long)
+    _adder(memory, chunk=2 * PAGE).add(long)
     long.launched_len = 2 * PAGE
-    adder = _adder(cache, chunk=2 * PAGE)
+    adder = _adder(memory, chunk=2 * PAGE)
     assert adder.add_chunked(long) is CONTINUE
     assert adder.add(request([9] * PAGE, 2)) is CONTINUE
     assert _rows(adder) == [(1, 2 * PAGE, 3 * PAGE, True), (2, 0, PAGE, True)]
@@ -323,12 +262,13 @@ def test_the_chunked_request_goes_first_and_others_fill_the_step() -> None:
 
 
 def test_a_chunk_without_room_waits_with_what_it_has() -> None:
-    cache = new_cache(pages=4)
+    memory = new_memory(pages=4)
+    cache = memory.cache
     long = request(_prompt(4 * PAGE), 1)
-    _adder(cache, chunk=2 * PAGE).add(long)
+    _adder(memory, chunk=2 * PAGE).add(long)
     long.launched_len = 2 * PAGE
     taken = cache.pool.allocate(1, PageState.ARRIVING)
-    adder = _adder(cache, chunk=2 * PAGE)
+    adder = _adder(memory, chunk=2 * PAGE)
     assert adder.add_chunked(long) is NO_TOKENS
     assert (len(long.pages), adder.extends) == (2, [])
     cache.pool.retire(taken, PageState.ARRIVING, after_step=0)
@@ -338,20 +278,21 @@ def test_a_chunk_without_room_waits_with_what_it_has() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     prompts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    chunk=st.one_of(st.none(), st.integers(1, 30)),
+    chunk=st.integers(1, 30),
     max_prefill_tokens=st.integers(1, 60),
     pool_pages=st.integers(10, 24),
 )
 def test_all_prompts_are_computed_whole_in_order_and_the_pool_balances(
-    prompts: list[int], chunk: int | None, max_prefill_tokens: int, pool_pages: int
+    prompts: list[int], chunk: int, max_prefill_tokens: int, pool_pages: int
 ) -> None:
     """Steps until all is done; each request gives its pages up with its last row, as an aborted one does."""
-    cache = new_cache(pool_pages)
-    waiting = [request([arrival] * tokens, arrival) for arrival, tokens in enumerate(prompts)]
+    memory = new_memory(pool_pages)
+    cache = memory.cache
+    waiting = [request([sequence] * tokens, sequence) for sequence, tokens in enumerate(prompts)]
     chunked: Req | None = None
     done: list[int] = []
     for step in range(1, 2 + sum(prompts)):
-        adder = _adder(cache, chunk=chunk, max_prefill_tokens=max_prefill_tokens)
+        adder = _adder(memory, chunk=chunk, max_prefill_tokens=max_prefill_tokens)
         if chunked is not None:
             assert adder.add_chunked(chunked) is CONTINUE
             chunked = None
@@ -361,13 +302,13 @@ def test_all_prompts_are_computed_whole_in_order_and_the_pool_balances(
         for extend in adder.extends:
             req = extend.req
             assert extend.start == (req.launched_len or req.cached_len) < extend.end
-            assert len(req.pages) == pages_of(extend.end, PAGE)
+            assert len(req.pages) == pages_for_tokens(extend.end, PAGE)
             req.launched_len = extend.end
             if not extend.last:
                 assert extend.end % PAGE == 0
                 chunked = req
                 continue
-            done.append(req.arrival)
+            done.append(req.sequence)
             cache.pool.retire(req.owned, PageState.OWNED, after_step=step)
             assert req.node is not None
             cache.unlock(req.node, last_step=step)

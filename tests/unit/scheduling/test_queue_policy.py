@@ -17,7 +17,7 @@ from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache,
 
 
 def _arrivals(reqs: list[Req]) -> list[int]:
-    return [req.arrival for req in reqs]
+    return [req.sequence for req in reqs]
 
 
 def _order(policy: str, waiting: list[Req], cache: RadixCache | None = None) -> list[int]:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.baton import Baton, Holder, pages_of
+from shared.baton import Baton, Holder
+from shared.effects import Note
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
 from shared.messages import Decode, Hello, Message, Prefill, Role
 from shared.sampling_params import SamplingParams
@@ -173,8 +175,15 @@ class WorkerBench:
         ]
         for router in self.routers:
             router.link(self.links)
+        self.notes: list[Note] = []
         self.loop = EventLoop(
-            scheduler, self.device, self.fetcher, self.links, lambda: self.now, overlap=overlap
+            scheduler,
+            self.device,
+            self.fetcher,
+            self.links,
+            lambda: self.now,
+            self.notes.append,
+            overlap=overlap,
         )
         self.heard: list[Message] = []
 
@@ -252,6 +261,6 @@ def decode(
         nonce=1,
         kv_len=kv_len,
         prompt_len=kv_len,
-        pages=tuple(range(pages_of(kv_len, PAGE_SIZE))),
+        pages=tuple(range(pages_for_tokens(kv_len, PAGE_SIZE))),
     )
     return Decode(rid, attempt, (*token_ids, ORDINARY), kv_len, params(max_new_tokens, seed), baton)

@@ -1,0 +1,53 @@
+"""The one writer of a request's state on a worker.
+
+Each role has a table of its own (`prefill/lifecycle.py`, `decode/lifecycle.py`); this follows it, for every part of the
+role's scheduler. It knows nothing of what a state holds: the part that moves a request's pages says what happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Generic, cast
+
+from shared.errors import InvariantError
+from shared.req import Req
+from shared.state_table import Event, State, StateTable
+
+
+class RequestStates(Generic[State, Event]):
+    """Moves requests along a table and counts how often each row of it was taken."""
+
+    def __init__(self, table: StateTable[State, Event]):
+        self._table = table
+        self.taken: Counter[tuple[State, Event]] = Counter()
+
+    def advance(self, req: Req, event: Event) -> None:
+        """Follow the table; raises `InvariantError`, naming request, state and event, where it has no row."""
+        before = cast(State, req.state)
+        try:
+            req.state = self._table.next(before, event)
+        except InvariantError as error:
+            raise InvariantError(f"request {req.rid}: {error}") from None
+        self.taken[before, event] += 1
+
+
+def check_states(held: Mapping[State, Iterable[Req]], live: Iterable[Req]) -> None:
+    """Prove that what the parts of a scheduler hold agrees with the states of its live requests.
+
+    `held` are the requests by the state in which the part that holds them keeps them. Raises `InvariantError` for one
+    that is held in another state than its own, held twice, or live and held nowhere.
+    """
+    place: dict[Req, State] = {}
+    for state, reqs in held.items():
+        for req in reqs:
+            if req.state is not state or req in place:
+                raise InvariantError(f"request {req.rid} is {_word(req)}, but held as {state.value}")
+            place[req] = state
+    lost = [f"{req.rid} ({_word(req)})" for req in live if req not in place]
+    if lost:
+        raise InvariantError(f"requests that no part of the scheduler holds: {lost}")
+
+
+def _word(req: Req) -> str:
+    return str(req.state.value) if req.state else "in no state"
