@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.engine.native import kernels
 from shared.engine.native.build import INSTRUCTION_SETS, SOURCES, BuildError, InstructionSet, build, choose
@@ -20,7 +21,9 @@ def test_without_a_compiler_torch_computes_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    chosen = choose_kernels("auto", str(tmp_path))
+    with capture_logs() as lines:
+        chosen = choose_kernels("auto", str(tmp_path))
+    assert [line["event"] for line in lines] == ["engine.kernels_missing"]
     assert chosen.library is None
     assert "no C++ compiler found (no-such-compiler): install g++" in chosen.description
     with pytest.raises(ConfigError, match="plain kernels were asked for, and no C"):
@@ -29,13 +32,8 @@ def test_without_a_compiler_torch_computes_and_says_why(
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, ids=lambda each: each.name)
 def test_a_strict_compiler_has_nothing_to_say_of_the_kernels(instruction_set: InstructionSet) -> None:
-    strict = [
-        "-std=c++20",
-        "-fsyntax-only",
-        "-Wall",
-        "-Wextra",
-        "-Wno-ignored-attributes",
-    ]  # attributes of vectors
+    warnings = ["-Wall", "-Wextra", "-Wno-ignored-attributes"]  # the ignored ones are attributes of vectors
+    strict = ["-std=c++20", "-fsyntax-only", *warnings]
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     command = ["g++", *strict, *instruction_set.flags, *sources]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
