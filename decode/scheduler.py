@@ -65,7 +65,7 @@ class DecodeScheduler:
     ):
         self._config = config
         self._eos_token_ids = eos_token_ids
-        self.memory = KvMemory(pages, config.page_size, config.cache_policy)
+        self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self._effects: list[Effect] = []
@@ -80,7 +80,7 @@ class DecodeScheduler:
         self._audience = RouterSessions(config.load_seconds)
         self._number = 0
         self._reqs: dict[str, Req] = {}  # every live request, whatever its state
-        self._batch = RunningBatch(self.memory, self.counters, config.slots)
+        self._batch = RunningBatch(self.memory, self.counters, config.max_running_requests)
         self._unsent = OutputBuffer(config.flush_seconds)
         self._departures = Migrations(
             self.memory, self._batch, self.leases, self._unsent, self.counters, self._effects
