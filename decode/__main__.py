@@ -27,9 +27,9 @@ def serve(config: DecodeConfig) -> None:
         config,
         "decode",
         build,
-        leases_max=config.slots,  # all that runs may have to move
+        leases_max=config.max_running_requests,  # all that runs may have to move
         fetch_seconds_max=config.fetch_seconds_max,
-        host_share=config.host_share,
+        host_fraction=config.host_fraction,
     )
 
 

@@ -26,12 +26,13 @@ class Admission:
             conservativeness=config.schedule_conservativeness,
             min_factor=config.min_new_token_ratio_factor,
             decay_steps=config.new_token_ratio_decay_steps,
+            headroom_steps=config.retract_steps,
         )
         self._config = config
         self._memory = memory
         self._context_len = context_len
         self._kv_format = kv_format
-        self._open = True  # False after a retraction, until `readmit_share` of the pool is free
+        self._open = True  # False after a retraction, until `readmit_fraction` of the pool is free
 
     def never_fits(self, req: Req, baton: Baton) -> tuple[RefusalReason, str] | None:
         """Why this worker can never take the request; None if it can."""
@@ -58,7 +59,7 @@ class Admission:
             return False
         if not present:
             return self._memory.cache.make_room(missing)
-        self._open |= self._memory.available_pages >= self._config.readmit_share * pool.total
+        self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
         growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
         if not self._open or self._memory.available_pages < missing + growth:
             return False

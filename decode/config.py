@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import Field
 
-from msgspec import Meta
-
-from shared.process.settings import PositiveInt, Seconds, Share
+from shared.process.settings import Fraction, PositiveInt, Seconds
 from shared.process.worker_config import WorkerConfig
 
 
-class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
+class DecodeConfig(WorkerConfig):
     """Segue's decode worker: fetches KV pages and generates."""
 
-    fetch_seconds_max: Annotated[
-        Seconds,
-        Meta(description="a fetch without progress for so long is abandoned and refused as unreachable"),
-    ] = 10.0
-    flush_seconds: Annotated[
-        Seconds,
-        Meta(description="tokens wait at most so long to share a message; below what a reader notices"),
-    ] = 0.01
-    host_share: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=16.0,
-            description="host memory for retracted requests, in pages for each page of the pool",
-        ),
-    ] = 0.25
-    retract_steps: Annotated[
-        PositiveInt,
-        Meta(description="steps that must fit after a retraction, so that it does not happen each step"),
-    ] = 20
-    retractions_max: Annotated[
-        PositiveInt, Meta(description="after so many a request is retracted last: an order, not a veto")
-    ] = 3
-    readmit_share: Annotated[
-        Share, Meta(description="of the pool free before new work joins after a retraction: hysteresis")
-    ] = 0.1
-    schedule_conservativeness: Annotated[
-        float,
-        Meta(
-            gt=0.0, le=10.0, description="scales the new-token ratio; above 1: fewer retractions, less load"
-        ),
-    ] = 1.0
-    init_new_token_ratio: Annotated[
-        Share,
-        Meta(description="share of max_new_tokens reserved at first; most requests end before their bound"),
-    ] = 0.7
-    min_new_token_ratio_factor: Annotated[
-        Share, Meta(description="the ratio decays to this part of its start")
-    ] = 0.14
-    new_token_ratio_decay_steps: Annotated[PositiveInt, Meta(description="decode steps of that decay")] = 600
-    clip_max_new_tokens: Annotated[
-        PositiveInt,
-        Meta(description="remaining tokens counted in the reserve at most, so a huge bound blocks nobody"),
-    ] = 4096
+    fetch_seconds_max: Seconds = Field(
+        default=10.0,
+        description="Seconds that a fetch may make no progress. Then it is abandoned, and the request is refused as "
+        "unreachable.",
+    )
+    flush_seconds: Seconds = Field(
+        default=0.01,
+        description="Seconds that a token may wait to share a message with others. A reader does not notice 10 ms.",
+    )
+    host_fraction: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=16.0,
+        description="Pages in host memory for each page of the pool. Retracted requests are kept there.",
+    )
+    retract_steps: PositiveInt = Field(
+        default=20,
+        description="Decode steps that must fit after a retraction, so that the next step does not retract again.",
+    )
+    retractions_max: PositiveInt = Field(
+        default=3,
+        description="Retractions after which a request is retracted last. It can still be retracted.",
+    )
+    readmit_fraction: Fraction = Field(
+        default=0.1,
+        description="Fraction of the pool that must be free before new work joins after a retraction.",
+    )
+    schedule_conservativeness: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=10.0,
+        description="Factor of the new-token ratio. Above 1 there are fewer retractions and fewer requests at a time.",
+    )
+    init_new_token_ratio: Fraction = Field(
+        default=0.7,
+        description="Fraction of max_new_tokens that is reserved at first. Most requests end before their bound.",
+    )
+    min_new_token_ratio_factor: Fraction = Field(
+        default=0.14, description="Fraction of its first value to which the new-token ratio falls."
+    )
+    new_token_ratio_decay_steps: PositiveInt = Field(
+        default=600, description="Decode steps in which the new-token ratio falls that far."
+    )
+    clip_max_new_tokens: PositiveInt = Field(
+        default=4096,
+        description="Remaining tokens of one request that the reserve counts at most. A huge bound then blocks "
+        "no other request.",
+    )

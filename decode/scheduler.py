@@ -56,7 +56,7 @@ class DecodeScheduler:
         eos_token_ids: frozenset[int],
     ):
         self._eos_token_ids = eos_token_ids
-        self.memory = KvMemory(pages, config.page_size, config.cache_policy)
+        self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self.states = RequestStates(TRANSITIONS)
@@ -70,7 +70,7 @@ class DecodeScheduler:
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
         self._admission = Admission(config, memory, context_len, kv_format)
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
-        self._batch = RunningBatch(memory, states, counters, config.slots)
+        self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
         self._retraction = Retraction(
             memory, self.host, states, counters, effects, config.retract_steps, config.retractions_max

@@ -28,7 +28,7 @@ def serve(config: PrefillConfig) -> None:
         build,
         leases_max=config.leases_max,
         fetch_seconds_max=config.lease_seconds,  # it fetches from nobody but itself, at its start
-        host_share=0.0,
+        host_fraction=0.0,
     )
 
 

@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
+from pydantic import Field
 
-from shared.process.settings import Count, PositiveInt, Share
+from shared.process.settings import Count, Fraction, PositiveInt
 from shared.process.worker_config import WorkerConfig
 
 
-class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):
+class PrefillConfig(WorkerConfig):
     """Segue's prefill worker: computes prompts and leases their KV pages."""
 
-    chunked_prefill_size: Annotated[
-        PositiveInt, Meta(description="tokens of one EXTEND step, so a long prompt does not block short ones")
-    ] = 2048
-    max_prefill_tokens: Annotated[
-        PositiveInt,
-        Meta(description="uncached tokens admitted in one pass; bounds the activations of a step"),
-    ] = 16384
-    lease_share: Annotated[
-        Share,
-        Meta(
-            description="of the pool under lease: above it no new EXTEND, so overload waits before computing"
-        ),
-    ] = 0.5
-    leases_max: Annotated[
-        PositiveInt, Meta(description="leases at a time: 8 bytes of registered memory each")
-    ] = 1024
-    queue_max: Annotated[
-        PositiveInt,
-        Meta(description="requests waiting here; above it Refused, so that the router tries elsewhere"),
-    ] = 1024
-    queue_policy: Annotated[
-        Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"],
-        Meta(description="who goes first; fcfs starves nobody"),
-    ] = "fcfs"
-    policy_queue_max: Annotated[
-        PositiveInt,
-        Meta(description="above so many waiting, lpm and dfs-weight are fcfs: matching costs too much"),
-    ] = 128
-    shared_prefix_cached_tokens_max: Annotated[
-        Count,
-        Meta(description="a request with at most so much cached may wait one round for another's prefix"),
-    ] = 32
-    shared_prefix_tokens_min: Annotated[
-        PositiveInt,
-        Meta(description="… when it shares at least so many tokens with one that is admitted now"),
-    ] = 32
+    chunked_prefill_size: PositiveInt = Field(
+        default=2048,
+        description="Tokens of one EXTEND step. Longer prompts are computed in chunks, so that they do not block short "
+        "ones.",
+    )
+    max_prefill_tokens: PositiveInt = Field(
+        default=16384,
+        description="Uncached tokens admitted in one pass. This bounds the activations of a step.",
+    )
+    lease_fraction: Fraction = Field(
+        default=0.5,
+        description="Fraction of the pool that may be under lease before new prompts wait. Under overload they wait "
+        "before they are computed.",
+    )
+    leases_max: PositiveInt = Field(
+        default=1024, description="Leases at a time. Each takes 8 bytes of registered memory."
+    )
+    max_queued_requests: PositiveInt = Field(
+        default=1024,
+        description="Requests that wait here. A further one is refused, and the router tries another worker.",
+    )
+    queue_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"] = Field(
+        default="fcfs", description="Order of the waiting requests. fcfs starves none."
+    )
+    prefix_aware_queue_max: PositiveInt = Field(
+        default=128,
+        description="Waiting requests that are compared with the cache and with each other. In a longer queue lpm and "
+        "dfs-weight act as fcfs, because matching costs too much.",
+    )
+    shared_prefix_cached_tokens_max: Count = Field(
+        default=32,
+        description="Cached tokens up to which a request may wait one round for a prefix that another one computes.",
+    )
+    shared_prefix_tokens_min: PositiveInt = Field(
+        default=32,
+        description="Tokens that two waiting requests must share before the second one waits for the first.",
+    )

@@ -6,7 +6,7 @@ A request's way through a prefill worker (`prefill/lifecycle.py` has every state
                   └──────────────────▲   └─► finished with its first token
 
 It knows nothing of decode workers: a holder of the baton may read. Under overload requests wait before they are
-computed: no new one starts while leases hold more than `lease_share` of the pool. A draining worker refuses new
+computed: no new one starts while leases hold more than `lease_fraction` of the pool. A draining worker refuses new
 requests, and is drained once its queue is computed and its leases have ended.
 """
 
@@ -51,7 +51,7 @@ class PrefillScheduler:
         self._config = config
         self._context_len = context_len
         self._eos_token_ids = eos_token_ids
-        self.memory = KvMemory(pages, config.page_size, config.cache_policy)
+        self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.counters = PrefillCounters()
         self.states = RequestStates(TRANSITIONS)
         self._effects: list[Effect] = []
@@ -69,13 +69,14 @@ class PrefillScheduler:
             self.memory.cache,
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
             shared_tokens_min=config.shared_prefix_tokens_min,
+            queue_max=config.prefix_aware_queue_max,
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
         self._sequence = 0
         self._waiting: dict[str, Req] = {}
         self._running: dict[str, Req] = {}  # in a slot
         self._chunked: Req | None = None  # the one of them that is CHUNKED
-        self._free_slots = deque(range(config.slots))
+        self._free_slots = deque(range(config.max_running_requests))
         self._planned: dict[int, list[Extend]] = {}  # steps launched and not settled
 
     # ---- what comes in ----
@@ -205,7 +206,7 @@ class PrefillScheduler:
                 f"{[req.rid for req in holders]} own {owned} pages, "
                 f"but {self.memory.pool.count(PageState.OWNED)} are owned"
             )
-        if len(self._running) + len(self._free_slots) != self._config.slots:
+        if len(self._running) + len(self._free_slots) != self._config.max_running_requests:
             raise InvariantError(f"{len(self._running)} requests, {len(self._free_slots)} slots free")
 
     # ---- intake and end ----
@@ -220,9 +221,9 @@ class PrefillScheduler:
             detail = f"{total_tokens} tokens exceed this worker's context or pages"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
             return
-        if self._sessions.draining or len(self._waiting) >= self._config.queue_max:
+        if self._sessions.draining or len(self._waiting) >= self._config.max_queued_requests:
             self.counters.refused += 1
-            detail = "this worker is draining" if self._sessions.draining else "queue_max"
+            detail = "this worker is draining" if self._sessions.draining else "max_queued_requests"
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
             return
         self._sequence += 1
@@ -267,7 +268,7 @@ class PrefillScheduler:
             list(self._waiting.values()),
             self.memory.cache,
             list(self._running.values()),
-            prefix_aware_max=self._config.policy_queue_max,
+            prefix_aware_queue_max=self._config.prefix_aware_queue_max,
         )
         for req in self.in_batch_prefix.go_now(ordered):
             if not self._may_start():
@@ -283,7 +284,7 @@ class PrefillScheduler:
         return (
             bool(self._free_slots)
             and self.leases.free > len(self._running)
-            and self.leases.pages <= self._config.lease_share * self.memory.pool.total
+            and self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
         )
 
     def _start(self, req: Req, now: float) -> None:

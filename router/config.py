@@ -1,149 +1,173 @@
-"""Settings of a router: where it listens, whom it dials, its bounds.
+"""Settings of a router: where it listens, which workers it connects to, its bounds.
 
-The core and the HTTP side are given this struct as it is: nothing else holds a default.
+The core and the HTTP side are given this model as it is: nothing else holds a default.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
+from pydantic import Field
 
-from shared.process.settings import Count, Port, PositiveInt, ProcessConfig, Seconds
+from shared.process.process_config import ProcessConfig
+from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
 
 Policy = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
 ]
 
 
-class RouterConfig(ProcessConfig, frozen=True, kw_only=True):
+class RouterConfig(ProcessConfig):
     """Segue's router: OpenAI's HTTP API in front of prefill and decode workers."""
 
-    model: Annotated[
-        str, Meta(description="folder with tokenizer, chat template and config; the router reads no weights")
-    ] = ""
-    served_model_name: Annotated[
-        str, Meta(description="what clients call the model; empty: the name of its folder")
-    ] = ""
-    port: Annotated[Port, Meta(description="OpenAI's API, probes and metrics")] = 8000
-    discovery: Annotated[
-        Literal["static", "kubernetes"],
-        Meta(description="where workers are found: in --workers, or among the pods of a namespace"),
-    ] = "static"
-    workers: Annotated[
-        tuple[str, ...],
-        Meta(description="static discovery: prefill=HOST:PORT and decode=HOST:PORT, their links ports"),
-    ] = ()
-    namespace: Annotated[
-        str, Meta(description="where the workers' pods are; empty: the namespace of this pod")
-    ] = ""
-    pod_selector: Annotated[
-        str,
-        Meta(description="labels of this release's pods, name=value,…: other releases live beside it"),
-    ] = ""
-    relist_seconds: Annotated[
-        Seconds, Meta(description="between two full lists of pods: whatever a watch missed is mended then")
-    ] = 30.0
-    watch_read_seconds: Annotated[
-        Seconds,
-        Meta(description="a watch lasts so long at most: the API server may have gone without a word"),
-    ] = 10.0
-    tokenizer_threads: Annotated[
-        PositiveInt, Meta(description="threads that tokenize, off the event loop; tokenizers release the GIL")
-    ] = 2
-    max_body_bytes: Annotated[
-        PositiveInt,
-        Meta(description="a larger request body is a 413; a prompt of a million tokens is smaller"),
-    ] = 4 << 20
-    bodies_bytes_max: Annotated[
-        PositiveInt, Meta(description="bodies being read at one time; above it 429, before memory runs out")
-    ] = 256 << 20
-    body_seconds_max: Annotated[
-        Seconds, Meta(description="until a body has arrived: a slow sender must not hold memory for long")
-    ] = 30.0
-    prompts_max: Annotated[
-        PositiveInt, Meta(description="prompts in one request: each is a request to the fleet")
-    ] = 64
-    tokenizing_max: Annotated[
-        Count, Meta(description="requests waiting for the tokenizer's threads; above it 429")
-    ] = 256
-    stream_backlog_bytes: Annotated[
-        PositiveInt,
-        Meta(description="unread output after which a client is cut: it reads slower than it types"),
-    ] = 1 << 20
-    keepalive_seconds: Annotated[
-        Seconds, Meta(description="a stream silent for so long gets a comment line: proxies cut at 60 s")
-    ] = 10.0
-    queue_max: Annotated[
-        PositiveInt,
-        Meta(description="waiting requests; above it 429: a later answer would come too late anyway"),
-    ] = 1024
-    ready_max: Annotated[
-        PositiveInt, Meta(description="requests in prefill or ready: each ties up pages of a prefill worker")
-    ] = 512
-    prefill_policy: Annotated[
-        Policy, Meta(description="placement of prefill; a computed prefix is the cheapest one")
-    ] = "cache_aware"
-    decode_policy: Annotated[
-        Policy, Meta(description="placement of decode; KV held is what slows a step and fills a pool")
-    ] = "total_tokens"
-    losses_max: Annotated[
-        PositiveInt,
-        Meta(description="lost attempts of one request, so that one that kills workers cannot kill all"),
-    ] = 3
-    waiting_seconds_max: Annotated[
-        Seconds, Meta(description="until a worker takes a new request; then 503")
-    ] = 30.0
-    ready_seconds_max: Annotated[
-        Seconds, Meta(description="from the first token until a decode worker has room; then 503")
-    ] = 30.0
-    worker_return_seconds: Annotated[
-        Seconds, Meta(description="a broken-off stream waits so long for a worker: one restarts within it")
-    ] = 60.0
-    request_seconds_max: Annotated[
-        float,
-        Meta(ge=0.0, description="the whole request, then 504; 0: no limit, long outputs are legitimate"),
-    ] = 0.0
-    renew_seconds: Annotated[
-        Seconds, Meta(description="between renewals of a lease; several fit into the worker's leaseSeconds")
-    ] = 1.0
-    endpoint_lag_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="after SIGTERM requests are still taken: until every proxy knows that this pod leaves"
-        ),
-    ] = 5.0
-    drain_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="after that, for open streams to end; then they are cut. A second SIGTERM cuts them"
-        ),
-    ] = 300.0
-    retry_after_seconds: Annotated[Seconds, Meta(description="told to clients with 429 and 503")] = 1.0
-    no_room_seconds: Annotated[
-        Seconds,
-        Meta(description="a worker that refused is left alone so long: as often as it tells its load"),
-    ] = 0.1
-    prefilling_per_slot: Annotated[
-        float,
-        Meta(gt=0.0, description="outstanding requests a prefill slot: one computes, one stands behind it"),
-    ] = 2.0
-    cache_hit_tokens_min: Annotated[
-        Count, Meta(description="a shorter expected hit saves too little to unbalance the fleet")
-    ] = 128
-    imbalance_tokens_max: Annotated[
-        Count, Meta(description="above this gap in queued tokens a hit no longer attracts")
-    ] = 8192
-    imbalance_ratio_max: Annotated[
-        float, Meta(ge=1.0, description="… if the fullest also has so many times the tokens of the emptiest")
-    ] = 1.5
-    prefix_blocks_max: Annotated[
-        PositiveInt, Meta(description="remembered prefix blocks a worker: about a million tokens of prompts")
-    ] = 16384
-    ended_requests_max: Annotated[
-        PositiveInt, Meta(description="ended requests kept for /debug/requests")
-    ] = 1000
+    model: str = Field(
+        default="",
+        description="Folder with tokenizer, chat template and config. The router reads no weights.",
+    )
+    served_model_name: str = Field(
+        default="", description="Name of the model for clients. Empty: the name of its folder."
+    )
+    port: Port = Field(default=8000, description="Port of OpenAI's API, the probes and the metrics.")
+    discovery: Literal["static", "kubernetes"] = Field(
+        default="static",
+        description="How workers are found. static takes those in workers, kubernetes watches the pods of a namespace.",
+    )
+    workers: Texts = Field(
+        default=(),
+        description="Workers for static discovery: prefill=HOST:PORT and decode=HOST:PORT with their links ports.",
+    )
+    namespace: str = Field(
+        default="", description="Namespace of the workers' pods. Empty: the namespace of this pod."
+    )
+    pod_selector: str = Field(
+        default="",
+        description="Labels of this release's pods, name=value,…. They keep releases in one namespace apart.",
+    )
+    relist_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds between two full lists of pods. A list repairs what a watch missed.",
+    )
+    watch_read_seconds: Seconds = Field(
+        default=10.0,
+        description="Seconds that one watch may last. A new watch shows whether the API server is still there.",
+    )
+    tokenizer_threads: PositiveInt = Field(
+        default=2, description="Threads that tokenize beside the event loop. Tokenizers release the GIL."
+    )
+    max_body_bytes: PositiveInt = Field(
+        default=4 << 20,
+        description="Bytes of one request body. A larger one is answered with 413. A prompt of a million tokens fits.",
+    )
+    bodies_bytes_max: PositiveInt = Field(
+        default=256 << 20,
+        description="Bytes of all bodies that are being read. Above it the answer is 429, before memory runs out.",
+    )
+    body_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds until a body must have arrived. A slow sender would otherwise hold memory for long.",
+    )
+    prompts_max: PositiveInt = Field(
+        default=64, description="Prompts in one HTTP request. Each is a request to the workers."
+    )
+    tokenizing_max: Count = Field(
+        default=256,
+        description="Requests that wait for a tokenizer thread. A further one is answered with 429.",
+    )
+    stream_backlog_bytes: PositiveInt = Field(
+        default=1 << 20,
+        description="Unread bytes of a stream before its connection is closed. Such a client reads too slowly.",
+    )
+    keepalive_seconds: Seconds = Field(
+        default=10.0,
+        description="Seconds of silence before a stream gets a comment line. Many proxies close at 60 s.",
+    )
+    max_queued_requests: PositiveInt = Field(
+        default=1024,
+        description="Requests that wait for a prefill worker. A further one is answered with 429.",
+    )
+    ready_max: PositiveInt = Field(
+        default=512,
+        description="Requests in prefill or waiting for decode. Each holds pages of a prefill worker.",
+    )
+    prefill_policy: Policy = Field(
+        default="cache_aware",
+        description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix.",
+    )
+    decode_policy: Policy = Field(
+        default="total_tokens",
+        description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
+    )
+    losses_max: PositiveInt = Field(
+        default=3,
+        description="Workers that one request may lose before it fails. A request that kills workers cannot kill all.",
+    )
+    waiting_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds that a new request may wait for a prefill worker. Then the answer is 503.",
+    )
+    ready_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds that a request may wait for a decode worker after its first token. Then it gets 503.",
+    )
+    worker_return_seconds: Seconds = Field(
+        default=60.0,
+        description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
+    )
+    request_seconds_max: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Seconds for a whole request. Then the answer is 504. 0: no limit, because outputs may be long.",
+    )
+    renew_seconds: Seconds = Field(
+        default=1.0,
+        description="Seconds between two renewals of a lease. Several must fit into the workers' lease_seconds.",
+    )
+    endpoint_lag_seconds: Seconds = Field(
+        default=5.0,
+        description="Seconds after SIGTERM in which new requests are still accepted. Load balancers notice "
+        "the drain late.",
+    )
+    drain_seconds: Seconds = Field(
+        default=300.0,
+        description="Seconds after that for open streams to end. Then they are closed. A second SIGTERM closes them at "
+        "once.",
+    )
+    retry_after_seconds: Seconds = Field(
+        default=1.0, description="Seconds in the Retry-After header of 429 and 503."
+    )
+    no_room_seconds: Seconds = Field(
+        default=0.1,
+        description="Seconds before a worker that refused for lack of room is tried again. Workers report their load "
+        "as often.",
+    )
+    prefilling_per_slot: float = Field(
+        default=2.0,
+        gt=0.0,
+        description="Requests in flight per prefill slot. 2 keeps one queued behind the running one.",
+    )
+    cache_hit_tokens_min: Count = Field(
+        default=128,
+        description="Tokens that a cache hit must save before it decides placement. Fewer do not justify an imbalance.",
+    )
+    imbalance_tokens_max: Count = Field(
+        default=8192,
+        description="Difference in queued tokens between the fullest and the emptiest worker above which cache hits "
+        "are ignored, if imbalance_ratio_max is exceeded too.",
+    )
+    imbalance_ratio_max: float = Field(
+        default=1.5,
+        ge=1.0,
+        description="Ratio of queued tokens between the fullest and the emptiest worker above which cache hits are "
+        "ignored, if imbalance_tokens_max is exceeded too.",
+    )
+    prefix_blocks_max: PositiveInt = Field(
+        default=16384,
+        description="Prefix blocks remembered for each worker. The default covers about a million tokens of prompts.",
+    )
+    ended_requests_max: PositiveInt = Field(
+        default=1000, description="Ended requests that /debug/requests still knows."
+    )
 
     @property
     def model_name(self) -> str:

@@ -20,7 +20,7 @@ def refusal(
         return RequestFailed(404, message, code="model_not_found", param="model")
     if not request.token_ids:
         return RequestFailed(400, "The prompt is empty; send at least one token.", param="prompt")
-    if waiting >= settings.queue_max:
+    if waiting >= settings.max_queued_requests:
         return _full(fleet, settings)
     return _too_long(request, fleet)
 
@@ -30,11 +30,10 @@ def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
     retry = settings.retry_after_seconds
     missing = next((role for role in WORKER_ROLES if not fleet.role(role)), None)
     if missing is None:
-        message = f"The queue of this router is full ({settings.queue_max} requests wait). Try again later."
+        message = f"The queue of this router is full ({settings.max_queued_requests} requests wait). Try again later."
         return RequestFailed(429, message, retry, code="queue_full")
-    message = (
-        f"There is no {missing} worker, and {settings.queue_max} requests wait for one. Try again later."
-    )
+    waiting_max = settings.max_queued_requests
+    message = f"There is no {missing} worker, and {waiting_max} requests wait for one. Try again later."
     return RequestFailed(503, message, retry, code="no_worker")
 
 

@@ -38,11 +38,11 @@ _KV_DTYPES = {  # by whether the model is one of blocks
 class Sizes:
     """How much a worker holds. None: chosen by what memory allows, and explained in `Engine.description`."""
 
-    pages: int | None = None
-    page_size: int = 16  # tokens
+    pages: int | None
+    page_size: int  # tokens
+    slots: int
     max_total_tokens: int = 0  # what pages are chosen for; 0: no bound
-    slots: int = 64
-    host_share: float = 0.0  # pages in host memory for each page of the pool
+    host_fraction: float = 0.0  # pages in host memory for each page of the pool
     context_len: int | None = None  # tokens
     budget: Budget = UNBOUNDED
 
@@ -69,7 +69,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    kv_dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
     kernels: str = "auto",
     kernels_folder: str = "",
     threads: int = 1,
@@ -79,14 +79,14 @@ def load(
     """Load the Hugging Face folder.
 
     `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
-    `kv_dtype` auto: float16 for a folder with such blocks, with any kernels; else float32.
+    `kv_cache_dtype` auto: float16 for a folder with such blocks, with any kernels; else float32.
 
     Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is.
     """
     _refuse_other_devices(device)
     blocks = PackedFile.open(folder)
     weights_dtype = _choose("dtype", dtype, _DTYPES)
-    cache_dtype = _choose("kv_dtype", kv_dtype, _KV_DTYPES[blocks is not None])
+    cache_dtype = _choose("kv_cache_dtype", kv_cache_dtype, _KV_DTYPES[blocks is not None])
     config = read_model_config(folder)
     chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = blocks if dtype == "auto" and chosen.library else None
@@ -118,11 +118,13 @@ def _make_cache(
     most, most_reason = _context(config, sizes.context_len)
     page_size, slots = sizes.page_size, sizes.slots
     one_page = page_bytes(config, page_size, dtype)
-    demand = Demand(weights_bytes, one_page, page_size, sizes.host_share, slots, most, sizes.max_total_tokens)
+    demand = Demand(
+        weights_bytes, one_page, page_size, sizes.host_fraction, slots, most, sizes.max_total_tokens
+    )
     count, reason = choose_pages(demand, sizes.budget, sizes.pages)
     context = min(most, count * page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
-    host_pages = int(count * sizes.host_share)
+    host_pages = int(count * sizes.host_fraction)
     cache = KVCache(
         config,
         pages=count,

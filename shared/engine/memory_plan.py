@@ -21,7 +21,7 @@ class Demand:
     weights_bytes: int
     page_bytes: int
     page_size: int  # tokens
-    host_share: float  # pages in host memory for each page of the pool
+    host_fraction: float  # pages in host memory for each page of the pool
     slots: int
     context_len: int  # tokens
     max_total_tokens: int = 0  # upper bound on the pool, but at least one full context; 0: unbounded
@@ -43,12 +43,12 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
 
     Raises ConfigError if explicit pages do not fit, ModelError if the model leaves no room for one full request.
     """
-    page_bytes = round(demand.page_bytes * (1 + demand.host_share))
+    page_bytes = round(demand.page_bytes * (1 + demand.host_fraction))
     rest = budget.memory_bytes - demand.weights_bytes - RESERVE_BYTES
     figures = (
         f"{_gib(budget.memory_bytes)} ({budget.origin}) less {_gib(demand.weights_bytes)} of weights and "
         f"{_gib(RESERVE_BYTES)} of reserve leaves {_gib(max(rest, 0))} for KV"
-        + (f" and {demand.host_share:.0%} of it again in host pages" if demand.host_share else "")
+        + (f" and {demand.host_fraction:.0%} of it again in host pages" if demand.host_fraction else "")
     )
     if pages is not None:
         if pages * page_bytes > rest:

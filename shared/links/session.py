@@ -32,8 +32,8 @@ _NUMBER = struct.Struct("!Q")
 class LinkSettings:
     """Times and bounds of a link; both ends of a deployment should agree on the times."""
 
-    heartbeat_seconds: float = 1.0  # quiet for this long: send a heartbeat
-    silence_seconds: float = 3.0  # heard nothing for this long: the session is over; also the limit of a dial
+    heartbeat_seconds: float  # quiet for this long: send a heartbeat
+    silence_seconds: float  # heard nothing for this long: the session is over; also the limit of a dial
     redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
     redial_seconds_max: float = 2.0
     message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB

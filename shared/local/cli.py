@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
-USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] …
+USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] [--config FILE] …
 
 up: serve a language model on this machine, with prefill and decode in processes of their own.
 `segue up --help` lists all flags; `segue --version` says the version.
@@ -46,7 +46,6 @@ def run(argv: list[str]) -> None:
     from importlib.metadata import version
 
     from shared.errors import ConfigError
-    from shared.process.settings import load
 
     match argv:
         case [] | ["-h" | "--help"]:
@@ -54,9 +53,10 @@ def run(argv: list[str]) -> None:
         case ["--version"]:
             sys.stdout.write(f"segue {version('segue')}\n")
         case ["up", *flags]:
+            from shared.local.config import load_local
             from shared.local.console import StartupConsole
-            from shared.local.up import LocalConfig, up
+            from shared.local.up import up
 
-            up(load(LocalConfig, flags, os.environ), StartupConsole())
+            up(load_local(flags, os.environ), StartupConsole())
         case [word, *_]:
             raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")

@@ -19,7 +19,8 @@ import structlog
 from shared.errors import StartError
 from shared.messages import Role
 from shared.process.logs import configure
-from shared.process.settings import ProcessConfig, load, unknown_variables
+from shared.process.process_config import ProcessConfig
+from shared.process.settings import load, unknown_variables
 
 Config = TypeVar("Config", bound=ProcessConfig)
 log = structlog.get_logger(__name__)

@@ -33,8 +33,8 @@ from shared.messages import Hello, Role
 from shared.process import gauges
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
+from shared.process.process_config import ProcessConfig
 from shared.process.resources import memory_budget, usable_cores
-from shared.process.settings import ProcessConfig
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
@@ -81,7 +81,7 @@ def serve(
     *,
     leases_max: int,
     fetch_seconds_max: float,
-    host_share: float,
+    host_fraction: float,
 ) -> None:
     """Run one worker until it is told to end, and has. Raises `StartError` when it cannot start."""
     if not config.model:
@@ -91,7 +91,7 @@ def serve(
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     probes = Probes(config.host, config.http_port, health, metrics)
-    engine = _load_engine(config, health, host_share)
+    engine = _load_engine(config, health, host_fraction)
     health.doing = "checking the transfer"
     transfer = _open_transfer(config, engine, uid, epoch, leases_max, fetch_seconds_max)
     hello = Hello(
@@ -150,16 +150,16 @@ def _write_note(note: Note) -> None:
     getattr(log, note.level)(note.event, **note.fields)
 
 
-def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Engine:
+def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> Engine:
     def progress(what: str, share: float) -> None:
         health.doing = f"{what} {share:.0%}"
 
     sizes = Sizes(
-        pages=config.pages or None,
+        pages=config.kv_pages or None,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
-        slots=config.slots,
-        host_share=host_share,
+        slots=config.max_running_requests,
+        host_fraction=host_fraction,
         context_len=config.context_len or None,
         budget=memory_budget(config.memory_bytes or None),
     )
@@ -168,7 +168,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_share: float) -> Eng
         sizes,
         device=config.device,
         dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         kernels=config.kernels,
         kernels_folder=config.kernels_folder,
         threads=config.threads or usable_cores(),
@@ -193,7 +193,7 @@ def _open_transfer(
         interface=config.kv_interface,
         ports=config.kv_ports,
         limits=FetchLimits(
-            fetches_max=FETCHES_PER_SLOT * config.slots,
+            fetches_max=FETCHES_PER_SLOT * config.max_running_requests,
             fetch_seconds_max=fetch_seconds_max,
             fence_seconds=config.quarantine_seconds,
         ),

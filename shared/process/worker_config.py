@@ -7,113 +7,126 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from shared.process.settings import Count, Port, PositiveInt, ProcessConfig, Seconds
+from shared.process.process_config import ProcessConfig
+from shared.process.settings import Count, Port, PositiveInt, Seconds
 
-DeviceChoice = Literal["auto", "cpu", "cuda"]
+NEEDS_CUDA = ("cuda", "bfloat16", "float16")  # choices that other servers have, and this engine lacks
 
 
-class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
-    """What every worker can be told."""
+def _refuse_cuda(value: object) -> object:
+    if value in NEEDS_CUDA:
+        raise PydanticCustomError("needs_cuda", "should be left at auto until Segue has a CUDA engine")
+    return value
 
-    model: Annotated[
-        str,
-        Meta(description="folder with safetensors, config and tokenizer; `segue up` resolves names and ids"),
-    ] = ""
-    served_model_name: Annotated[
-        str, Meta(description="what clients call the model; empty: the name of its folder")
-    ] = ""
-    http_port: Annotated[Port, Meta(description="/livez, /readyz and /metrics; 0: any free port")] = 8001
-    links_port: Annotated[Port, Meta(description="where routers dial in; 0: any free port")] = 8002
-    kv_ports: Annotated[
-        str,
-        Meta(
-            pattern=r"^\d{1,5}-\d{1,5}$",
-            description="ports of the KV plane (UCX_TCP_PORT_RANGE): one range for NetworkPolicy; "
-            "workers on one host may share it, each takes the next free port",
-        ),
-    ] = "20000-20999"
-    kv_interface: Annotated[
-        str, Meta(description="network interface of the KV plane; `lo` keeps it on this machine; empty: all")
-    ] = "lo"
-    device: Annotated[DeviceChoice, Meta(description="auto: cuda where torch finds it, else cpu")] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights; auto: a GGUF file's own 4- and 8-bit blocks on cpu, else float32"),
-    ] = "auto"
-    kv_dtype: Annotated[
-        Literal["auto", "float32", "float16"],
-        Meta(description="of the KV cache; auto: float16 for a model of 4- or 8-bit blocks, else float32"),
-    ] = "auto"
-    kernels: Annotated[
-        Literal["auto", "avx512", "avx2", "plain", "torch"],
-        Meta(
-            description="what computes on cpu; auto: compiled for the CPU's best instruction set, else torch"
-        ),
-    ] = "auto"
-    kernels_folder: Annotated[
-        str, Meta(description="where compiled kernels are kept; empty: the user's cache; see native/build.py")
-    ] = ""
-    threads: Annotated[
-        Count,
-        Meta(
-            le=1024,
-            description="CPU threads of the device; 0: the cgroup's share of cores, else the machine's",
-        ),
-    ] = 0
-    nice: Annotated[
-        Count,
-        Meta(
-            le=19,
-            description="how far to stand back for others on these cores; `segue up` lets decode go first",
-        ),
-    ] = 0
-    memory_bytes: Annotated[
-        Count,
-        Meta(description="memory this process may take; 0: the cgroup's limit, else what the machine has"),
-    ] = 0
-    page_size: Annotated[
-        PositiveInt,
-        Meta(le=1024, description="tokens a page: 16, 32, 64 or 128 on cpu; 16 wastes half a page a request"),
-    ] = 16
-    pages: Annotated[
-        Count, Meta(description="pages of the KV pool; 0: what memory leaves after weights and 1 GiB of room")
-    ] = 0
-    max_total_tokens: Annotated[
-        Count,
-        Meta(description="tokens the KV pool is made for, and at least one whole context; 0: no bound"),
-    ] = 0
-    slots: Annotated[
-        PositiveInt, Meta(le=4096, description="requests on the device at a time; bounds the per-slot state")
-    ] = 64
-    context_len: Annotated[
-        Count,
-        Meta(description="tokens of prompt and output together; 0: the model's, as far as the pool holds it"),
-    ] = 0
-    overlap: Annotated[
-        bool, Meta(description="launch step N+1 before N is settled; false: the normal loop, for debugging")
-    ] = True
-    lease_seconds: Annotated[
-        Seconds, Meta(description="a lease ends so long after its last renewal; a few renewals may be lost")
-    ] = 10.0
-    drain_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="from SIGTERM until the end, for requests to be moved or to end; a second one ends it"
-        ),
-    ] = 30.0
-    load_seconds: Annotated[
-        Seconds,
-        Meta(description="between two reports of a changed load: placement needs it fresh, not exact"),
-    ] = 0.1
-    cache_policy: Annotated[
-        Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"],
-        Meta(description="which unlocked leaf of the radix cache is evicted first"),
-    ] = "lru"
-    quarantine_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="a read unproven for so long costs the agent that made it: closing that is the fence"
-        ),
-    ] = 10.0
+
+DeviceChoice = Annotated[Literal["auto", "cpu"], BeforeValidator(_refuse_cuda)]
+WeightsDtype = Annotated[Literal["auto", "float32"], BeforeValidator(_refuse_cuda)]
+
+
+class WorkerConfig(ProcessConfig):
+    """Settings of every worker."""
+
+    model: str = Field(
+        default="",
+        description="Folder with safetensors, config and tokenizer. Names and Hub ids are resolved by `segue up`.",
+    )
+    served_model_name: str = Field(
+        default="", description="Name of the model for clients. Empty: the name of its folder."
+    )
+    http_port: Port = Field(
+        default=8001, description="Port of /livez, /readyz and /metrics. 0: any free port."
+    )
+    links_port: Port = Field(default=8002, description="Port that routers connect to. 0: any free port.")
+    kv_ports: str = Field(
+        default="20000-20999",
+        pattern=r"^\d{1,5}-\d{1,5}$",
+        description="Range of ports for KV pages (UCX_TCP_PORT_RANGE). Workers on one host may share it: each takes "
+        "the next free ones.",
+    )
+    kv_interface: str = Field(
+        default="lo",
+        description="Network interface for KV pages. lo keeps them on this machine. Empty: all that UCX finds.",
+    )
+    device: DeviceChoice = Field(
+        default="auto", description="Device that computes. auto is cpu, the only one so far."
+    )
+    dtype: WeightsDtype = Field(
+        default="auto",
+        description="Type of the weights. auto keeps the 4- and 8-bit blocks of a GGUF file, and else takes float32.",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "float16"] = Field(
+        default="auto",
+        description="Type of the KV cache. auto is float16 for a model of 4- or 8-bit blocks, else float32.",
+    )
+    kernels: Literal["auto", "avx512", "avx2", "plain", "torch"] = Field(
+        default="auto",
+        description="Kernels on cpu. auto compiles for the best instruction set of the CPU, or takes torch without a "
+        "compiler.",
+    )
+    kernels_folder: str = Field(
+        default="", description="Folder that keeps compiled kernels. Empty: the user's cache folder."
+    )
+    threads: Count = Field(
+        default=0,
+        le=1024,
+        description="CPU threads of the device. 0: the cores that the cgroup grants, else all of the machine.",
+    )
+    nice: Count = Field(
+        default=0,
+        le=19,
+        description="Niceness of the process. A higher one yields the cores: `segue up` lets decode go first.",
+    )
+    memory_bytes: Count = Field(
+        default=0,
+        description="Bytes of memory that this process may take. 0: the cgroup's limit, else what is available.",
+    )
+    page_size: PositiveInt = Field(
+        default=16,
+        le=1024,
+        description="Tokens a KV page: 16, 32, 64 or 128 on cpu. A request wastes half a page on average.",
+    )
+    kv_pages: Count = Field(
+        default=0,
+        description="Pages of the KV pool. 0: what memory leaves after the weights and 1 GiB of reserve.",
+    )
+    max_total_tokens: Count = Field(
+        default=0,
+        description="Upper bound on the KV pool in tokens, but never less than one full context. 0: unbounded.",
+    )
+    max_running_requests: PositiveInt = Field(
+        default=64,
+        le=4096,
+        description="Requests on the device at a time. Each takes a slot of device state.",
+    )
+    context_len: Count = Field(
+        default=0,
+        description="Tokens of prompt and output together. 0: the model's own, as far as the pool holds it.",
+    )
+    overlap: bool = Field(
+        default=True,
+        description="Whether step N+1 is launched before step N is settled. false is the plain loop, for debugging.",
+    )
+    lease_seconds: Seconds = Field(
+        default=10.0,
+        description="Seconds from the last renewal to the end of a lease. Several renewals may be lost within it.",
+    )
+    drain_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds that draining may take after SIGTERM. Requests end or migrate. A second SIGTERM ends at "
+        "once.",
+    )
+    load_seconds: Seconds = Field(
+        default=0.1,
+        description="Seconds between two reports of a changed load to routers. Placement needs it fresh, not exact.",
+    )
+    radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"] = Field(
+        default="lru", description="Which unlocked leaf of the radix cache is evicted first."
+    )
+    quarantine_seconds: Seconds = Field(
+        default=10.0,
+        description="Seconds that pages of an unfinished read stay in quarantine. Then the reader's NIXL agent is "
+        "closed, which ends the read.",
+    )

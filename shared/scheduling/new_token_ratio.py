@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-RETRACTION_HEADROOM_STEPS = 20  # decode steps that must fit after a retraction
-
 
 class NewTokenRatio:
     """The share of the output still allowed that requests are expected to use: a congestion window for KV memory.
@@ -19,11 +17,14 @@ class NewTokenRatio:
 
     def __init__(
         self,
-        init: float = 0.7,
-        conservativeness: float = 1.0,
-        min_factor: float = 0.14,
-        decay_steps: int = 600,
+        *,
+        init: float,
+        conservativeness: float,
+        min_factor: float,
+        decay_steps: int,
+        headroom_steps: int,
     ):
+        self._headroom_steps = headroom_steps  # decode steps that fit after a retraction
         self._init = min(1.0, init * conservativeness)
         self._least = self._init * min_factor
         self._decay = (self._init - self._least) / decay_steps
@@ -35,7 +36,7 @@ class NewTokenRatio:
 
     def after_retraction(self, output_lens: Sequence[int], max_new_tokens: Sequence[int]) -> None:
         """Set to what the requests that stayed have used, and will after the steps that now fit."""
-        used = sum(output_lens) + RETRACTION_HEADROOM_STEPS * len(output_lens)
+        used = sum(output_lens) + self._headroom_steps * len(output_lens)
         self.value = min(1.0, used / (sum(max_new_tokens) + 1))
 
     def reset(self) -> None:

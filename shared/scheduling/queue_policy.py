@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from shared.kv.radix_cache import Node, RadixCache, ancestry
 from shared.req import Req
 
-PREFIX_AWARE_WAITING_MAX = 128  # with more waiting, looking each one up costs more than it brings
-
 
 def order_waiting(
     policy: str,
@@ -22,20 +20,20 @@ def order_waiting(
     cache: RadixCache,
     running: Sequence[Req] = (),
     *,
-    prefix_aware_max: int = PREFIX_AWARE_WAITING_MAX,
+    prefix_aware_queue_max: int,
 ) -> list[Req]:
     """`waiting` in the order in which to try them; ties go by arrival.
 
     fcfs: by arrival. lpm: longest cached prefix first. dfs-weight: by subtree of the radix cache, the one with most
     waiting first. lof: most output to come first. random: shuffled anew with every arrival, the same on every run.
     routing-key: those first whose `extra_key` most of `running` share. priority: highest first. With more
-    than `prefix_aware_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve nobody. Raises
+    than `prefix_aware_queue_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve nobody. Raises
     `ValueError` for any other name.
     """
     if policy not in QUEUE_POLICIES:
         raise ValueError(f"queue policy must be one of {sorted(QUEUE_POLICIES)}, got {policy!r}")
     arrived = sorted(waiting, key=lambda req: req.sequence)
-    if len(arrived) > prefix_aware_max and policy in ("lpm", "dfs-weight"):
+    if len(arrived) > prefix_aware_queue_max and policy in ("lpm", "dfs-weight"):
         return arrived
     return QUEUE_POLICIES[policy](arrived, cache, running)
 
@@ -122,13 +120,15 @@ class InBatchPrefix:
     """Lets one of several waiting requests with a common prefix compute it, so that the others find it cached.
 
     A request with at most `cached_tokens_max` tokens cached that shares `shared_tokens_min` or more (and at least
-    a page) with one before it is put off, for one round only: whether the first was admitted or not.
+    a page) with one before it is put off, for one round only: whether the first was admitted or not. Only the first
+    `queue_max` requests are compared.
     """
 
-    def __init__(self, cache: RadixCache, *, cached_tokens_max: int = 32, shared_tokens_min: int = 32):
+    def __init__(self, cache: RadixCache, *, cached_tokens_max: int, shared_tokens_min: int, queue_max: int):
         self._cache = cache
         self._cached_tokens_max = cached_tokens_max
         self._shared_tokens = max(shared_tokens_min, cache.page_size)
+        self._queue_max = queue_max
         self.put_off: dict[int, None] = {}  # sequence numbers
 
     def go_now(self, ordered: Sequence[Req]) -> list[Req]:
@@ -138,7 +138,7 @@ class InBatchPrefix:
         put_off: dict[int, None] = {}
         for place, req in enumerate(ordered):
             prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
-            whole = len(prefix[1]) == self._shared_tokens and place < PREFIX_AWARE_WAITING_MAX
+            whole = len(prefix[1]) == self._shared_tokens and place < self._queue_max
             first = firsts.setdefault(prefix, req) if whole else req
             if req.sequence in self.put_off:
                 put_off[req.sequence] = None

@@ -65,9 +65,9 @@ class _Fetch:
 class FetchLimits:
     """Bounds of fetching. A fetch without progress is given up; one that stays given up costs the reader."""
 
-    fetches_max: int = 1024
-    fetch_seconds_max: float = 10.0  # from one read that is DONE to the next, not for the whole of a fetch
-    fence_seconds: float = 5.0
+    fetches_max: int
+    fetch_seconds_max: float  # from one read that is DONE to the next, not for the whole of a fetch
+    fence_seconds: float
     read_batch_bytes: int = 8 * 2**20  # of one read of pages: a few milliseconds of copying
     # Stop posting once this much time was spent since the last poll; the batch in hand is still posted.
     post_seconds: float = 0.004

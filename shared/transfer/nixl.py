@@ -195,10 +195,9 @@ class NixlTransfer:
         *,
         interface: str = "",
         ports: str = "",
-        limits: FetchLimits | None = None,
+        limits: FetchLimits,
         clock: Callable[[], float],
     ):
-        limits = limits or FetchLimits()
         configure_ucx(interface, ports)
         self._nixl = load_nixl()
         self._name = f"{uid}-{epoch:016x}"

@@ -1,6 +1,6 @@
 """The engine by itself: linears, decode steps and prefill, with the machine's limits beside them.
 
-python -m tests.benchmarks.engine --threads 2 [--kernels avx2] [--kv-dtype float32]
+python -m tests.benchmarks.engine --threads 2 [--kernels avx2] [--kv-cache-dtype float32]
 
 A machine of one's own, please: every figure is the best of some tries, but a busy core is a busy core.
 """
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.engine", description=__doc__)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--kernels", default="auto")
-    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     instruction_set = choose(given.kernels)
@@ -141,7 +141,12 @@ def main() -> None:
     linears(instruction_set.name, given.threads, peak)
     folder = Path(resolve("smollm2", lambda _line: None))
     driver = Driver(
-        folder, pages=2304, slots=32, threads=given.threads, kernels=given.kernels, kv_dtype=given.kv_dtype
+        folder,
+        pages=2304,
+        slots=32,
+        threads=given.threads,
+        kernels=given.kernels,
+        kv_cache_dtype=given.kv_cache_dtype,
     )
     say()
     say(driver.engine.description)

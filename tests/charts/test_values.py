@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from shared.errors import ConfigError
+from shared.local.config import ROLE_CONFIGS
+from shared.messages import Role
 from shared.process.settings import load, unknown_variables
 from tests.charts.rendering import (
     CHART,
@@ -24,7 +27,6 @@ from tests.charts.rendering import (
     run_helm,
     values_file,
 )
-from tests.tidy.chart_schema import ROLE_STRUCTS
 
 # What a person types → words of the answer; the key is always among them.
 MISTAKES = {
@@ -36,10 +38,10 @@ MISTAKES = {
     "model=": ["/model", "minLength"],
     "model=null": ["model"],
     "decode.config.slotz=8": ["/decode/config", "slotz", "not allowed"],
-    "decode.config.slots=0": ["/decode/config/slots", "minimum"],
+    "decode.config.maxRunningRequests=0": ["/decode/config/maxRunningRequests", "minimum"],
     "router.config.decodePolicy=best": ["/router/config/decodePolicy", "round_robin"],
     "router.config.port=9000": ["/router/config", "port", "not allowed"],
-    "prefill.config.leaseShare=2": ["/prefill/config/leaseShare", "maximum"],
+    "prefill.config.leaseFraction=2": ["/prefill/config/leaseFraction", "maximum"],
     "router.service.type=External": ["/router/service/type", "LoadBalancer"],
     "router.service.port=70000": ["/router/service/port", "maximum"],
     "image.pullPolicy=Sometimes": ["/image/pullPolicy", "IfNotPresent"],
@@ -62,7 +64,7 @@ CONTRADICTIONS = {
     "kv.ports=20999-20000": "kv.ports must be a range",
     "kv.ports=20000-20999": "kv.ports 20000-20999 are more than the 64",
     "kv.ports=8000-8007": "kv.ports 8000-8007 contains 8001 or 8002",
-    "decode.extraEnv[0].name=SEGUE_SLOTS": "decode.extraEnv sets SEGUE_SLOTS",
+    "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
     "sameNodeGpuIpc=true": "device is not cuda",
@@ -104,8 +106,8 @@ def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
 
 
 @pytest.mark.parametrize("values", [None, *VALUE_SETS])
-@pytest.mark.parametrize("role", ROLE_STRUCTS)
-def test_the_process_accepts_what_the_chart_tells_it(role: str, values: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_the_process_accepts_what_the_chart_tells_it(role: Role, values: str | None, tmp_path: Path) -> None:
     rendered = objects(values)
     pod = pods(rendered)[role]
     config = of_kind(rendered, "ConfigMap")[f"segue-{role}"]["data"]["config.yaml"]
@@ -114,14 +116,22 @@ def test_the_process_accepts_what_the_chart_tells_it(role: str, values: str | No
     assert pod["spec"]["containers"][0]["command"] == ["python", "-m", role]
     assert pod["spec"]["containers"][0]["args"] == ["--config", "/etc/segue/config.yaml"]
     variables = environment(pod)
-    assert load(ROLE_STRUCTS[role], ["--config", str(file)], variables).silence_seconds > 0
-    assert not unknown_variables(ROLE_STRUCTS[role], variables)
+    if variables.get("SEGUE_DEVICE") == "cuda":  # the chart is ready for it before the engine is
+        with pytest.raises(ConfigError, match="until Segue has a CUDA engine"):
+            load(ROLE_CONFIGS[role], ["--config", str(file)], variables)
+        variables["SEGUE_DEVICE"] = "cpu"
+    assert load(ROLE_CONFIGS[role], ["--config", str(file)], variables).silence_seconds > 0
+    assert not unknown_variables(ROLE_CONFIGS[role], variables)
 
 
 def test_a_config_section_reaches_its_process_verbatim() -> None:
-    sets = ("decode.config.slots=7", "decode.config.hostShare=2", "decode.config.overlap=false")
+    sets = (
+        "decode.config.maxRunningRequests=7",
+        "decode.config.hostFraction=2",
+        "decode.config.overlap=false",
+    )
     config = of_kind(objects(None, *sets), "ConfigMap")["segue-decode"]["data"]["config.yaml"]
-    assert config == "hostShare: 2\noverlap: false\nslots: 7\n"
+    assert config == "hostFraction: 2\nmaxRunningRequests: 7\noverlap: false\n"
 
 
 def test_large_numbers_stay_whole() -> None:
@@ -131,10 +141,10 @@ def test_large_numbers_stay_whole() -> None:
 
 def test_a_changed_config_rolls_the_pods_that_read_it_and_no_others() -> None:
     def templates(*sets: str) -> dict[str, Object]:
-        return {role: pods(objects(None, *sets))[role] for role in ROLE_STRUCTS}
+        return {role: pods(objects(None, *sets))[role] for role in ROLE_CONFIGS}
 
-    before, after = templates(), templates("decode.config.slots=7")
-    assert [role for role in ROLE_STRUCTS if before[role] != after[role]] == ["decode"]
+    before, after = templates(), templates("decode.config.maxRunningRequests=7")
+    assert [role for role in ROLE_CONFIGS if before[role] != after[role]] == ["decode"]
 
 
 def test_replicas_null_leaves_the_field_out() -> None:
@@ -155,13 +165,13 @@ def test_termination_grace_follows_from_the_drain() -> None:
     sets = ("drainSeconds=100", "router.drainSeconds=1000", "router.endpointLagSeconds=10")
     grace = {
         role: pods(objects(None, *sets))[role]["spec"]["terminationGracePeriodSeconds"]
-        for role in ROLE_STRUCTS
+        for role in ROLE_CONFIGS
     }
     assert grace == {"router": 1025, "prefill": 115, "decode": 115}
 
 
 def test_a_role_may_not_lose_pods_before_it_has_others() -> None:
-    for role in ROLE_STRUCTS:
+    for role in ROLE_CONFIGS:
         rolling = deployment(role, None)["spec"]["strategy"]["rollingUpdate"]
         assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
 
@@ -201,7 +211,7 @@ def test_which_image_is_run(sets: tuple[str, ...], router: str, worker: str) -> 
 
 def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None:
     rendered = pods(objects(None))
-    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
+    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_CONFIGS}
     assert {each["image"] for each in init.values()} == {"localhost/segue-model-smollm2:0.1.0"}
     asked = [init[role].pop("resources") for role in ("prefill", "decode")]
     assert init["decode"] == init["prefill"]
@@ -211,7 +221,7 @@ def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None
 
 def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
     rendered = pods(objects("gpu"))
-    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_STRUCTS}
+    init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_CONFIGS}
     assert init["router"]["image"] == "localhost/segue-router:0.1.0"
     assert init["decode"]["image"] == "localhost/segue-worker:0.1.0-cuda"
     assert "Qwen/Qwen3-8B" in init["decode"]["args"]
@@ -243,7 +253,7 @@ def test_a_model_on_a_volume_or_in_the_image_is_not_copied() -> None:
     assert environment(in_image)["SEGUE_SERVED_MODEL_NAME"] == "tiny"
 
 
-@pytest.mark.parametrize("role", ROLE_STRUCTS)
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
 def test_every_value_for_a_pod_arrives(role: str) -> None:
     wanted = yaml.safe_load(
         values_file(EVERY_VALUE).read_text(encoding="utf-8").replace("{{ .Release.Name }}", "segue")
@@ -285,7 +295,7 @@ def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
 
 def test_the_seed_is_closed_to_others_and_no_pod_carries_its_checksum() -> None:
     rendered = objects(None)
-    for role in ROLE_STRUCTS:
+    for role in ROLE_CONFIGS:
         pod = pods(rendered)[role]
         volume = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")
         assert volume["secret"]["defaultMode"] == 0o440

@@ -209,7 +209,7 @@ def test_no_short_request_fails_while_the_router_is_rolled(release: HelmRelease)
 
 
 SHORT_REQUEST_SECONDS = 0.05  # from one short request to the next
-QUEUE_BOUND = ("--set", "router.config.queueMax=500")
+QUEUE_BOUND = ("--set", "router.config.maxQueuedRequests=500")
 PAGE_SIZE = ("--set", "prefill.config.pageSize=32", "--set", "decode.config.pageSize=32")
 
 
@@ -232,7 +232,7 @@ def test_an_upgrade(
 def test_an_upgrade_keeps_what_was_scaled(release: HelmRelease) -> None:
     release.scale("decode", 2)
     release.wait_for("decode", 2)
-    release.upgrade("--set", "router.config.queueMax=600")
+    release.upgrade("--set", "router.config.maxQueuedRequests=600")
     release.wait_for("decode", 2)
     release.scale("decode", 1)
     release.wait_for("decode", 1)

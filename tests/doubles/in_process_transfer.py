@@ -128,10 +128,9 @@ class InProcessTransfer:
         lease_count: int,
         kv_format: str,
         *,
-        limits: FetchLimits | None = None,
+        limits: FetchLimits,
         clock: Callable[[], float],
     ):
-        limits = limits or FetchLimits()
         agent = f"{uid}-{epoch:016x}"
         self.words = WordTable(lease_count)
         fabric.join(agent)

@@ -8,19 +8,20 @@ import pytest
 
 from tests.integration.deployment import LocalDeployment, deployment
 
-SMALL = ("--set", "prefill.pages=1200,decode.pages=1200")  # room for two deployments on a small machine
-SMALLER = ("--set", "prefill.pages=400,decode.pages=400")  # … one of which has four workers
+# Room for two deployments on a small machine, of which one may have four workers.
+SMALL = {"prefill": {"kvPages": 1200}, "decode": {"kvPages": 1200}}
+SMALLER = {"prefill": {"kvPages": 400}, "decode": {"kvPages": 400}}
 
 
 @pytest.fixture(scope="module")
 def one_each() -> Iterator[LocalDeployment]:
     """One prefill and one decode worker."""
-    with deployment(*SMALL) as running:
+    with deployment(config=SMALL) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def two_each() -> Iterator[LocalDeployment]:
     """Two prefill and two decode workers."""
-    with deployment("--prefill", "2", "--decode", "2", *SMALLER) as running:
+    with deployment("--prefill", "2", "--decode", "2", config=SMALLER) as running:
         yield running

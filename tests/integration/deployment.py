@@ -6,20 +6,26 @@ Processes are found among the children of the command (`running`) by their comma
 
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import openai
+import yaml
 
 from tests.integration.running import Running
 from tests.metric_pages import held_in, samples_of
 
 START_SECONDS_MAX = 120.0
+_FOLDER = tempfile.TemporaryDirectory(prefix="roles-")  # gone when the tests end
+_NUMBERS = itertools.count()
+RoleConfigs = Mapping[str, Mapping[str, object]]  # role → settings, in camelCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +86,12 @@ class LocalDeployment:
 
 
 @contextmanager
-def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterator[LocalDeployment]:
-    """`segue up` with these flags, ready, and gone afterwards."""
+def deployment(
+    *flags: str, config: RoleConfigs | None = None, environment: dict[str, str] | None = None
+) -> Iterator[LocalDeployment]:
+    """`segue up` with these flags and settings of roles, ready, and gone afterwards."""
     port = free_port()
-    command = segue_up("--router-port", str(port), *flags, environment=environment)
+    command = segue_up("--router-port", str(port), *flags, config=config, environment=environment)
     base_url = f"http://127.0.0.1:{port}/v1"
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
     try:
@@ -94,9 +102,14 @@ def deployment(*flags: str, environment: dict[str, str] | None = None) -> Iterat
         command.close()
 
 
-def segue_up(*flags: str, environment: dict[str, str] | None = None) -> Running:
-    """The command as a user gives it."""
-    return Running(str(Path(sys.executable).with_name("segue")), "up", *flags, environment=environment)
+def segue_up(
+    *flags: str, config: RoleConfigs | None = None, environment: dict[str, str] | None = None
+) -> Running:
+    """The command as a user gives it; the settings of roles go through a file in the chart's shape."""
+    file = Path(_FOLDER.name, f"{next(_NUMBERS)}.yaml")
+    file.write_text(yaml.safe_dump({role: {"config": settings} for role, settings in (config or {}).items()}))
+    program = str(Path(sys.executable).with_name("segue"))
+    return Running(program, "up", "--config", str(file), *flags, environment=environment)
 
 
 def free_port() -> int:
@@ -114,5 +127,5 @@ def _describe(pid: int, command_line: str) -> RunningProcess | None:
     def flag(name: str) -> str:
         return words[words.index(name) + 1] if name in words else ""
 
-    role, ports, pages = words[words.index("-m") + 1], flag("--http-port"), flag("--pages")
+    role, ports, pages = words[words.index("-m") + 1], flag("--http-port"), flag("--kv-pages")
     return RunningProcess(pid, role, flag("--uid"), int(ports or 0), int(pages or 0))

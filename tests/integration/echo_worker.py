@@ -13,14 +13,14 @@ from pathlib import Path
 
 from shared.links.events import Received
 from shared.links.keys import read_seed
-from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Cancel, Hello, Refused
+from tests.link_settings import link_settings
 
 
 def main(seed_file: str, epoch: str, port: str = "0") -> None:
     hello = Hello(session=0, role="decode", uid="echo", epoch=int(epoch))
-    links = WorkerLinks("127.0.0.1", int(port), read_seed(Path(seed_file)), hello, LinkSettings())
+    links = WorkerLinks("127.0.0.1", int(port), read_seed(Path(seed_file)), hello, link_settings())
     sys.stdout.write(links.address + "\n")
     sys.stdout.flush()
     ended = threading.Event()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_seed
-from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
+from tests.link_settings import link_settings
 
 LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_size=400)
 
@@ -30,7 +30,7 @@ class LinkedWorker:
         )
         self.routers = 0  # sessions that ever began
         self.prefills: list[Prefill] = []
-        self._links = WorkerLinks("127.0.0.1", 0, read_seed(seed_file), hello, LinkSettings())
+        self._links = WorkerLinks("127.0.0.1", 0, read_seed(seed_file), hello, link_settings())
         self.port = int(self._links.address.rpartition(":")[2])
         self._closing = False
         self._thread = threading.Thread(target=self._serve)

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.baton import Baton
 from shared.transfer.nixl import NixlTransfer
-from tests.fetcher_contract import KV_FORMAT, LEASES, PageBuffer, byte_of
+from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
 
 
 def spin(seconds: float) -> int:
@@ -57,7 +57,15 @@ def main() -> None:
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
     transfer = NixlTransfer(
-        uid, int(epoch), buffer.memory, LEASES, KV_FORMAT, interface="lo", ports=ports, clock=time.monotonic
+        uid,
+        int(epoch),
+        buffer.memory,
+        LEASES,
+        KV_FORMAT,
+        interface="lo",
+        ports=ports,
+        limits=LIMITS,
+        clock=time.monotonic,
     )
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:

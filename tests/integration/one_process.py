@@ -25,6 +25,7 @@ from shared.kv.page_pool import PagePool, PageState
 from shared.messages import FinishReason, Hello, Role
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
+from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
 from tests.doubles.memory_links import MemoryLinks
@@ -33,8 +34,9 @@ from tests.integration.recording_device import Logbook, RecordingDevice
 
 TURN_SECONDS = 0.001
 TURNS_MAX = 200_000  # while the device's thread waits for a core, the loop turns many times for one copy
-PREFILL = PrefillConfig(pages=256, slots=16, lease_seconds=3600.0)
-DECODE = DecodeConfig(pages=320, slots=16, host_share=0.0)
+PREFILL = PrefillConfig(kv_pages=256, max_running_requests=16, lease_seconds=3600.0)
+FETCH_LIMITS = FetchLimits(fetches_max=64, fetch_seconds_max=10.0, fence_seconds=5.0)
+DECODE = DecodeConfig(kv_pages=320, max_running_requests=16, host_fraction=0.0)
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,16 @@ class ProcessParts:
         role: Role,
         config: WorkerConfig,
         folder: Path,
-        host_share: float,
+        host_fraction: float,
         fabric: InProcessFabric,
         clock: SteadyClock,
     ) -> None:
         self.logbook = Logbook()
         self.engine: Engine = load(
             folder,
-            Sizes(config.pages, config.page_size, slots=config.slots, host_share=host_share),
+            Sizes(
+                config.kv_pages, config.page_size, config.max_running_requests, host_fraction=host_fraction
+            ),
             threads=2,
             on_logits=self.logbook.write,
         )
@@ -81,7 +85,9 @@ class ProcessParts:
         cache.host.fill_(torch.nan)
         self.device = RecordingDevice(self.engine.device, self.logbook)
         pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
-        self.transfer = InProcessTransfer(fabric, role, 1, pages, 64, self.engine.kv_format, clock=clock)
+        self.transfer = InProcessTransfer(
+            fabric, role, 1, pages, 64, self.engine.kv_format, limits=FETCH_LIMITS, clock=clock
+        )
         self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))
 
     def close(self) -> None:
@@ -105,7 +111,7 @@ class OneProcess:
         self._clock = SteadyClock()
         fabric = InProcessFabric()
         at_prefill = ProcessParts("prefill", prefill, folder, 0.0, fabric, self._clock)
-        at_decode = ProcessParts("decode", decode, folder, decode.host_share, fabric, self._clock)
+        at_decode = ProcessParts("decode", decode, folder, decode.host_fraction, fabric, self._clock)
         self._parts = at_prefill, at_decode
         self.prefill_device, self.decode_device = at_prefill.device, at_decode.device
         self.prefill = _prefill_scheduler(prefill, at_prefill)

@@ -26,7 +26,7 @@ def segue_bench(*flags: str) -> subprocess.CompletedProcess[str]:
 def report(one_each: LocalDeployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     """All scenarios, twice."""
     file = tmp_path_factory.mktemp("bench") / "results.json"
-    flags = ("--url", f"{one_each.url}/v1", "--size", "small", "--runs", "2", "--json", str(file))
+    flags = ("--url", f"{one_each.url}/v1", "--size", "small", "--runs", "2", "--json-file", str(file))
     ended = segue_bench(*flags)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert all(scenario.name in ended.stdout for scenario in SCENARIOS)
@@ -100,7 +100,7 @@ def test_one_seed_gives_the_same_prompts_and_so_a_full_cache(
     file = tmp_path / "results.json"
     flags = ("--url", f"{one_each.url}/v1", "--size", "small", "--scenarios", "prompt512", "--seed", "7")
     for _ in range(2):
-        assert segue_bench(*flags, "--json", str(file)).returncode == 0
+        assert segue_bench(*flags, "--json-file", str(file)).returncode == 0
     (again,) = row(msgspec.json.decode(file.read_bytes(), type=Report), "prompt512").runs
     assert again.cached_tokens >= SMALL.prompt // 2
 

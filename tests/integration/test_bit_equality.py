@@ -59,7 +59,7 @@ LONG = [
     request_of(seed, tokens_of(seed, 8 * (seed - 99), VOCAB_SIZE), 60, ignore_eos=True)
     for seed in range(100, 106)
 ]
-TIGHT = msgspec.structs.replace(DECODE, pages=16, init_new_token_ratio=0.05)  # LONG would fill 30 pages
+TIGHT = DECODE.model_copy(update={"kv_pages": 16, "init_new_token_ratio": 0.05})  # LONG would fill 30 pages
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -141,7 +141,7 @@ def test_a_crowd_of_16_changes_no_bit(folder: Path, alone: Alone, overlap: bool)
 
 @pytest.mark.parametrize("chunk", [16, 64])
 def test_chunks_change_no_bit(folder: Path, alone: Alone, chunk: int) -> None:
-    prefill = msgspec.structs.replace(PREFILL, chunked_prefill_size=chunk)
+    prefill = PREFILL.model_copy(update={"chunked_prefill_size": chunk})
     with workers(folder, prefill=prefill) as process:
         process.answers(CROWD)
         assert process.prefill.counters.chunks > 10
@@ -180,7 +180,7 @@ def test_a_prefix_shared_within_a_crowd_changes_no_bit(folder: Path, alone: Alon
 
 
 def test_retraction_to_host_memory_changes_no_bit(folder: Path, alone: Alone) -> None:
-    with workers(folder, decode=msgspec.structs.replace(TIGHT, host_share=2.0)) as process:
+    with workers(folder, decode=TIGHT.model_copy(update={"host_fraction": 2.0})) as process:
         process.answers(LONG)
         counters = process.decode.counters
         assert counters.retractions >= 1

@@ -26,7 +26,7 @@ SECRETS = {"stop": [MARKER], "user": MARKER, "cache_salt": MARKER, "prompt_cache
 def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
     records: list[str] = []
     with (
-        deployment("--log-level", "debug", "--log-format", "json", *SMALL) as running,
+        deployment("--log-level", "debug", "--log-format", "json", config=SMALL) as running,
         httpx2.Client(base_url=running.url, headers=HEADERS, timeout=60.0) as client,
     ):
         ids = client.post("/tokenize", json={"model": "smollm2", "prompt": MARKER}).json()["tokens"]

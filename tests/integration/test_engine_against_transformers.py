@@ -63,7 +63,7 @@ def reference(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module", params=LOGIT_GAP_MAX)
 def driver(folder: Path, request: pytest.FixtureRequest) -> Iterator[Driver]:
-    driver = Driver(folder, pages=256, threads=2, kv_dtype=request.param)
+    driver = Driver(folder, pages=256, threads=2, kv_cache_dtype=request.param)
     yield driver
     driver.close()
 
@@ -81,7 +81,7 @@ def test_greedy_tokens_are_those_of_transformers(
     compared = 0
     for token, logits, ours in zip(found, expected, driver.logits[0], strict=True):
         gap = float((logits - ours).abs().max())
-        assert gap < LOGIT_GAP_MAX[driver.kv_dtype]
+        assert gap < LOGIT_GAP_MAX[driver.kv_cache_dtype]
         best, second = logits.topk(2).values.tolist()
         if best - second < 2 * gap:
             break
@@ -110,7 +110,7 @@ def test_one_thread_has_the_bits_of_two(
     folder: Path, driver: Driver, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     token_ids = tokenizer(_SENTENCE * 8)["input_ids"]
-    single = Driver(folder, pages=32, threads=1, kv_dtype=driver.kv_dtype)
+    single = Driver(folder, pages=32, threads=1, kv_cache_dtype=driver.kv_cache_dtype)
     for one in (driver, single):
         one.prefill(0, token_ids, range(16))
         one.decode([0], 4)

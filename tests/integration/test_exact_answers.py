@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.local.model_store import resolve
-from tests.integration.deployment import LocalDeployment, deployment
+from tests.integration.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.prompts import varied_prompts
 from tests.integration.streams import crowd
 from tests.waiting import until
@@ -100,8 +100,12 @@ def test_retracted_requests_get_the_answers_they_got_undisturbed(
     undisturbed = [answer.text for answer in crowd(one_each.url, prompts, 8, **longer)]
     for text, start in zip(undisturbed, alone, strict=True):
         assert text.startswith(start.rstrip("\ufffd"))
-    tight = "prefill.pages=1200,decode.pages=200,decode.host_share=4.0,decode.init_new_token_ratio=0.01"
-    with deployment("--set", f"{tight},router.ready_seconds_max=300") as running:
+    tight: RoleConfigs = {
+        "router": {"readySecondsMax": 300},
+        "prefill": {"kvPages": 1200},
+        "decode": {"kvPages": 200, "hostFraction": 4.0, "initNewTokenRatio": 0.01},
+    }
+    with deployment(config=tight) as running:
         crowd(running.url, prompts, 4, **{**GREEDY, "max_tokens": 1})
         answers = crowd(running.url, prompts, len(prompts), **longer)
         assert [answer.text for answer in answers] == undisturbed

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from shared.process.settings import ProcessConfig
+from shared.process.process_config import ProcessConfig
 from tests.integration.deployment import LocalDeployment, RunningProcess
 from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
 from tests.waiting import soon, until

@@ -17,7 +17,7 @@ from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.streams import client_of, complete
 from tests.waiting import soon, until
 
-PATIENT = "router.silence_seconds=60,prefill.silence_seconds=60,decode.silence_seconds=60"  # with the frozen
+PATIENT = {"silenceSeconds": 60}  # with the frozen
 CHUNK_TOKENS = 32
 LONG_PROMPT = [100 + k % 4000 for k in range(4000)]
 
@@ -25,10 +25,12 @@ LONG_PROMPT = [100 + k % 4000 for k in range(4000)]
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LocalDeployment]:
     """One request at a time before decode, in small chunks, and KV that only a living holder serves."""
-    settings = (
-        f"prefill.pages=400,decode.pages=400,router.ready_max=1,prefill.chunked_prefill_size={CHUNK_TOKENS}"
-    )
-    with deployment("--set", f"{settings},{PATIENT}", environment={"UCX_TLS": "tcp"}) as running:
+    config = {
+        "router": {"readyMax": 1, **PATIENT},
+        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, **PATIENT},
+        "decode": {"kvPages": 400, **PATIENT},
+    }
+    with deployment(config=config, environment={"UCX_TLS": "tcp"}) as running:
         yield running
 
 

@@ -22,6 +22,7 @@ from shared.links.keys import derive_keys, read_seed
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
 from shared.messages import Cancel, Hello, Message, Migrate, Refused, encode
+from tests.link_settings import link_settings
 from tests.seed import write_new_seed
 
 PATIENCE_SECONDS = 20.0
@@ -77,13 +78,13 @@ def seed_file(tmp_path: Path) -> Path:
 
 
 def listen(stack: ExitStack, seed: bytes, settings: LinkSettings | None = None) -> WorkerLinks:
-    links = WorkerLinks("127.0.0.1", 0, seed, WORKER_HELLO, settings or LinkSettings())
+    links = WorkerLinks("127.0.0.1", 0, seed, WORKER_HELLO, settings or link_settings())
     stack.callback(links.close)
     return links
 
 
 def dial(stack: ExitStack, seed: bytes, address: str, settings: LinkSettings | None = None) -> RouterLinks:
-    links = RouterLinks(seed, ROUTER_HELLO, settings or LinkSettings())
+    links = RouterLinks(seed, ROUTER_HELLO, settings or link_settings())
     stack.callback(links.close)
     links.connect(address)
     return links
@@ -118,7 +119,7 @@ def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
 
 def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack) -> None:
     seed = os.urandom(32)
-    settings = LinkSettings(heartbeat_seconds=0.1, silence_seconds=2.0)
+    settings = link_settings(heartbeat_seconds=0.1, silence_seconds=2.0)
     worker = Watched(listen(stack, seed, settings))
     router = Watched(dial(stack, seed, address_of(worker), settings))
     worker.until_up()
@@ -137,7 +138,7 @@ def test_a_killed_worker_is_down_at_once_and_its_successor_is_another_peer(
     process.wait()
     killed_at = time.monotonic()
     assert router.until_down().peer == "echo/0000000000000001"
-    assert time.monotonic() - killed_at < LinkSettings().silence_seconds - 1
+    assert time.monotonic() - killed_at < link_settings().silence_seconds - 1
     start_echo(stack, seed_file, epoch=2, port=address.rpartition(":")[2])
     assert router.until_up(2).peer == "echo/0000000000000002"
 
@@ -169,7 +170,7 @@ def test_a_router_that_closes_sends_closed(stack: ExitStack) -> None:
 
 def test_a_worker_that_is_disconnected_is_not_dialed_again(stack: ExitStack) -> None:
     seed = os.urandom(32)
-    settings = LinkSettings(redial_seconds=0.01)
+    settings = link_settings(redial_seconds=0.01)
     worker = Watched(listen(stack, seed, settings))
     router = dial(stack, seed, address_of(worker), settings)
     worker.until_up()
@@ -180,7 +181,7 @@ def test_a_worker_that_is_disconnected_is_not_dialed_again(stack: ExitStack) -> 
 
 def test_a_reader_that_never_reads_loses_its_session_and_the_sender_never_blocks(stack: ExitStack) -> None:
     seed = os.urandom(32)
-    worker = listen(stack, seed, LinkSettings(unread_messages_max=100))
+    worker = listen(stack, seed, link_settings(unread_messages_max=100))
     router = Watched(dial(stack, seed, worker.address))
     router.until_up()
     for number in range(20_000):
@@ -296,7 +297,7 @@ def test_a_router_that_vanished_is_down_within_a_heartbeat(stack: ExitStack) -> 
 def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_blocks(
     stack: ExitStack,
 ) -> None:
-    settings = LinkSettings(unsent_messages_max=10)
+    settings = link_settings(unsent_messages_max=10)
     worker = Watched(listen(stack, SEED, settings))
     stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
     peer = worker.until_up().peer
@@ -308,7 +309,7 @@ def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_b
 def test_a_port_in_use_is_a_start_error(stack: ExitStack) -> None:
     port = int(listen(stack, SEED).address.rpartition(":")[2])
     with pytest.raises(StartError, match=f"cannot listen for routers on 127.0.0.1:{port}"):
-        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, LinkSettings())
+        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, link_settings())
 
 
 def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitStack, seed_file: Path) -> None:
@@ -324,7 +325,7 @@ def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitSta
 def test_on_ready_is_called_once_for_each_batch_that_waits(stack: ExitStack) -> None:
     worker = Watched(listen(stack, SEED))
     calls: list[float] = []
-    router = RouterLinks(SEED, ROUTER_HELLO, LinkSettings(), on_ready=lambda: calls.append(time.monotonic()))
+    router = RouterLinks(SEED, ROUTER_HELLO, link_settings(), on_ready=lambda: calls.append(time.monotonic()))
     stack.callback(router.close)
     router.connect(address_of(worker))
     worker.until_up()

@@ -27,7 +27,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module", params=["float16", "float32"])
 def driver(folder: Path, request: pytest.FixtureRequest) -> Iterator[Driver]:
-    driver = Driver(folder, pages=700, slots=SLOTS, threads=2, kv_dtype=request.param)
+    driver = Driver(folder, pages=700, slots=SLOTS, threads=2, kv_cache_dtype=request.param)
     yield driver
     driver.close()
 
@@ -81,7 +81,7 @@ def test_a_cached_prefix_and_a_crowd_of_64_change_no_bit(
 def test_one_thread_changes_no_bit(
     folder: Path, driver: Driver, prompt: list[int], alone: list[Tensor]
 ) -> None:
-    single = Driver(folder, pages=256, threads=1, kv_dtype=driver.kv_dtype)
+    single = Driver(folder, pages=256, threads=1, kv_cache_dtype=driver.kv_cache_dtype)
     single.prefill(0, prompt, HOME, chunk=2_048)
     single.decode([0], STEPS)
     single.close()

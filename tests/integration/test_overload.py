@@ -25,8 +25,8 @@ def test_sixty_four_concurrent_streams_complete(one_each: LocalDeployment) -> No
 
 @pytest.mark.timeout(600)
 def test_two_thousand_requests_against_a_queue_of_a_hundred_all_get_an_answer() -> None:
-    patience = "router.waiting_seconds_max=300,router.ready_seconds_max=300"
-    with deployment(*SMALL, "--set", f"router.queue_max=100,{patience}") as running:
+    patient = {"maxQueuedRequests": 100, "waitingSecondsMax": 300, "readySecondsMax": 300}
+    with deployment(config={**SMALL, "router": patient}) as running:
         statuses = asyncio.run(flood(running.url, 2000))
         assert set(statuses) == {200, 429}
         assert statuses[429] >= 1

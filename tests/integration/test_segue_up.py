@@ -17,17 +17,20 @@ from time import monotonic
 import pytest
 
 from shared.local.children import GRACE_SECONDS
-from tests.integration.deployment import segue_up
+from tests.integration.deployment import RoleConfigs, segue_up
 from tests.integration.running import Running, ended_within
 from tests.waiting import soon
 
-SMALL = ("--set", "prefill.pages=64,decode.pages=64,prefill.slots=4,decode.slots=4,router.silence_seconds=10")
+TINY = {"kvPages": 64, "maxRunningRequests": 4}
+SMALL = {"router": {"silenceSeconds": 10}, "prefill": TINY, "decode": TINY}
 ROLES = ["decode", "prefill", "router"]
 
 
 @contextlib.contextmanager
-def segue(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Running]:
-    running = segue_up(*flags, environment=environment)
+def segue(
+    *flags: str, config: RoleConfigs | None = None, environment: dict[str, str] | None = None
+) -> Iterator[Running]:
+    running = segue_up(*flags, config=config, environment=environment)
     try:
         yield running
     finally:
@@ -55,19 +58,25 @@ def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
     ("flags", "words"),
     [
         (("--modell", "x"), ("unknown flag --modell", "did you mean --model?")),
-        (("--prefill", "0"), ("--prefill", ">= 1")),
+        (("--prefill", "0"), ("--prefill should be greater than or equal to 1",)),
         (("--device", "tpu"), ("--device", "'tpu'")),
         (("--model", "/nowhere"), ("there is no model /nowhere",)),
-        (("--set", "pages=3"), ("--set takes ROLE.SETTING=VALUE",)),
-        (("--set", "decode.pagse=3"), ("unknown setting decode.pagse", "did you mean pages")),
-        (("--set", "prefill.slots=0"), ("prefill.slots is not valid", ">= 1")),
-        (("--decode-config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
+        (("--device", "cuda"), ("--device should be left at auto until Segue has a CUDA engine",)),
+        (("--config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
     sentence = refused("--router-port", "0", *flags)
     assert sentence.startswith("segue up: ")
     assert all(word in sentence for word in words), sentence
+
+
+def test_a_wrong_setting_of_a_role_is_said_before_any_process_starts() -> None:
+    with segue("--router-port", "0", config={"decode": {"kvPagse": 3}}) as running:
+        assert running.process.wait(15) == 1
+    assert len(running.lines) == 1
+    assert "unknown setting 'kvPagse' in decode.config of" in running.lines[0]
+    assert "did you mean kvPages?" in running.lines[0]
 
 
 def test_a_hub_without_a_network_is_said_in_one_sentence(tmp_path: Path) -> None:
@@ -125,8 +134,8 @@ def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> No
 def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_path: Path) -> None:
     assert shutil.which("curl"), "the ready line is for curl"
     with (
-        segue("--router-port", "0", *SMALL, environment={"TMPDIR": str(tmp_path)}) as one,
-        segue("--router-port", "0", *SMALL, environment={"TMPDIR": str(tmp_path)}) as other,
+        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as one,
+        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as other,
     ):
         commands = [running.line(lambda line: line.startswith("ready in "), 120) for running in (one, other)]
         assert roles(one) == roles(other) == ROLES
@@ -162,7 +171,7 @@ def seed_of(running: Running) -> bytes:
 
 @pytest.mark.parametrize("stage", ["starting", "loading weights|checking the transfer|ready"])
 def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
-    with segue("--router-port", "0", *SMALL) as running:
+    with segue("--router-port", "0", config=SMALL) as running:
         running.line(lambda line: re.match(f"decode-0: ({stage})", line) is not None, 60)
         pids = [*running.children(), running.process.pid]
         running.process.send_signal(signal.SIGINT)
@@ -172,7 +181,7 @@ def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
 
 
 def test_a_killed_process_comes_back_under_its_address() -> None:
-    with segue("--router-port", "0", *SMALL) as running:
+    with segue("--router-port", "0", config=SMALL) as running:
         ready = running.line(lambda line: line.startswith("ready in "), 120)
         assert int(ready.split()[2]) < 60  # with other tests around it; alone it is under 20
         for role in ROLES:

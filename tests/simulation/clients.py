@@ -98,7 +98,7 @@ class Router:
             served_model_name=MODEL_NAME,
             prefill_policy=sizes.prefill_policy,
             decode_policy=sizes.decode_policy,
-            queue_max=sizes.queue_max,
+            max_queued_requests=sizes.max_queued_requests,
             losses_max=sizes.losses_max,
             waiting_seconds_max=sizes.waiting_seconds_max,
             ready_seconds_max=sizes.ready_seconds_max,

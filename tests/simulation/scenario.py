@@ -86,7 +86,7 @@ class ScenarioSizes:
     fetch_seconds_max: float = 3.0
     retract_steps: int = 20
     init_new_token_ratio: float = 0.7
-    queue_max: int = 64
+    max_queued_requests: int = 64
     waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world …
     ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
@@ -94,7 +94,7 @@ class ScenarioSizes:
     drain_seconds: float = 30.0
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
-    cache_policy: CachePolicy = "lru"
+    radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
     small_pages: int = 0  # the first worker of each role has so many pages; 0: as many as the others …
@@ -166,7 +166,7 @@ def _sizes(rng: random.Random, overflowing: bool) -> ScenarioSizes:
         init_new_token_ratio=rng.choice((0.0, 0.2, 0.7)),
         overlap=rng.random() < 0.75,
         queue_policy=rng.choice(QUEUE_POLICIES),
-        cache_policy=rng.choice(CACHE_POLICIES),
+        radix_eviction_policy=rng.choice(CACHE_POLICIES),
         prefill_policy=rng.choice(PREFILL_POLICIES),
         decode_policy=rng.choice(DECODE_POLICIES),
         odd_kv_format=rng.random() < 0.2,
@@ -256,7 +256,7 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
         sizes=replace(
             scenario.sizes,
             lease_seconds=rng.choice((0.5, 2.0, 4.0)),
-            queue_max=rng.choice((6, 64, 64)),
+            max_queued_requests=rng.choice((6, 64, 64)),
             waiting_seconds_max=rng.choice((0.3, 30.0, 30.0)),
             ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
             request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),

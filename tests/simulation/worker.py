@@ -177,14 +177,14 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
     return PrefillScheduler(
         PrefillConfig(
             page_size=sizes.page_size,
-            slots=sizes.prefill_slots,
+            max_running_requests=sizes.prefill_slots,
             chunked_prefill_size=sizes.chunked_prefill_size,
             max_prefill_tokens=4 * sizes.chunked_prefill_size,
             lease_seconds=sizes.lease_seconds,
             leases_max=sizes.leases_max,
             queue_policy=sizes.queue_policy,
-            cache_policy=sizes.cache_policy,
-            queue_max=sizes.queue_max,
+            radix_eviction_policy=sizes.radix_eviction_policy,
+            max_queued_requests=sizes.max_queued_requests,
             shared_prefix_cached_tokens_max=sizes.page_size,
             shared_prefix_tokens_min=sizes.page_size,
         ),
@@ -201,8 +201,8 @@ def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> D
     return DecodeScheduler(
         DecodeConfig(
             page_size=sizes.page_size,
-            slots=sizes.decode_slots,
-            cache_policy=sizes.cache_policy,
+            max_running_requests=sizes.decode_slots,
+            radix_eviction_policy=sizes.radix_eviction_policy,
             retract_steps=sizes.retract_steps,
             init_new_token_ratio=sizes.init_new_token_ratio,
             fetch_seconds_max=sizes.fetch_seconds_max,

@@ -1,4 +1,4 @@
-"""Writes the three `config` sections of `charts/segue/values.schema.json` out of the structs that the processes read.
+"""Writes the three `config` sections of `charts/segue/values.schema.json` out of the models that the processes read.
 
 `python -m tests.tidy.chart_schema` (or `make docs`); a test compares the file with what this would write. All else in
 that file is written by hand. A setting that a template hands to a process as a variable is left out: the variable
@@ -12,25 +12,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from pydantic.alias_generators import to_camel
 
-from decode.config import DecodeConfig
-from prefill.config import PrefillConfig
-from router.config import RouterConfig
-from shared.process.settings import ProcessConfig, schema_of, variable_of
+from shared.local.config import ROLE_CONFIGS
+from shared.process.settings import Settings, schema_of, variable_of
 
 CHART = Path(__file__).parents[2] / "charts" / "segue"
 SCHEMA = CHART / "values.schema.json"
-ROLE_STRUCTS: dict[str, type[ProcessConfig]] = {
-    "router": RouterConfig,
-    "prefill": PrefillConfig,
-    "decode": DecodeConfig,
-}
 NOT_IN_A_POD = {
-    "lifeline_fd",
-    "namespace",
-    "workers",
-}  # a parent's pipe; another namespace's Role; static discovery
+    "lifelineFd",  # a parent's pipe
+    "namespace",  # another namespace's Role
+    "workers",  # static discovery
+}
 
 
 def variables_of_the_chart() -> set[str]:
@@ -39,18 +32,23 @@ def variables_of_the_chart() -> set[str]:
     return {name for text in templates for name in re.findall(r"- name: (SEGUE_\w+)", text)}
 
 
-def config_section(struct: type[ProcessConfig]) -> dict[str, Any]:
+def set_by_the_chart(model: type[Settings]) -> set[str]:
+    """Settings, in camelCase, that nobody may write into a `config`."""
+    variables = variables_of_the_chart()
+    return NOT_IN_A_POD | {to_camel(name) for name in model.model_fields if variable_of(name) in variables}
+
+
+def config_section(model: type[Settings]) -> dict[str, Any]:
     """JSON schema of what a person may write into one role's `config`."""
-    taken = variables_of_the_chart()
-    properties = schema_of(struct)["$defs"][struct.__name__]["properties"]
+    properties = schema_of(model)["properties"]
     return {
         "type": "object",
         "additionalProperties": False,
         "description": "Settings of the process. Written by `make docs`.",
         "properties": {
-            field.encode_name: properties[field.encode_name]
-            for field in msgspec.structs.fields(struct)
-            if variable_of(field.name) not in taken and field.name not in NOT_IN_A_POD
+            name: {key: value for key, value in property_.items() if key != "title"}
+            for name, property_ in properties.items()
+            if name not in set_by_the_chart(model)
         },
     }
 
@@ -58,8 +56,8 @@ def config_section(struct: type[ProcessConfig]) -> dict[str, Any]:
 def schema_text() -> str:
     """The whole file, with fresh `config` sections."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    for role, struct in ROLE_STRUCTS.items():
-        schema["properties"][role]["properties"]["config"] = config_section(struct)
+    for role, model in ROLE_CONFIGS.items():
+        schema["properties"][role]["properties"]["config"] = config_section(model)
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -21,18 +21,11 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from shared import messages
 from shared.links.counters import LinkCounters
-from shared.local.up import LocalConfig
+from shared.local.config import LocalConfig
 from shared.metric_fields import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, shown_fields
 from shared.process import gauges
-from shared.process.settings import (
-    ProcessConfig,
-    describe_bounds,
-    describe_default,
-    describe_type,
-    description_of,
-    flag_of,
-    variable_of,
-)
+from shared.process.process_config import ProcessConfig
+from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -46,7 +39,7 @@ A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of
 (`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
 warning. Seconds, bytes and tokens are in the name.
 """
-STRUCTS: tuple[tuple[str, type[msgspec.Struct], type[msgspec.Struct] | None], ...] = (
+MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`segue up`", LocalConfig, None),
     ("Every process", ProcessConfig, None),
     ("Every worker, prefill and decode", WorkerConfig, ProcessConfig),
@@ -62,8 +55,8 @@ KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histo
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for title, struct, parent in STRUCTS:
-        parts += [f"### {title}\n", *_settings(struct, parent), ""]
+    for title, model, parent in MODELS:
+        parts += [f"### {title}\n", *_settings(model, parent), ""]
     parts += [
         "## Metrics\n",
         "Every metric also has the label `role`. No label comes from a client.\n",
@@ -74,19 +67,32 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _settings(struct: type[msgspec.Struct], parent: type[msgspec.Struct] | None) -> Iterator[str]:
-    inherited = {field.name for field in msgspec.structs.fields(parent)} if parent else set()
+def _settings(model: type[Settings], parent: type[Settings] | None) -> Iterator[str]:
     yield "| flag | variable | type | default | what it is, and why |"
     yield "|---|---|---|---|---|"
-    for field in msgspec.structs.fields(struct):
-        if field.name in inherited:
-            continue
-        kind = describe_type(field.type).replace("|", " \\| ")
-        bounds = describe_bounds(field.type)
-        yield (
-            f"| `{flag_of(field.name)}` | `{variable_of(field.name)}` | {kind}{' ' + bounds if bounds else ''} "
-            f"| {describe_default(field)} | {_cell(description_of(struct, field.name))} |"
-        )
+    for name, schema in zip(model.model_fields, schema_of(model)["properties"].values(), strict=True):
+        if parent is None or name not in parent.model_fields:
+            yield (
+                f"| `{flag_of(name)}` | `{variable_of(name)}` | {_type(schema)} | {_default(schema['default'])} "
+                f"| {_cell(schema['description'])} |"
+            )
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """The choices, or the type and its bounds."""
+    if "enum" in schema:
+        return _cell(" | ".join(schema["enum"]))
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+    bounds = [f"{sign} {schema[key]:.15g}" for key, sign in signs.items() if key in schema]
+    kind = "list of strings" if schema["type"] == "array" else schema["type"]
+    return " ".join([kind, ", ".join(bounds)]).rstrip()
+
+
+def _default(value: object) -> str:
+    """As one would write it in the file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "empty" if value in ("", []) else str(value)
 
 
 def _metrics() -> Iterator[str]:
@@ -127,8 +133,8 @@ def declared_gauges() -> dict[GaugeMetric, str]:
 
 def names() -> Iterable[str]:
     """Every name that the page must hold."""
-    for _, struct, _ in STRUCTS:
-        yield from (flag_of(field.name) for field in msgspec.structs.fields(struct))
+    for _, model, _ in MODELS:
+        yield from map(flag_of, model.model_fields)
     yield from (metric.name for metric in declared_metrics())
     for union in (messages.RouterToWorker, messages.WorkerToRouter):
         yield from (message.__name__ for message in get_args(union))

@@ -11,7 +11,7 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
 {{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}
 {{- end -}}
-{{- range $setting := list "pageSize" "kvDtype" "dtype" -}}
+{{- range $setting := list "pageSize" "kvCacheDtype" "dtype" -}}
 {{- $prefill := get (default dict $.Values.prefill.config) $setting | toString -}}
 {{- $decode := get (default dict $.Values.decode.config) $setting | toString -}}
 {{- if ne $prefill $decode -}}
@@ -69,8 +69,8 @@
 {{- if and (eq $.Values.device "cpu") (hasKey $limits $.Values.gpu.resourceName) -}}
 {{- fail (printf "%s.resources asks for %s, but device is cpu: set device to cuda" $role $.Values.gpu.resourceName) -}}
 {{- end -}}
-{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not $config.memoryBytes) (not $config.pages) -}}
-{{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.pages" $role $role $role) -}}
+{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not $config.memoryBytes) (not $config.kvPages) -}}
+{{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.sameNodeGpuIpc (ne .Values.device "cuda") -}}

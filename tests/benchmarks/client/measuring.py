@@ -42,14 +42,14 @@ WARM_UP = (16, 4)  # tokens in and out of the one request that is not measured
 def bench(config: BenchConfig, console: Console) -> Report:
     """Measure, and show the table. Raises BenchError or ConfigError."""
     chosen = choose(config.scenarios)
-    if config.json and not Path(config.json).parent.is_dir():
-        raise ConfigError(f"there is no folder for {config.json}")
+    if config.json_file and not Path(config.json_file).parent.is_dir():
+        raise ConfigError(f"there is no folder for {config.json_file}")
     result = asyncio.run(_measure_all(config, chosen, console))
     console.print(table(result))
     for remark in remarks(result):
         console.print(remark)
-    if config.json:
-        write_json(result, Path(config.json))
+    if config.json_file:
+        write_json(result, Path(config.json_file))
     return result
 
 

@@ -25,7 +25,12 @@ class DecodeBench(WorkerBench):
         routers: int = 1,
         **settings: Any,
     ):
-        defaults = {"slots": 8, "init_new_token_ratio": 0.0, "retract_steps": 4, "readmit_share": 0.0}
+        defaults = {
+            "max_running_requests": 8,
+            "init_new_token_ratio": 0.0,
+            "retract_steps": 4,
+            "readmit_fraction": 0.0,
+        }
         self.words = PlainWords([0] * words)
         self.core = DecodeScheduler(
             DecodeConfig(page_size=PAGE_SIZE, **defaults | settings),

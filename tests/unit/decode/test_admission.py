@@ -5,9 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from decode.admission import Admission
+from decode.config import DecodeConfig
+from shared.kv.kv_memory import KvMemory
 from shared.messages import Decode, Finished, Refused
+from shared.req import Req
+from shared.sampling_params import SamplingParams
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
-from tests.unit.scheduling.worker_bench import decode, prompt
+from tests.unit.scheduling.worker_bench import KV_FORMAT, PAGE_SIZE, decode, prompt
 
 
 def refusals(bench: DecodeBench) -> list[tuple[str, str]]:
@@ -45,7 +50,7 @@ def test_a_request_that_fills_the_pool_and_the_context_is_taken() -> None:
 
 
 def test_without_a_slot_there_is_no_room() -> None:
-    bench = DecodeBench(slots=1)
+    bench = DecodeBench(max_running_requests=1)
     bench.send(decode("a", prompt(8)), decode("b", prompt(8, family=2)))
     bench.run()
     assert refusals(bench) == [("b", "no_room")]
@@ -103,7 +108,7 @@ def test_what_arriving_requests_hold_in_the_cache_is_not_room_either() -> None:
 def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free(
     share: float, expected: list[tuple[str, str]]
 ) -> None:
-    bench = DecodeBench(pages=10, readmit_share=share)
+    bench = DecodeBench(pages=10, readmit_fraction=share)
     bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
     while not bench.said(Finished) or bench.core._retraction.active:
         bench.turn()
@@ -127,3 +132,13 @@ def test_the_reserve_starts_over_when_nobody_is_left() -> None:
     assert bench.core._admission.ratio.value < 0.7
     bench.run()
     assert bench.core._admission.ratio.value == 0.7
+
+
+@pytest.mark.parametrize("retract_steps", [20, 40])
+def test_the_steps_that_fit_after_a_retraction_are_what_is_expected_of_those_that_stay(
+    retract_steps: int,
+) -> None:
+    admission = Admission(DecodeConfig(retract_steps=retract_steps), KvMemory(8, PAGE_SIZE), 256, KV_FORMAT)
+    stays = Req("r", 1, "router", 1, [1, 2, 3], 3, SamplingParams(max_new_tokens=99, seed=1))
+    admission.after_retraction([stays])
+    assert admission.ratio.value == pytest.approx(retract_steps / 100)

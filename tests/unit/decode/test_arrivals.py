@@ -150,7 +150,7 @@ def test_who_waits_for_a_prefix_can_be_cancelled_and_lost_with_its_router() -> N
 
 
 def test_who_finds_no_room_after_waiting_is_refused() -> None:
-    bench = DecodeBench(slots=1)
+    bench = DecodeBench(max_running_requests=1)
     bench.send(decode("a", prompt(9)), decode("b", prompt(9)))
     bench.turn()
     bench.fetcher.land(1)

@@ -125,7 +125,7 @@ def test_what_an_ended_request_held_is_retired_until_its_extra_step_is_over() ->
 
 
 def test_the_slot_of_an_ended_request_may_be_taken_by_the_next_at_once() -> None:
-    bench = DecodeBench(slots=1)
+    bench = DecodeBench(max_running_requests=1)
     bench.device.answers[1] = [ORDINARY, EOS]
     bench.send(decode("a", prompt(8)))
     bench.run_until(lambda: bool(bench.said(Finished)))

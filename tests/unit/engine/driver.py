@@ -31,14 +31,14 @@ class Driver:
         self.step = 0
         self.engine: Engine = load(
             folder,
-            Sizes(pages=pages, page_size=page_size, slots=slots, host_share=0.25),
+            Sizes(pages=pages, page_size=page_size, slots=slots, host_fraction=0.25),
             **settings,
             on_logits=self._record,
         )
         if settings.get("kernels") != "torch":
             assert "torch" not in self.engine.description, "there is no compiler: these tests need one"
         self.device = self.engine.device
-        self.kv_dtype = str(self.engine.cache.store.dtype).removeprefix("torch.")
+        self.kv_cache_dtype = str(self.engine.cache.store.dtype).removeprefix("torch.")
 
     def _record(self, _step: int, slots: tuple[int, ...], logits: Tensor) -> None:
         for slot, row in zip(slots, logits, strict=True):

@@ -29,10 +29,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 # What computes, and in what type keys and values are kept.
 SETTINGS = (
-    {"kernels": "auto", "kv_dtype": "float32"},
-    {"kernels": "auto", "kv_dtype": "float16"},
-    {"kernels": "plain", "kv_dtype": "float32"},
-    {"kernels": "torch", "kv_dtype": "float32"},
+    {"kernels": "auto", "kv_cache_dtype": "float32"},
+    {"kernels": "auto", "kv_cache_dtype": "float16"},
+    {"kernels": "plain", "kv_cache_dtype": "float32"},
+    {"kernels": "torch", "kv_cache_dtype": "float32"},
 )
 
 
@@ -151,13 +151,13 @@ def test_page_size_and_threads_change_no_bit(
     assert_same_bits(other.logits[0], alone)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
-def test_fused_instruction_sets_compute_the_same_bits(folder: Path, kv_dtype: str) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16"])
+def test_fused_instruction_sets_compute_the_same_bits(folder: Path, kv_cache_dtype: str) -> None:
     names = ("avx512", "avx2")
     skip_unless_runnable(*names)
     found = []
     for kernels in names:
-        driver = Driver(folder, kernels=kernels, kv_dtype=kv_dtype)
+        driver = Driver(folder, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
         driver.prefill(0, PROMPT, PAGES, chunk=100)
         driver.decode([0], STEPS)
         driver.close()

@@ -40,7 +40,7 @@ def test_what_float16_cannot_hold_saturates_and_spoils_no_other_row(
 ) -> None:
     skip_unless_runnable(kernels)
     _write_model(projection, tmp_path)
-    driver = Driver(tmp_path, page_size=PAGE_SIZE, kernels=kernels, kv_dtype="float16")
+    driver = Driver(tmp_path, page_size=PAGE_SIZE, kernels=kernels, kv_cache_dtype="float16")
     driver.prefill(0, QUIET, range(4))
     assert float(driver.engine.cache.store.abs().max()) < FLOAT16_MAX, "only the loud token overflows"
     alone = driver.logits[0][0]

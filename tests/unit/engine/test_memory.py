@@ -11,7 +11,7 @@ from shared.errors import ConfigError, ModelError
 
 GIB = 2**30
 DEMAND = Demand(
-    weights_bytes=GIB, page_bytes=2**20, page_size=16, host_share=0.0, slots=64, context_len=4096
+    weights_bytes=GIB, page_bytes=2**20, page_size=16, host_fraction=0.0, slots=64, context_len=4096
 )  # a full request is 256 pages, a quarter of a GiB
 
 
@@ -24,7 +24,9 @@ def test_pages_get_what_weights_and_reserve_leave() -> None:
 
 
 def test_host_pages_are_memory_too() -> None:
-    pages, reason = choose_pages(dataclasses.replace(DEMAND, host_share=1.0), Budget(3 * GIB, "a test"), None)
+    pages, reason = choose_pages(
+        dataclasses.replace(DEMAND, host_fraction=1.0), Budget(3 * GIB, "a test"), None
+    )
     assert pages == 512
     assert reason.endswith("for KV and 100% of it again in host pages")
 

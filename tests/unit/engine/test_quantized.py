@@ -127,6 +127,6 @@ def test_a_model_of_blocks_keeps_keys_and_values_in_halves_whatever_computes(tmp
 
     assert kv_format().endswith("float16")
     assert kv_format(kernels="torch") == kv_format(dtype="float32") == kv_format()
-    assert kv_format(kv_dtype="float32").endswith("float32")
+    assert kv_format(kv_cache_dtype="float32").endswith("float32")
     (folder / PACKED_FILE).unlink()
     assert kv_format().endswith("float32")

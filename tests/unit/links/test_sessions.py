@@ -15,14 +15,15 @@ from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.listening import WorkerEnd
-from shared.links.session import LinkSettings, seal
+from shared.links.session import seal
 from shared.messages import Cancel, Hello, Message, Prefill, Refused, Renew, encode
 from shared.sampling_params import SamplingParams
+from tests.link_settings import link_settings
 
 ADDRESS = "tcp://worker:1"
 ROUTER = "router-a/0000000000000001"
 WORKER = "decode-a/0000000000000002"
-SETTINGS = LinkSettings(message_bytes_max=10_000)
+SETTINGS = link_settings(message_bytes_max=10_000)
 
 
 class Cable:

@@ -10,11 +10,11 @@ import zmq
 
 from shared.effects import Note
 from shared.links.events import LinkEvent
-from shared.links.session import LinkSettings
 from shared.links.thread import ThreadedLinks
+from tests.link_settings import link_settings
 from tests.waiting import until
 
-SETTINGS = LinkSettings(silence_seconds=3.0)
+SETTINGS = link_settings(silence_seconds=3.0)
 HEARTBEAT_AT = 130.0
 
 

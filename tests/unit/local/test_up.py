@@ -1,17 +1,19 @@
-"""What `segue up` says before any process runs."""
+"""What `segue up` says before any process runs, and what it makes of a file in the chart's shape."""
 
 from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
+import yaml
 
 from shared.errors import ConfigError
-from shared.local.role_settings import settings_by_role
+from shared.local.config import LocalSettings, load_local
 from shared.local.up import why_not_ours
-
-FILES = {"router": "", "prefill": "", "decode": ""}
+from shared.process.worker_config import WorkerConfig
+from tests.tidy.chart_schema import CHART
 
 
 def test_only_a_taken_port_is_called_taken() -> None:
@@ -20,25 +22,98 @@ def test_only_a_taken_port_is_called_taken() -> None:
     assert why_not_ours(80, forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
 
 
-def test_settings_of_a_role_become_its_flags() -> None:
-    settings = settings_by_role(FILES, ["decode.pages=3", "prefill.queue_policy=lpm"], {"SEGUE_SLOTS": "5"})
-    assert settings["decode"].flags == ["--pages=3"]
-    assert settings["prefill"].flags == ["--queue-policy=lpm"]
-    assert settings["router"].flags == []
-    assert "slots=5" in repr(settings["decode"].config)
+@pytest.fixture
+def values(tmp_path: Path) -> Path:
+    return tmp_path / "values.yaml"
+
+
+def given(values: Path, content: str, *flags: str, **variables: str) -> LocalSettings:
+    values.write_text(content)
+    return load_local(["--config", str(values), *flags], variables)
+
+
+def test_settings_of_a_role_become_its_flags(values: Path) -> None:
+    content = """
+        router: {config: {workers: [prefill=a:1, decode=b:2]}}
+        prefill: {config: {queuePolicy: lpm, overlap: false}}
+        decode: {config: {kvPages: 3}}
+    """
+    settings = given(values, content, SEGUE_MAX_RUNNING_REQUESTS="5")
+    assert settings.roles["decode"].flags == ["--kv-pages=3"]
+    assert settings.roles["prefill"].flags == ["--queue-policy=lpm", "--overlap=false"]
+    assert settings.roles["router"].flags == ["--workers=prefill=a:1,decode=b:2"]
+    assert "max_running_requests=5" in repr(settings.roles["decode"].config)
+
+
+def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
+    settings = given(values, "decode: {config: {kvPages: 3, pageSize: 32}}", SEGUE_KV_PAGES="5")
+    assert settings.roles["decode"].flags == ["--page-size=32"]
+    assert "kv_pages=5" in repr(settings.roles["decode"].config)
+
+
+def test_replicas_are_processes_and_a_flag_wins_over_them(values: Path) -> None:
+    content = "{model: org/name, prefill: {replicas: 2}, decode: {replicas: 3}}"
+    config = given(values, content, "--decode", "1").config
+    assert (config.model, config.prefill, config.decode) == ("org/name", 2, 1)
+
+
+def test_seconds_that_the_chart_has_outside_of_config_reach_the_processes(values: Path) -> None:
+    settings = given(values, "{silenceSeconds: 9, drainSeconds: 8, router: {drainSeconds: 7}}")
+    assert settings.roles["router"].flags == ["--silence-seconds=9.0", "--drain-seconds=7.0"]
+    assert settings.roles["prefill"].flags == ["--silence-seconds=9.0", "--drain-seconds=8.0"]
+
+
+def test_the_values_of_the_chart_serve_this_machine_too() -> None:
+    settings = load_local(["--config", str(CHART / "values.yaml")], {})
+    assert (settings.config.model, settings.config.prefill, settings.config.decode) == ("smollm2", 1, 1)
+    assert {"image", "prefill.resources", "router.replicas", "rbac"} <= set(settings.ignored)
+    assert not {"router", "prefill", "decode", "silenceSeconds", "prefill.config"} & set(settings.ignored)
 
 
 @pytest.mark.parametrize(
-    ("entry", "sentence"),
+    "values_of_production", [yaml.safe_load((CHART / "ci" / "production.yaml").read_text())]
+)
+def test_a_file_made_for_production_differs_in_its_device_alone(
+    values: Path, values_of_production: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=r"device in .* until Segue has a CUDA engine, got 'cuda'"):
+        given(values, yaml.safe_dump(values_of_production))
+    settings = given(values, yaml.safe_dump(values_of_production | {"device": "cpu"}))
+    decode = settings.roles["decode"].config
+    assert isinstance(decode, WorkerConfig)
+    assert decode.max_running_requests == 256
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
     [
-        ("decode.pagez=3", "unknown setting decode.pagez; did you mean pages or page_size?"),
-        ("decode.nonsense=3", "unknown setting decode.nonsense; python -m decode --help lists all"),
-        ("router.lease_seconds=3", "unknown setting router.lease_seconds; did you mean"),
-        ("decode.pages=many", "decode.pages is not valid: expected `int`, got 'many'"),
-        ("prefil.pages=3", "--set takes ROLE.SETTING=VALUE with router, prefill, decode as ROLE"),
+        (
+            "decode: {config: {kvPagez: 3}}",
+            "unknown setting 'kvPagez' in decode.config of FILE; did you mean kvPages?",
+        ),
+        (
+            "decode: {config: {nonsense: 3}}",
+            "unknown setting 'nonsense' in decode.config of FILE; --help lists all",
+        ),
+        ("router: {config: {leaseSeconds: 3}}", "unknown setting 'leaseSeconds' in router.config of FILE"),
+        (
+            "decode: {config: {kvPages: many}}",
+            "kvPages in decode.config of FILE should be a valid integer, got 'many'",
+        ),
+        (
+            "decode: {config: {dtype: float16}}",
+            "dtype in decode.config of FILE should be left at auto until Segue has",
+        ),
+        ("prefil: {config: {kvPages: 3}}", "unknown setting 'prefil' in FILE; did you mean prefill?"),
+        (
+            "prefill: {confg: {kvPages: 3}}",
+            "unknown setting 'confg' in prefill of FILE; did you mean config?",
+        ),
+        ("prefill: {replicas: 0}", "prefill in FILE should be greater than or equal to 1, got '0'"),
+        ("decode: 2", "decode in FILE must be a mapping, got '2'"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_its_name(entry: str, sentence: str) -> None:
+def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
-        settings_by_role(FILES, [entry], {})
-    assert str(error.value).startswith(sentence)
+        given(values, content)
+    assert str(error.value).replace(str(values), "FILE").startswith(sentence)

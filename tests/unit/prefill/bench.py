@@ -20,7 +20,9 @@ class PrefillBench(WorkerBench):
     ):
         self.words = PlainWords([0] * words)
         self.core = PrefillScheduler(
-            PrefillConfig(page_size=PAGE_SIZE, **{"slots": 4, "lease_share": 1.0} | settings),
+            PrefillConfig(
+                page_size=PAGE_SIZE, **{"max_running_requests": 4, "lease_fraction": 1.0} | settings
+            ),
             pages=pages,
             context_len=CONTEXT_LEN,
             holder=HOLDER,

@@ -114,14 +114,14 @@ def test_normal_mode_settles_every_step_before_the_next() -> None:
 
 
 def test_requests_go_in_the_order_they_came() -> None:
-    bench = PrefillBench(slots=2)
+    bench = PrefillBench(max_running_requests=2)
     bench.send(*(prefill(rid, prompt(6, family=number)) for number, rid in enumerate("zyxwv")))
     bench.run()
     assert [said.rid for said in bench.said(Prefilled)] == list("zyxwv")
 
 
 def test_the_queue_policy_decides_who_goes_first() -> None:
-    bench = PrefillBench(slots=1, queue_policy="lof")
+    bench = PrefillBench(max_running_requests=1, queue_policy="lof")
     bench.send(*(prefill(rid, prompt(6, family=n), max_new_tokens=10 * n) for n, rid in enumerate("abc", 1)))
     bench.run()
     assert [said.rid for said in bench.said(Prefilled)] == ["c", "b", "a"]
@@ -129,12 +129,22 @@ def test_the_queue_policy_decides_who_goes_first() -> None:
 
 @pytest.mark.parametrize(("queue_max", "first"), [(1, "b"), (2, "c")])
 def test_a_long_queue_is_served_by_arrival_where_matching_costs_too_much(queue_max: int, first: str) -> None:
-    bench = PrefillBench(slots=1, queue_policy="lpm", policy_queue_max=queue_max)
+    bench = PrefillBench(max_running_requests=1, queue_policy="lpm", prefix_aware_queue_max=queue_max)
     bench.send(prefill("a", prompt(12)))
     bench.run()
     bench.send(prefill("b", prompt(12, family=2)), prefill("c", prompt(12)))
     bench.run()
     assert bench.said(Prefilled)[1].rid == first
+
+
+@pytest.mark.parametrize(("prefix_aware_queue_max", "rows"), [(1, 2), (2, 1)])
+def test_requests_behind_the_bound_do_not_wait_for_a_shared_prefix(
+    prefix_aware_queue_max: int, rows: int
+) -> None:
+    bench = PrefillBench(prefix_aware_queue_max=prefix_aware_queue_max, shared_prefix_tokens_min=4)
+    bench.send(prefill("a", prompt(9)), prefill("b", prompt(9)))
+    bench.run()
+    assert len(bench.extends[0]) == rows
 
 
 def test_of_two_with_a_common_prefix_one_computes_it() -> None:
@@ -148,7 +158,7 @@ def test_of_two_with_a_common_prefix_one_computes_it() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    bench = PrefillBench(queue_max=2)
+    bench = PrefillBench(max_queued_requests=2)
     bench.send(*(prefill(rid, prompt(6)) for rid in "abc"))
     bench.turn()
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("c", "no_room")]
@@ -176,7 +186,7 @@ def test_without_lease_words_requests_wait() -> None:
 
 
 def test_nothing_starts_while_leases_hold_too_much() -> None:
-    bench = PrefillBench(pages=10, lease_share=0.5)
+    bench = PrefillBench(pages=10, lease_fraction=0.5)
     for number, rid in enumerate("abc"):
         bench.send(prefill(rid, prompt(12, family=number)))
         bench.run()

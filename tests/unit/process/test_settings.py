@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-import msgspec
 import pytest
+from pydantic.alias_generators import to_camel
 
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
+from router.core.placement import POLICIES
 from shared.errors import ConfigError
-from shared.process.settings import ProcessConfig, description_of, load, schema_of, unknown_variables
+from shared.kv.radix_cache import EVICTION_POLICIES
+from shared.local.config import ROLE_CONFIGS
+from shared.process.process_config import ProcessConfig
+from shared.process.settings import load, schema_of, unknown_variables
+from shared.scheduling.queue_policy import QUEUE_POLICIES
 
-ROLES: list[type[ProcessConfig]] = [RouterConfig, PrefillConfig, DecodeConfig]
+ROLES = list(ROLE_CONFIGS.values())
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "prefill.yaml"
-    file.write_text("pages: 10\nslots: 10\nquarantineSeconds: 10\n")
-    environ = {"SEGUE_PAGES": "20", "SEGUE_SLOTS": "20"}
-    config = load(PrefillConfig, ["--config", str(file), "--pages=30"], environ)
-    assert (config.pages, config.slots, config.quarantine_seconds) == (30, 20, 10.0)
+    file.write_text("kvPages: 10\nmaxRunningRequests: 10\nquarantineSeconds: 9\n")
+    environ = {"SEGUE_KV_PAGES": "20", "SEGUE_MAX_RUNNING_REQUESTS": "20"}
+    config = load(PrefillConfig, ["--config", str(file), "--kv-pages=30"], environ)
+    assert (config.kv_pages, config.max_running_requests, config.quarantine_seconds) == (30, 20, 9.0)
     assert config.page_size == 16
+
+
+def test_a_config_made_in_code_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEGUE_KV_PAGES", "5")
+    assert DecodeConfig().kv_pages == 0
 
 
 @pytest.mark.parametrize("overlap", ["false", "0"])
@@ -33,22 +45,37 @@ def test_the_normal_loop_is_a_flag(overlap: str) -> None:
 def test_a_list_is_separated_by_commas() -> None:
     config = load(RouterConfig, ["--workers", "prefill=127.0.0.1:1, decode=127.0.0.1:2"], {})
     assert config.workers == ("prefill=127.0.0.1:1", "decode=127.0.0.1:2")
+    config = load(RouterConfig, [], {"SEGUE_WORKERS": "prefill=[::1]:1,decode=[::1]:2"})
+    assert config.workers == ("prefill=[::1]:1", "decode=[::1]:2")
+
+
+def test_a_repeated_list_grows_and_of_another_flag_the_last_one_counts() -> None:
+    flags = ["--workers", "prefill=a:1,prefill=b:1", "--workers=decode=c:1", "--port", "1", "--port", "2"]
+    config = load(RouterConfig, flags, {})
+    assert (config.workers, config.port) == (("prefill=a:1", "prefill=b:1", "decode=c:1"), 2)
+
+
+def test_a_list_in_the_file_is_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("workers: [prefill=a:1, decode=b:2]\n")
+    assert load(RouterConfig, ["--config", str(file)], {}).workers == ("prefill=a:1", "decode=b:2")
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--pagess", "3"], ("--pagess", "did you mean --pages?")),
+        (["--kv-pagess", "3"], ("--kv-pagess", "did you mean --kv-pages?")),
         (["--zzz"], ("--zzz", "--help")),
         (["--page", "3"], ("--page", "did you mean")),
-        (["--pages", "many"], ("--pages", "int", "'many'")),
-        (["--pages", "-1"], ("--pages", ">= 0", "'-1'")),
-        (["--page-size", "2000"], ("--page-size", "<= 1024")),
-        (["--silence-seconds", "nan"], ("--silence-seconds", "> 0")),
-        (["--device", "tpu"], ("--device", "'tpu'")),
+        (["--kv-pages", "many"], ("--kv-pages should be a valid integer", "'many'")),
+        (["--kv-pages", "-1"], ("--kv-pages should be greater than or equal to 0", "'-1'")),
+        (["--page-size", "2000"], ("--page-size should be less than or equal to 1024",)),
+        (["--silence-seconds", "nan"], ("--silence-seconds", "'nan'")),
+        (["--device", "tpu"], ("--device should be 'auto' or 'cpu'", "'tpu'")),
         (["--kv-ports", "all"], ("--kv-ports", "'all'")),
-        (["--pages"], ("--pages", "expected one argument")),
-        (["more"], ("more",)),
+        (["--overlap", "perhaps"], ("--overlap should be a valid boolean", "'perhaps'")),
+        (["--kv-pages"], ("--kv-pages", "expected one argument")),
+        (["more"], ("unknown argument more",)),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], words: tuple[str, ...]) -> None:
@@ -61,12 +88,15 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], words: tupl
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("pagse: 3", ("'pagse'", "did you mean pages?")),
+        ("kvPagse: 3", ("'kvPagse'", "did you mean kvPages?")),
         ("page_size: 16", ("'page_size'", "did you mean pageSize?")),
-        ("pages: '3'", ("pages in", "int")),
-        ("pages: -3", ("pages in", ">= 0")),
-        ("- pages", ("mapping",)),
-        ("pages: [", ("not YAML",)),
+        ("kvPages: '3'", ("kvPages in", "integer")),
+        ("kvPages: -3", ("kvPages in", "greater than or equal to 0")),
+        ("- kvPages", ("mapping",)),
+        ("overlap: 1", ("overlap in", "boolean")),
+        ("kvPages: 2020-01-01", ("kvPages in", "integer")),
+        ("7: 3", ("unknown setting 7",)),
+        ("kvPages: [", ("not YAML",)),
     ],
 )
 def test_a_wrong_file_is_one_sentence_that_names_the_key(
@@ -86,24 +116,59 @@ def test_a_missing_file_is_named() -> None:
 
 
 def test_an_unknown_variable_is_no_error_but_known_to_be_unknown() -> None:
-    environ = {"SEGUE_ROUTER_PORT": "tcp://10.0.0.1:80", "SEGUE_PAGES": "5", "HOME": "/"}
-    assert load(DecodeConfig, [], environ).pages == 5
+    environ = {"SEGUE_ROUTER_PORT": "tcp://10.0.0.1:80", "SEGUE_KV_PAGES": "5", "HOME": "/"}
+    assert load(DecodeConfig, [], environ).kv_pages == 5
     assert unknown_variables(DecodeConfig, environ) == ["SEGUE_ROUTER_PORT"]
 
 
-@pytest.mark.parametrize("struct", ROLES)
-def test_every_setting_has_a_reason_and_a_place_in_the_schema(struct: type[ProcessConfig]) -> None:
-    schema = schema_of(struct)["$defs"][struct.__name__]
+@pytest.mark.parametrize("choice", ["--device=cuda", "--dtype=bfloat16", "--dtype=float16"])
+def test_what_needs_cuda_is_refused_before_anything_loads(choice: str) -> None:
+    flag, _, value = choice.partition("=")
+    with pytest.raises(ConfigError) as caught:
+        load(DecodeConfig, [choice], {})
+    assert str(caught.value) == f"{flag} should be left at auto until Segue has a CUDA engine, got {value!r}"
+    assert value not in schema_of(DecodeConfig)["properties"][flag.removeprefix("--")]["enum"]
+
+
+def test_choices_are_what_is_implemented() -> None:
+    def choices(model: type[ProcessConfig], setting: str) -> set[str]:
+        return set(schema_of(model)["properties"][setting]["enum"])
+
+    assert choices(PrefillConfig, "queuePolicy") == set(QUEUE_POLICIES)
+    assert choices(DecodeConfig, "radixEvictionPolicy") == set(EVICTION_POLICIES)
+    assert choices(RouterConfig, "prefillPolicy") == choices(RouterConfig, "decodePolicy") == set(POLICIES)
+
+
+@pytest.mark.parametrize("model", ROLES)
+def test_every_setting_has_a_description_and_a_place_in_the_schema(model: type[ProcessConfig]) -> None:
+    schema = schema_of(model)
     assert schema["additionalProperties"] is False
-    for field in msgspec.structs.fields(struct):
-        assert description_of(struct, field.name)
-        assert field.encode_name in schema["properties"]
+    for name in model.model_fields:
+        described = schema["properties"][to_camel(name)]
+        assert described["description"].endswith(".")
+        assert "default" in described
 
 
-@pytest.mark.parametrize("struct", ROLES)
-def test_help_names_every_setting(struct: type[ProcessConfig], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("model", ROLES)
+def test_help_names_every_setting(model: type[ProcessConfig], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        load(struct, ["--help"], {})
+        load(model, ["--help"], {})
     assert left.value.code == 0
     shown = capsys.readouterr().out
-    assert all("--" + field.name.replace("_", "-") in shown for field in msgspec.structs.fields(struct))
+    assert all("--" + name.replace("_", "-") in shown for name in model.model_fields)
+    assert "tuple" not in shown
+
+
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_help_and_a_wrong_flag_are_answered_without_what_is_heavy(role: str) -> None:
+    code = f"""
+import runpy, sys
+sys.argv = ["{role}/__main__.py", "--help"]
+try:
+    runpy.run_module("{role}", run_name="__main__", alter_sys=False)
+finally:
+    heavy = sorted({{"torch", "nixl", "transformers", "fastapi", "numpy"}} & set(sys.modules))
+    sys.stderr.write(f"loaded {{heavy}}")
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "loaded []")

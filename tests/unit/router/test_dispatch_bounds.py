@@ -55,7 +55,7 @@ def test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
-    world = ScriptedDeployment(queue_max=2)
+    world = ScriptedDeployment(max_queued_requests=2)
     world.loaded("p0", accepting=False)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
@@ -69,7 +69,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
 def test_without_workers_of_a_role_a_bounded_number_is_held_and_served_once_they_come(
     prefill: int, decode: int
 ) -> None:
-    world = ScriptedDeployment(prefill, decode, queue_max=2, waiting_seconds_max=7.0)
+    world = ScriptedDeployment(prefill, decode, max_queued_requests=2, waiting_seconds_max=7.0)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
     outcome = world.outcome("c")

@@ -40,7 +40,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = ScriptedDeployment(
-            2, 2, limits=SMALL, queue_max=6, ready_max=4, losses_max=3, ready_seconds_max=20.0
+            2, 2, limits=SMALL, max_queued_requests=6, ready_max=4, losses_max=3, ready_seconds_max=20.0
         )
         self.submitted: list[str] = []
         self.jobs: dict[tuple[str, str, int], tuple[Prefill | Decode, int]] = {}  # … and the next index

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
 from router.config import RouterConfig
 from router.core.fleet import Fleet, Worker
@@ -28,7 +27,7 @@ def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Work
 
 
 def chosen(need: Need, workers: list[Worker], policy: str, role: Role = "prefill") -> str | None:
-    settings = structs.replace(SETTINGS, prefill_policy=policy, decode_policy=policy)
+    settings = SETTINGS.model_copy(update={"prefill_policy": policy, "decode_policy": policy})
     place = place_prefill if role == "prefill" else place_decode
     choice = place(need, workers, settings, 0.0)
     return choice.worker.peer if choice else None
@@ -92,7 +91,7 @@ def test_a_hot_prefix_cannot_starve_its_pod() -> None:
     workers[0].prefixes.insert(blocks)
     workers[0].assign("a", tokens=10_000, pages=1)
     assert chosen(need, workers, "cache_aware") == "p1"
-    settings = structs.replace(SETTINGS, imbalance_tokens_max=20_000)
+    settings = SETTINGS.model_copy(update={"imbalance_tokens_max": 20_000})
     choice = place_prefill(need, workers, settings, 0.0)
     assert choice is not None
     assert choice.worker.peer == "p0"
@@ -186,7 +185,7 @@ def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_fail
 def test_every_choice_says_why() -> None:
     _, workers = fleet_of("prefill", 2)
     for policy in POLICIES:
-        choice = place_prefill(NEED, workers, structs.replace(SETTINGS, prefill_policy=policy), 0.0)
+        choice = place_prefill(NEED, workers, SETTINGS.model_copy(update={"prefill_policy": policy}), 0.0)
         assert choice is not None
         assert choice.why
 

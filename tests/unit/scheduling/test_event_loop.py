@@ -132,7 +132,7 @@ def test_the_end_of_a_lease_starts_whoever_waits_in_the_same_turn(message: Messa
 
 
 def test_a_request_that_was_put_off_for_a_prefix_is_not_forgotten() -> None:
-    bench = PrefillBench(slots=1, shared_prefix_tokens_min=4)
+    bench = PrefillBench(max_running_requests=1, shared_prefix_tokens_min=4)
     bench.send(*(prefill(rid, (*prompt(16), n)) for n, rid in enumerate("abcd")))
     run_without_sleeping(bench, lambda: len(bench.said(Prefilled)) == 4)
 

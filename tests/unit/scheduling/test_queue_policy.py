@@ -8,12 +8,13 @@ from shared.kv.radix_cache import RadixCache
 from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.queue_policy import (
-    PREFIX_AWARE_WAITING_MAX,
     QUEUE_POLICIES,
     InBatchPrefix,
     order_waiting,
 )
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache, request
+
+QUEUE_MAX = 50
 
 
 def _arrivals(reqs: list[Req]) -> list[int]:
@@ -21,7 +22,7 @@ def _arrivals(reqs: list[Req]) -> list[int]:
 
 
 def _order(policy: str, waiting: list[Req], cache: RadixCache | None = None) -> list[int]:
-    return _arrivals(order_waiting(policy, waiting, cache or new_cache()))
+    return _arrivals(order_waiting(policy, waiting, cache or new_cache(), prefix_aware_queue_max=QUEUE_MAX))
 
 
 def _waiting() -> list[Req]:
@@ -108,8 +109,8 @@ def test_dfs_weight_copes_with_a_deep_tree() -> None:
 @pytest.mark.parametrize(
     ("waiting", "aware"),
     [
-        pytest.param(PREFIX_AWARE_WAITING_MAX, True, id="a queue at the bound is looked up"),
-        pytest.param(PREFIX_AWARE_WAITING_MAX + 1, False, id="a longer one goes by arrival"),
+        pytest.param(QUEUE_MAX, True, id="a queue at the bound is looked up"),
+        pytest.param(QUEUE_MAX + 1, False, id="a longer one goes by arrival"),
     ],
 )
 def test_a_long_queue_is_not_looked_up_in_the_cache(policy: str, waiting: int, aware: bool) -> None:
@@ -130,7 +131,7 @@ def test_random_draws_anew_with_every_arrival_so_nobody_is_unlucky_for_ever() ->
 def test_routing_key_favours_the_key_that_most_running_requests_share() -> None:
     running = [request("x", 10 + i, extra_key=key) for i, key in enumerate(["m", "n", "n"])]
     waiting = [request("a", i, extra_key=key) for i, key in enumerate(["new", "m", "n", "m", "n"])]
-    ordered = order_waiting("routing-key", waiting, new_cache(), running)
+    ordered = order_waiting("routing-key", waiting, new_cache(), running, prefix_aware_queue_max=QUEUE_MAX)
     assert _arrivals(ordered) == [2, 4, 1, 3, 0]
 
 
@@ -143,7 +144,8 @@ def test_an_unknown_policy_is_refused_by_name() -> None:
 
 
 def _in_batch(cache: RadixCache, cached_pages: int = 2, shared_pages: int = 2) -> InBatchPrefix:
-    return InBatchPrefix(cache, cached_tokens_max=cached_pages * PAGE, shared_tokens_min=shared_pages * PAGE)
+    cached, shared = cached_pages * PAGE, shared_pages * PAGE
+    return InBatchPrefix(cache, cached_tokens_max=cached, shared_tokens_min=shared, queue_max=QUEUE_MAX)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +200,18 @@ def test_one_that_comes_later_waits_for_those_that_waited_before() -> None:
 
 
 def test_a_page_is_the_least_that_sharing_is_worth() -> None:
-    in_batch = InBatchPrefix(new_cache(), cached_tokens_max=0, shared_tokens_min=1)
+    in_batch = InBatchPrefix(new_cache(), cached_tokens_max=0, shared_tokens_min=1, queue_max=QUEUE_MAX)
     short_of_a_page = [request([1, 2, 3, 9], 1), request([1, 2, 3, 8], 2)]
     assert _arrivals(in_batch.go_now(short_of_a_page)) == [1, 2]
     assert _arrivals(in_batch.go_now([request([1, 2, 3, 9], 3), request([1, 2, 3, 9], 4)])) == [3]
+
+
+@pytest.mark.parametrize(("queue_max", "first_tried"), [(1, [1, 2]), (2, [1])])
+def test_requests_behind_the_bound_of_the_queue_are_not_compared(
+    queue_max: int, first_tried: list[int]
+) -> None:
+    in_batch = InBatchPrefix(new_cache(), cached_tokens_max=0, shared_tokens_min=PAGE, queue_max=queue_max)
+    assert _arrivals(in_batch.go_now([request("ab", 1), request("ab", 2)])) == first_tried
 
 
 def test_the_order_is_kept() -> None:
@@ -212,8 +222,18 @@ def test_the_order_is_kept() -> None:
 # ---- new-token ratio ----
 
 
+def _ratio(*, conservativeness: float = 1.0, headroom_steps: int = 20) -> NewTokenRatio:
+    return NewTokenRatio(
+        init=0.7,
+        conservativeness=conservativeness,
+        min_factor=0.14,
+        decay_steps=600,
+        headroom_steps=headroom_steps,
+    )
+
+
 def test_the_ratio_starts_at_its_init_and_decays_linearly_to_its_least() -> None:
-    ratio = NewTokenRatio(init=0.7, min_factor=0.14, decay_steps=600)
+    ratio = _ratio()
     assert ratio.value == pytest.approx(0.7)
     for _ in range(300):
         ratio.decay()
@@ -236,13 +256,19 @@ def test_the_ratio_starts_at_its_init_and_decays_linearly_to_its_least() -> None
 def test_a_retraction_sets_the_ratio_to_what_requests_really_use(
     output_lens: list[int], max_new_tokens: list[int], value: float
 ) -> None:
-    ratio = NewTokenRatio()
+    ratio = _ratio()
     ratio.after_retraction(output_lens, max_new_tokens)
     assert ratio.value == pytest.approx(value)
 
 
+def test_the_steps_that_fit_after_a_retraction_are_expected_as_output() -> None:
+    ratio = _ratio(headroom_steps=40)
+    ratio.after_retraction([100], [399])
+    assert ratio.value == pytest.approx(140 / 400)
+
+
 def test_an_idle_worker_starts_over() -> None:
-    ratio = NewTokenRatio()
+    ratio = _ratio()
     ratio.after_retraction([10], [15])
     ratio.reset()
     assert ratio.value == pytest.approx(0.7)
@@ -250,4 +276,4 @@ def test_an_idle_worker_starts_over() -> None:
 
 @pytest.mark.parametrize(("conservativeness", "value"), [(0.5, 0.35), (1.0, 0.7), (2.0, 1.0)])
 def test_conservativeness_scales_the_ratio_up_to_all(conservativeness: float, value: float) -> None:
-    assert NewTokenRatio(conservativeness=conservativeness).value == pytest.approx(value)
+    assert _ratio(conservativeness=conservativeness).value == pytest.approx(value)

@@ -1,0 +1,177 @@
+"""What `segue up` is told: its own flags, and a file in the shape of the chart's values.
+
+    model: smollm2
+    router:  {config: {maxQueuedRequests: 100}}
+    prefill: {config: {kvPages: 64}, replicas: 2}
+    decode:  {config: {kvPages: 64}}
+
+So one file serves this machine and Helm. All settings of all roles are checked here, before anything starts. What the
+chart has and one machine does not (images, resources, Services) is ignored by name. This is the only module beside
+the roles that knows their configurations.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+from pydantic.alias_generators import to_camel
+
+from decode.config import DecodeConfig
+from prefill.config import PrefillConfig
+from router.config import RouterConfig
+from shared.engine.gguf.convert import DEFAULT_MODEL
+from shared.errors import ConfigError
+from shared.messages import Role
+from shared.process.process_config import LogFormat, LogLevel, ProcessConfig
+from shared.process.settings import (
+    Count,
+    Port,
+    PositiveInt,
+    Settings,
+    check_file_settings,
+    combine,
+    flag_of,
+    read_flags,
+    read_yaml,
+    variable_of,
+)
+from shared.process.worker_config import DeviceChoice
+
+ROLE_CONFIGS: dict[Role, type[ProcessConfig]] = {
+    "router": RouterConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+}
+# Settings that the chart has outside of `config`, because its templates need them: at the top, and in a role's section.
+TOP_SETTINGS: dict[Role, tuple[str, ...]] = {
+    "router": ("silenceSeconds",),
+    "prefill": ("silenceSeconds", "drainSeconds"),
+    "decode": ("silenceSeconds", "drainSeconds"),
+}
+SECTION_SETTINGS: dict[Role, tuple[str, ...]] = {
+    "router": ("drainSeconds", "endpointLagSeconds"),
+    "prefill": (),
+    "decode": (),
+}
+NEAR = 0.8  # likeness to a known key from which an unknown one is a typing error, and not another value of the chart
+
+
+class LocalConfig(Settings):
+    """The whole deployment on this machine: router, prefill and decode, each a process of its own."""
+
+    model: str = Field(
+        default=DEFAULT_MODEL,
+        description="Model to serve: a folder, a .gguf file, a Hub id, or smollm2, which is installed with Segue.",
+    )
+    served_model_name: str = Field(
+        default="", description="Name of the model for clients. Empty: as model calls it."
+    )
+    prefill: PositiveInt = Field(default=1, le=64, description="Number of prefill processes.")
+    decode: PositiveInt = Field(default=1, le=64, description="Number of decode processes.")
+    max_total_tokens: Count = Field(
+        default=12_288,
+        description="Tokens of KV that each worker keeps, but never less than one full context. 0: what memory allows.",
+    )
+    router_port: Port = Field(
+        default=8000, description="Port of OpenAI's API. All other ports are chosen among the free ones."
+    )
+    device: DeviceChoice = Field(
+        default="auto", description="Device that computes. auto is cpu, the only one so far."
+    )
+    log_level: LogLevel = Field(
+        default="warning",
+        description="Least severe level that processes log. info logs one line a state change.",
+    )
+    log_format: LogFormat = Field(
+        default="console",
+        description="json writes one object a line, for machines. console writes text, for people.",
+    )
+    threads: Count = Field(
+        default=0, description="CPU threads of each worker. 0: all cores, which the workers then share."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """Flags for each process of a role, and the configuration that they give with variables and defaults."""
+
+    flags: list[str]
+    config: ProcessConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """All that `segue up` is told."""
+
+    config: LocalConfig
+    roles: dict[str, RoleSettings]
+    ignored: list[str] = field(default_factory=list)  # keys of the file that mean nothing on one machine
+
+
+def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
+    """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""
+    flags, path = read_flags(LocalConfig, argv)
+    values, file = read_yaml(path) if path else {}, str(path)
+    ignored = _ignored_keys(values, file)
+    roles: dict[str, RoleSettings] = {
+        role: _role_settings(role, values, file, environ) for role in ROLE_CONFIGS
+    }
+    content = check_file_settings(LocalConfig, _own_values(values, file), file)
+    return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
+
+
+def _own_values(values: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """What the file says of the whole deployment; a role's `replicas` are its number of processes."""
+    own = {key: values[key] for key in map(to_camel, LocalConfig.model_fields) if key in values}
+    own |= {role: _mapping(values, role, file).get("replicas") for role in ("prefill", "decode")}
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _role_settings(
+    role: Role, values: Mapping[str, Any], file: str, environ: Mapping[str, str]
+) -> RoleSettings:
+    section = _mapping(values, role, file)
+    outside = {key: values[key] for key in TOP_SETTINGS[role] if key in values}
+    outside |= {key: section[key] for key in SECTION_SETTINGS[role] if key in section}
+    settings = outside | _mapping(section, "config", file)
+    content = check_file_settings(ROLE_CONFIGS[role], settings, f"{role}.config of {file}")
+    given = {name: value for name, value in content.items() if variable_of(name) not in environ}
+    flags = [f"{flag_of(name)}={_text(value)}" for name, value in given.items()]
+    return RoleSettings(flags, combine(ROLE_CONFIGS[role], {}, environ, content))
+
+
+def _ignored_keys(values: Mapping[str, Any], file: str) -> list[str]:
+    """Keys that mean nothing on one machine. Raises ConfigError for one that is spelled like one that does."""
+    top = {*map(to_camel, LocalConfig.model_fields), *ROLE_CONFIGS, *TOP_SETTINGS["prefill"]}
+    ignored = _others(values, top, file)
+    for role in ROLE_CONFIGS:
+        known = {"config", *SECTION_SETTINGS[role], *(() if role == "router" else ("replicas",))}
+        section = _mapping(values, role, file)
+        ignored += [f"{role}.{key}" for key in _others(section, known, f"{role} of {file}")]
+    return ignored
+
+
+def _others(values: Mapping[str, Any], known: set[str], place: str) -> list[str]:
+    others = [str(key) for key in values if key not in known]
+    for key in others:
+        if close := difflib.get_close_matches(key, known, n=1, cutoff=NEAR):
+            raise ConfigError(f"unknown setting {key!r} in {place}; did you mean {close[0]}?")
+    return others
+
+
+def _mapping(values: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
+    section = values.get(key)
+    if not isinstance(section, dict | None):
+        raise ConfigError(f"{key} in {file} must be a mapping, got {str(section)[:80]!r}")
+    return section or {}
+
+
+def _text(value: object) -> str:
+    """A value of the file as a flag has it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

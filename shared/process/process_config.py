@@ -1,0 +1,56 @@
+"""Settings that every process of a deployment has: its name, where it listens, its links and its log.
+
+What only workers have is in `worker_config`; what only one role has is in that role's `config`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.process.settings import Seconds, Settings
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
+
+
+class ProcessConfig(Settings):
+    """Settings of every process."""
+
+    uid: str = Field(
+        default="",
+        description="Name of this process among the others, in a pod the pod's. Empty: host name and random digits.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. The default is loopback, so that no port is open by accident.",
+    )
+    link_seed_file: str = Field(
+        default="",
+        description="File with the 32-byte seed of the link keys. A command line would show it to everybody.",
+    )
+    heartbeat_seconds: Seconds = Field(
+        default=1.0,
+        description="Seconds of silence before a link sends a heartbeat. A third of silence_seconds lets one be late.",
+    )
+    silence_seconds: Seconds = Field(
+        default=3.0,
+        description="Seconds without a message before a peer counts as lost. Raise it where cores are shared.",
+    )
+    loop_seconds_max: Seconds = Field(
+        default=60.0,
+        description="Seconds that one turn of the main loop may take before /livez fails. The longest step must fit.",
+    )
+    log_level: LogLevel = Field(
+        default="info", description="Least severe level that is logged. info logs one line a state change."
+    )
+    log_format: LogFormat = Field(
+        default="json",
+        description="json writes one object a line, for machines. console writes text, for people.",
+    )
+    lifeline_fd: int = Field(
+        default=-1,
+        ge=-1,
+        description="Descriptor of a pipe whose end ends this process. `segue up` uses it. -1: none.",
+    )
