@@ -209,7 +209,7 @@ class CountedFetches:
         self.source.write(3, 77)
         self.buffer = PageBuffer()
         own = InProcessTransfer(
-            self.fabric, "own", 1, self.buffer.memory, LEASES, KV_FORMAT, clock=clock
+            self.fabric, "own", 1, self.buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
         ).holder
         self.readers: list[CountingReader] = []
         self.fetches = Fetches(own, self.buffer.memory, KV_FORMAT, self.make_reader, LIMITS, clock)
