@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Protocol
 
 import structlog
 
 from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
-from shared.kv.kv_memory import KvMemory
 from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
@@ -35,8 +33,9 @@ from shared.process.probes import Health, Probes
 from shared.process.resources import usable_cores
 from shared.process.settings import ProcessConfig
 from shared.process.worker_config import WorkerConfig
-from shared.scheduling.drain import DrainFacts, DrainStep, WorkerDrain
-from shared.scheduling.event_loop import EventLoop, Scheduler
+from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
+from shared.scheduling.drain import WorkerDrain
+from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
@@ -45,19 +44,8 @@ from shared.transfer.self_fetch import self_fetch
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
 LAST_READS_PAUSE_SECONDS = 0.001  # between two looks at them
-PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
-
-
-class WorkerScheduler(Scheduler, DrainFacts, Protocol):
-    """A scheduler with the figures every worker shows."""
-
-    memory: KvMemory
-
-    @property
-    def counters(self) -> object: ...
-    def start_draining(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,34 +177,6 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
     return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
 
 
-def turn_until_exit(
-    drain: WorkerDrain,
-    scheduler: WorkerScheduler,
-    loop: EventLoop,
-    health: Health,
-    publish: Callable[[], None],
-    write_note: Callable[[Note], None],
-) -> None:
-    """Turn the loop until `drain` says that the process may exit. `publish` refreshes /metrics."""
-    next_publish = 0.0
-    while True:
-        decision = drain.decide(monotonic(), scheduler)
-        if decision.note:
-            write_note(decision.note)
-        if decision.step is DrainStep.EXIT:
-            return
-        if decision.step is DrainStep.START_DRAINING:
-            health.leave()
-            scheduler.start_draining()
-            next_publish = 0.0
-        loop.begin()
-        health.turned()
-        if monotonic() >= next_publish:
-            publish()  # before a step is waited for, so that /metrics shows what it works on
-            next_publish = monotonic() + PUBLISH_SECONDS
-        loop.finish()
-
-
 def _let_reads_end(transfer: NixlTransfer) -> None:
     """A reader that goes away in the middle of a read can take its holder with it (over TCP): wait a little."""
     deadline = monotonic() + LAST_READS_SECONDS_MAX
@@ -239,13 +199,3 @@ def _publish(
         gauges.KV_LINK_BYTES_PER_SECOND,
         {(peer, link.transport): link.bytes_per_second for peer, link in transfer.kv_links.links.items()},
     )
-
-
-def publish_scheduler(metrics: Metrics, health: Health, scheduler: WorkerScheduler) -> None:
-    """Show what the scheduler counts and holds, and whether the worker is ready: as /readyz says it."""
-    metrics.set(gauges.READY, int(health.ready))
-    metrics.publish(scheduler.counters)
-    for state, count in scheduler.memory.pool.counts().items():
-        metrics.set(gauges.PAGES, count, state=state.value)
-    metrics.set(gauges.LEASES, scheduler.leases_held)
-    metrics.set(gauges.SLOTS_USED, scheduler.slots_used)

@@ -3,8 +3,8 @@
     serving ──SIGTERM──► draining ──nothing is left, or drain_seconds have passed──► exit
        └──SIGINT──────────► exit ◄──a second SIGTERM, or SIGINT──┘
 
-The process's shell (`shared/process/worker.py`) and the simulation ask it before every turn of the loop and do what it
-says. It knows nothing of signals, clocks or logs: the shell passes them in, and writes the notes that come back.
+The process's shell (`shared/process/worker_loop.py`) and the simulation ask it before every turn of the loop and do as
+it says. It knows nothing of signals, clocks or logs: the shell passes them in, and writes the notes that come back.
 """
 
 from __future__ import annotations

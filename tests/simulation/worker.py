@@ -159,7 +159,7 @@ class SimulatedWorker:
             self.process.at(max(self.process.now, self.device.completes_at(step)), self._finish)
 
     def _exits(self) -> bool:
-        """Do as the drain says, as `shared.process.worker.turn_until_exit` does."""
+        """Do as the drain says, as `shared.process.worker_loop.turn_until_exit` does."""
         decision = self.drain.decide(self.process.now, self.scheduler)
         if decision.note:
             self.notes.append(decision.note)

@@ -10,7 +10,7 @@ import pytest
 from shared.messages import DrainAck, Draining, Prefilled, Release
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
-from shared.process.worker import publish_scheduler, turn_until_exit
+from shared.process.worker_loop import publish_scheduler, turn_until_exit
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from tests.metric_pages import samples_of
 from tests.unit.prefill.bench import PrefillBench
