@@ -65,7 +65,7 @@ def serve(
     fetch_seconds_max: float,
     host_share: float,
 ) -> None:
-    """Run one worker until it is told to end, and has. Raises `StartError` when it cannot start."""
+    """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
     os.nice(config.nice)

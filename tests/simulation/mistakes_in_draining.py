@@ -23,7 +23,7 @@ _mistake = into(MISTAKES)
 
 
 @_mistake("migration", "a baton promises what the step in flight will write")
-def _lent_early() -> list[Patch]:
+def _leased_early() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
         for req in self.settling:
             req.kv_len = req.launched_len
@@ -58,9 +58,9 @@ def _state_left() -> list[Patch]:
 def _move_first() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
         buffer, self.output_buffer = self.output_buffer, OutputBuffer(0.0)
-        lent = real(self, now)
+        leased = real(self, now)
         self.output_buffer = buffer
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]
@@ -69,10 +69,10 @@ def _move_first() -> list[Patch]:
 @_mistake("migration", "the pages of a migrating request are given up at once")
 def _not_held() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
-        lent = real(self, now)
-        for req in lent:
+        leased = real(self, now)
+        for req in leased:
             self.leases.cancel(req.rid, req.attempt)
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]
@@ -81,14 +81,14 @@ def _not_held() -> list[Patch]:
 @_mistake("migration", "a migrating request is leased with one page too few")
 def _page_short() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
-        lent = real(self, now)
+        leased = real(self, now)
         for number, effect in enumerate(self.effects):
             if isinstance(effect, Send) and isinstance(effect.message, Migrating):
                 pages = effect.message.baton.pages
                 if len(pages) > 1 and pages[-1] != pages[0]:
                     short = _with_pages(effect.message, (*pages[:-1], pages[0]))
                     self.effects[number] = Send(effect.peer, short)
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]

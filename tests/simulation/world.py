@@ -128,7 +128,7 @@ class World:
             case "crash prefill" | "crash decode" | "crash router":
                 role = fault.kind.split()[1]
                 self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
-            case "leave prefill" | "leave decode":
+            case "drain prefill" | "drain decode":
                 role = fault.kind.split()[1]
                 self._drain(
                     self._victim(fault, [w for w in self.workers.values() if w.hello.role == role]), fault
