@@ -7,7 +7,7 @@ from shared.process.role_main import run_role
 
 
 def serve(config: DecodeConfig) -> None:
-    """Load what is heavy and run until told to end."""
+    """Load what is heavy and run until the worker may exit."""
     from decode.scheduler import DecodeScheduler
     from shared.process import worker
 

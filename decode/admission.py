@@ -1,9 +1,9 @@
 """Whether a request may come in: never, not now, or yes.
 
-Room is what is free or only cached, less what those that are here are expected to grow by (`NewTokenRatio` guesses
-how much of their `max_new_tokens` they will use). After a retraction nothing new comes in until a share of the pool
-is free again. One request must always be able to finish: requests that cannot be retracted, the arriving ones, never
-take the room that the largest running one may still need.
+Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
+their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
+One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
+pages that the largest running one may still need. It decides only; it allocates nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.scheduling.new_token_ratio import NewTokenRatio
 
 
 class Admission:
-    """Judges new requests by the room left in `memory`."""
+    """Judges new requests by the pages that `memory` has left."""
 
     def __init__(self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str):
         self.ratio = NewTokenRatio(
@@ -47,12 +47,13 @@ class Admission:
             return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
         return None
 
-    def has_room(self, req: Req, missing: int, settled: list[Req], arriving: list[Req]) -> bool:
-        """Whether `missing` pages can be given to the request beside the growth of the others.
+    def has_room(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
+        """Whether the request can have its `missing` pages beside the growth of the others.
 
-        `settled` are the requests whose KV is here; its own cached prefix is locked already.
+        `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
+        cached prefix is locked already. True means that the pages are free now.
         """
-        present = [*settled, *arriving]
+        present = [*settled, *transferring]
         pool = self._memory.pool
         usable = pool.total - pool.count(PageState.QUARANTINED)
         if self._memory.pages_for(req.final_kv_len) > usable:
@@ -63,7 +64,7 @@ class Admission:
         growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
         if not self._open or self._memory.available_pages < missing + growth:
             return False
-        unretractable = missing + len({page for other in [*arriving, req] for page in other.pages})
+        unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
         largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
 
@@ -75,7 +76,7 @@ class Admission:
         )
 
     def reset(self) -> None:
-        """Nobody is here any more."""
+        """No request is here any more."""
         self._open = True
         self.ratio.reset()
 

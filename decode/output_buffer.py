@@ -1,6 +1,7 @@
 """Tokens on their way to the routers: one message a router and flush, not one a token.
 
-Tokens wait at most `flush_seconds` for others to share their message; after a quiet time the first ones go at once.
+Tokens wait at most `flush_seconds` for others to share their message; after a pause the first ones go at once. It knows
+nothing of requests.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ class OutputBuffer:
         self._rows.setdefault(router, []).append(row)
 
     def forget(self, router: str) -> None:
-        """The router's session has ended: the next one hears nothing of it."""
+        """The router's session has ended: drop its rows."""
         self._rows.pop(router, None)
 
     def due(self, now: float) -> bool:
-        """Whether what is here has waited long enough."""
+        """Whether the rows have waited `flush_seconds`, or come after a pause that long."""
         return bool(self._rows) and now >= self._next_flush
 
     def deadline(self) -> float | None:
-        """When what is here is due."""
+        """When the rows are due, in seconds of the worker's clock; None if there are none."""
         return self._next_flush if self._rows else None
 
     def flush(self, now: float) -> list[Send]:
-        """The messages with everything that is here."""
+        """The messages with all rows; the buffer is empty then."""
         sends = [Send(router, Generated(tuple(rows))) for router, rows in self._rows.items()]
         if self._rows:
             self._rows = {}

@@ -354,8 +354,8 @@ class DecodeScheduler:
     def _break_deadlock(self, now: float) -> None:
         """If no step, copy or fetch can free pages and only a quarantine could, return one request to the router."""
         retiring = self.memory.pool.count(PageState.RETIRING)
-        arriving = self._batch.joining or self._transfer_queue.transferring
-        if self._batch.in_flight or retiring or arriving or self._retraction.copying:
+        coming = self._batch.joining or self._transfer_queue.transferring
+        if self._batch.in_flight or retiring or coming or self._retraction.copying:
             return
         req = next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
         if req is not None:

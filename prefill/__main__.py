@@ -7,7 +7,7 @@ from shared.process.role_main import run_role
 
 
 def serve(config: PrefillConfig) -> None:
-    """Load what is heavy and run until told to end."""
+    """Load what is heavy and run until the worker may exit."""
     from prefill.scheduler import PrefillScheduler
     from shared.process import worker
 
@@ -27,7 +27,7 @@ def serve(config: PrefillConfig) -> None:
         "prefill",
         build,
         leases_max=config.leases_max,
-        fetch_seconds_max=config.lease_seconds,  # it fetches from nobody but itself, at its start
+        fetch_seconds_max=config.lease_seconds,  # it fetches only from itself, at its start
         host_fraction=0.0,
     )
 

@@ -1,14 +1,14 @@
 """The baton: the one value that lets another worker continue a request.
 
-Whoever holds a `Baton` may read the pages it names, straight out of the holder's memory, and can tell afterwards
-whether what was read was still valid: the pages are under a *lease*, and the lease has a *word* in the holder's
+A worker that has a `Baton` may read the pages it names, straight out of the holder's memory, and can check afterwards
+whether what it read was still valid: the pages are under a *lease*, and the lease has a *word* in the holder's
 registered memory that holds the lease's nonce for as long as the pages are locked.
 
     holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
     reader                     read pages … all reads DONE ── read word
                                                               word == nonce: the lock held all along
 
-The baton goes stale by itself; nobody has to revoke it. It promises: below `kv_len` nothing is rewritten while
+The baton goes stale by itself and need not be revoked. It promises: below `kv_len` nothing is rewritten while
 the lease holds; bytes beyond `kv_len` are unspecified. It does not carry the tokens: the router knows them, and
 sends them beside it.
 """

@@ -161,7 +161,7 @@ class LeaseTable:
         for lease in [lease for lease in self._leases.values() if lease.expires_at <= now]:
             self._counters.leases_expired += 1
             self._end(lease, LeaseEnd.EXPIRED)
-            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "nobody renewed the lease")
+            refused = Refused(lease.req.rid, lease.req.attempt, "stale", "the lease was not renewed")
             self._effects.append(Send(lease.req.router, refused))
 
     def next_expiry(self) -> float | None:

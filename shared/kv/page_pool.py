@@ -1,8 +1,8 @@
-"""Which KV page belongs to whom, and the proof that all of them are accounted for.
+"""The state of every KV page, and the proof that all of them are accounted for.
 
-A page is in exactly one state, and this class is the only writer of page states. It knows page numbers and
-step numbers, nothing of what a page holds, of requests, of prefixes or of memory: the same class keeps the
-books of the device's pages and of the pages in host memory.
+A page is in exactly one state, and this class is the only writer of page states. It knows page numbers and step
+numbers, nothing of what a page holds, of requests, of prefixes or of memory: the same class keeps the books of the
+device's pages and of the pages in host memory.
 
     FREE ──allocate──► OWNED | ARRIVING | COPYING
                          │ move, along the edges of MOVES: an arrived page is OWNED, an inserted one TREE, …
@@ -10,7 +10,7 @@ books of the device's pages and of the pages in host memory.
          any of them ──retire(after_step)──► RETIRING ──reclaim(completed_step)──► FREE
 
 RETIRING is there because steps run ahead of the CPU: a launched step may still read or write a page that its
-request has given up, so the page is nobody else's until the device has completed that step.
+request has given up, so the page is not given to another request before the device has completed that step.
 """
 
 from __future__ import annotations

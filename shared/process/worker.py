@@ -1,10 +1,9 @@
-"""A worker's process: loads the model, opens its memory and its links, then turns the loop until told to end.
+"""A worker's process: loads the model, opens its memory and its links, then turns the loop until it may exit.
 
 What a worker *does* is its scheduler's business; the roles differ only in which one they build here. Readiness means:
-weights loaded, a fetch from itself passed, links open, not leaving.
+weights loaded, a fetch from itself passed, links open, not draining.
 
-SIGTERM lets it leave: it takes nothing new, and ends when nothing here is anybody's any more, or after
-`drain_seconds`. A second SIGTERM ends it at once, and so does SIGINT.
+SIGTERM lets it drain, a second one or SIGINT ends it at once; `shared/scheduling/drain.py` decides when it may exit.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Protocol
 
 import structlog
 
 from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
-from shared.kv.kv_memory import KvMemory
 from shared.links.keys import read_seed
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
@@ -36,7 +33,9 @@ from shared.process.probes import Health, Probes
 from shared.process.process_config import ProcessConfig
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
-from shared.scheduling.event_loop import EventLoop, Scheduler
+from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
+from shared.scheduling.drain import WorkerDrain
+from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.nixl import NixlTransfer
@@ -45,25 +44,8 @@ from shared.transfer.self_fetch import self_fetch
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
 LAST_READS_PAUSE_SECONDS = 0.001  # between two looks at them
-PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
-
-
-class WorkerScheduler(Scheduler, Protocol):
-    """A scheduler with the figures every worker shows."""
-
-    memory: KvMemory
-
-    @property
-    def counters(self) -> object: ...
-    @property
-    def slots_used(self) -> int: ...
-    @property
-    def leases_held(self) -> int: ...
-    @property
-    def drained(self) -> bool: ...
-    def start_draining(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +65,7 @@ def serve(
     fetch_seconds_max: float,
     host_fraction: float,
 ) -> None:
-    """Run one worker until it is told to end, and has. Raises `StartError` when it cannot start."""
+    """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
     os.nice(config.nice)
@@ -106,18 +88,18 @@ def serve(
         limits=engine.limits,
     )
     seed = read_seed(Path(config.link_seed_file))
-    ending = ShutdownSignals(config.drain_seconds)
+    drain = WorkerDrain(config.drain_seconds)
+    _listen_to_signals(drain)
     links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
     )
     health.become_ready()
-    log.info("ready", links=links.address, probes=probes.port)
+    log.info("worker.ready", links=links.address, probes=probes.port)
+    publish = partial(_publish, metrics, health, scheduler, links, transfer)
     try:
-        metrics.set(gauges.READY, 1)
-        publish = partial(_publish, metrics, scheduler, links, transfer)
-        _turn_until_empty(ending, scheduler, loop, health, publish)
+        turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
     finally:
         health.become_unready("ending")
         links.close()
@@ -127,23 +109,10 @@ def serve(
         probes.close()
 
 
-class ShutdownSignals:
-    """What signals have asked for, from now on. Before there are links nobody waits for a goodbye: they just end."""
-
-    def __init__(self, drain_seconds: float):
-        self.at_once = False
-        self.deadline: float | None = None  # monotonic seconds; None: nobody has asked
-        self._drain_seconds = drain_seconds
-        signal.signal(signal.SIGTERM, self._leave)
-        signal.signal(signal.SIGINT, self._end)
-
-    def _leave(self, *_: object) -> None:
-        if self.deadline is not None:
-            self.at_once = True
-        self.deadline = monotonic() + self._drain_seconds
-
-    def _end(self, *_: object) -> None:
-        self.at_once = True
+def _listen_to_signals(drain: WorkerDrain) -> None:
+    """From now on the process drains when asked to end. Before it serves, signals just end it: nothing is held yet."""
+    signal.signal(signal.SIGTERM, lambda *_: drain.sigterm(monotonic()))
+    signal.signal(signal.SIGINT, lambda *_: drain.sigint())
 
 
 def _write_note(note: Note) -> None:
@@ -175,7 +144,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> 
         on_progress=progress,
     )
     health.facts = {"engine": engine.description}
-    log.info("loaded", engine=engine.description, model=engine.model_fingerprint)
+    log.info("worker.loaded", engine=engine.description, model=engine.model_fingerprint)
     return engine
 
 
@@ -200,43 +169,12 @@ def _open_transfer(
         clock=monotonic,
     )
     transport = self_fetch(transfer, pages, engine.kv_format)
-    log.info("fetched a page from itself", transport=transport)
+    log.info("worker.fetched_from_itself", transport=transport)
     return transfer
 
 
 def _link_settings(config: ProcessConfig) -> LinkSettings:
     return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
-
-
-def _turn_until_empty(
-    ending: ShutdownSignals,
-    scheduler: WorkerScheduler,
-    loop: EventLoop,
-    health: Health,
-    publish: Callable[[], None],
-) -> None:
-    """Turn the loop until told to end at once, or to leave and nothing is left, or the time to drain is over."""
-    next_publish, leaving = 0.0, False
-    while not ending.at_once:
-        if ending.deadline is not None:
-            if not leaving:
-                leaving = True
-                health.start_draining()
-                scheduler.start_draining()
-                log.info("leaving", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
-            if scheduler.drained:
-                log.info("left: nothing was held any more")
-                return
-            if monotonic() >= ending.deadline:
-                break
-        loop.begin()
-        health.beat()
-        if monotonic() >= next_publish:
-            publish()  # before a step is waited for, so that /metrics shows what it works on
-            next_publish = monotonic() + PUBLISH_SECONDS
-        loop.finish()
-    if scheduler.slots_used or scheduler.leases_held:
-        log.warning("ended with work left", slots_used=scheduler.slots_used, leases=scheduler.leases_held)
 
 
 def _let_reads_end(transfer: NixlTransfer) -> None:
@@ -248,14 +186,14 @@ def _let_reads_end(transfer: NixlTransfer) -> None:
 
 
 def _publish(
-    metrics: Metrics, scheduler: WorkerScheduler, links: WorkerLinks, transfer: NixlTransfer
+    metrics: Metrics,
+    health: Health,
+    scheduler: WorkerScheduler,
+    links: WorkerLinks,
+    transfer: NixlTransfer,
 ) -> None:
-    metrics.publish(scheduler.counters)
+    publish_scheduler(metrics, health, scheduler)
     metrics.publish(links.counters)
-    for state, count in scheduler.memory.pool.counts().items():
-        metrics.set(gauges.PAGES, count, state=state.value)
-    metrics.set(gauges.LEASES, scheduler.leases_held)
-    metrics.set(gauges.SLOTS_USED, scheduler.slots_used)
     metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
         gauges.KV_LINK_BYTES_PER_SECOND,

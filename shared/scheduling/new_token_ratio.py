@@ -1,6 +1,6 @@
 """How much output will come: the guess that decides how many requests decode at a time.
 
-It knows numbers alone, no request and no pool. The rule and its constants are SGLang's (schedule_policy.py).
+It knows only numbers, no request and no pool. The rule and its constants are SGLang's (schedule_policy.py).
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ class NewTokenRatio:
         self.value = min(1.0, used / (sum(max_new_tokens) + 1))
 
     def reset(self) -> None:
-        """Nobody is left: start over."""
+        """No request is left: start over."""
         self.value = self._init

@@ -1,4 +1,4 @@
-"""Who goes next: the order in which waiting requests are tried, and who waits a round for a shared prefix.
+"""The order in which waiting requests are tried, and which of them wait a round for a shared prefix.
 
 Pure functions over requests and the radix cache. They launch nothing and remove nothing from a queue. The rules and
 their constants are SGLang's (schedule_policy.py), except where a function says otherwise.
@@ -27,7 +27,7 @@ def order_waiting(
     fcfs: by arrival. lpm: longest cached prefix first. dfs-weight: by subtree of the radix cache, the one with most
     waiting first. lof: most output to come first. random: shuffled anew with every arrival, the same on every run.
     routing-key: those first whose `extra_key` most of `running` share. priority: highest first. With more
-    than `prefix_aware_queue_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve nobody. Raises
+    than `prefix_aware_queue_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve no request. Raises
     `ValueError` for any other name.
     """
     if policy not in QUEUE_POLICIES:
@@ -82,7 +82,7 @@ def _lof(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[
 
 def _random(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:
     del cache, running
-    newest = arrived[-1].sequence if arrived else 0  # in the hash, so that no rid is unlucky for ever
+    newest = arrived[-1].sequence if arrived else 0  # in the hash, so that the same rid is not always last
 
     def draw(req: Req) -> bytes:
         return hashlib.blake2b(f"{newest} {req.rid}".encode(), digest_size=8).digest()

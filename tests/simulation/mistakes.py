@@ -173,7 +173,7 @@ def _stale_landed() -> list[Patch]:
     return [(Agent, "_tell", tell)]
 
 
-@_mistake("arrivals", "the target of a failed read is used again at once")
+@_mistake("transfer_queue", "the target of a failed read is used again at once")
 def _no_quarantine() -> list[Patch]:
     def give_up(self: transfer_queue.TransferQueue, fetch_id: int, req: Any, ended: bool) -> None:
         del ended
@@ -183,7 +183,7 @@ def _no_quarantine() -> list[Patch]:
     return [(transfer_queue.TransferQueue, "_give_up", give_up)]
 
 
-@_mistake("arrivals", "who waits for a prefix is forgotten when its fetch fails")
+@_mistake("transfer_queue", "a request that waits for a prefix is forgotten when its fetch fails")
 def _waiting_forgotten() -> list[Patch]:
     def take_waiting(self: transfer_queue.TransferQueue) -> list[Any]:
         return [entry for entry in real(self) if entry[2]]
@@ -192,7 +192,7 @@ def _waiting_forgotten() -> list[Patch]:
     return [(transfer_queue.TransferQueue, "take_waiting", take_waiting)]
 
 
-@_mistake("arrivals", "a landed request may not join when room is short")
+@_mistake("transfer_queue", "a landed request may not join when room is short")
 def _landed_turned_away() -> list[Patch]:
     def join(self: DecodeScheduler, arrived: Any) -> None:
         if self.memory.available_pages >= len(self._batch.running):
@@ -202,7 +202,7 @@ def _landed_turned_away() -> list[Patch]:
     return [(DecodeScheduler, "_join", join)]
 
 
-@_mistake("arrivals", "the fetch starts one page late behind a cached prefix")
+@_mistake("transfer_queue", "the fetch starts one page late behind a cached prefix")
 def _wrong_start_page() -> list[Patch]:
     def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
         real(self, fetch_id, baton, 0 if start_page else start_page, into)
@@ -281,6 +281,19 @@ def _lost_retracted() -> list[Patch]:
 
     real = retraction.Retraction.on_copy
     return [(retraction.Retraction, "on_copy", on_copy)]
+
+
+@_mistake("retraction", "a request that is cancelled while it is copied is dropped at once")
+def _copy_ignored() -> list[Patch]:
+    def drop(self: DecodeScheduler, req: Req) -> None:
+        if req.state in (DecodeState.BACKING_UP, DecodeState.RESTORING):
+            self.memory.release(req, PageState.COPYING)
+            self._end(req, DecodeEvent.CANCELLED)
+        else:
+            real(self, req)
+
+    real = DecodeScheduler._drop
+    return [(DecodeScheduler, "_drop", drop)]
 
 
 @_mistake("retraction", "pages come back in another order")

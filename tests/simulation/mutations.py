@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation import mistakes, mistakes_in_leaving
+from tests.simulation import mistakes, mistakes_in_draining
 
-MUTATIONS = {**mistakes.MISTAKES, **mistakes_in_leaving.MISTAKES}
+MUTATIONS = {**mistakes.MISTAKES, **mistakes_in_draining.MISTAKES}
 
 
 @contextmanager

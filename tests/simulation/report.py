@@ -1,6 +1,6 @@
 """How often everything that these worlds exist for has happened; what never happened is a failure.
 
-A simulation that is green because nothing occurs in it proves nothing. So every row of the lifecycle table, every
+A simulation that is green because nothing occurs in it proves nothing. So every row of the three tables, every
 message, every fault and every named path must have fired over a run of many seeds.
 """
 
@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import get_args
 
-from decode.counters import DecodeCounters
-from prefill.counters import PrefillCounters
+from decode import lifecycle as decode
+from prefill import lifecycle as prefill
 from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import FAULTS
+from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import World
 
 LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
@@ -40,22 +41,13 @@ FABRIC = [
     "bytes landed after the end of interest",
 ]
 NETWORK = ["message delayed", "message lost"]
-WHEREABOUTS = [  # a leaving or departing request meets no command: it leaves and settles within one turn
-    "queued for prefill",
-    "chunked",
-    "in flight in prefill",
-    "leased",
-    "gone from prefill",
-    "waiting for a prefix",
-    "arriving",
-    "joining",
-    "in flight in decode",
-    "between steps",
-    "copied",
-    "retracted",
-    "lent by decode",
-    "gone from decode",
+WORKER_ROWS = [
+    f"{role} row {state.value} {event.value}"
+    for role, table in (("prefill", prefill.TRANSITIONS), ("decode", decode.TRANSITIONS))
+    for state, row in table.rows.items()
+    for event in row
 ]
+FINER = ["gone from prefill", "gone from decode", "in flight in decode", "between steps"]  # finer than states
 PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "refused", "cancelled"]
 DECODE_PATHS = [
     "waited_for_prefix",
@@ -94,13 +86,12 @@ EXPECTED = [
     *(f"fault {kind}" for kind in FAULTS),
     *FABRIC,
     *NETWORK,
-    *(f"path cancelled while {where}" for where in WHEREABOUTS),
+    *WORKER_ROWS,
+    *(f"path cancelled while {where}" for where in FINER),
     "path settled before the next launch",
     "path put off for a prefix in the same batch",
-    "path finished while leaving",
-    "path finished while departing",
-    "path left empty",
-    "path left with work",
+    "path exit worker.drained",
+    "path exit worker.ended_with_work",
     "migration migrated",
     "migration recomputed",
     *(f"prefill {name}" for name in PREFILL_PATHS),
@@ -117,7 +108,7 @@ def gather(world: World) -> Counter[str]:
     for router in world.all_routers:
         _add_router(counts, router.core.counters)
     for worker in world.all_workers:
-        _add_worker(counts, worker.hello.role, worker.scheduler.counters)
+        _add_worker(counts, worker)
     counts.update(f"end {_end(client)}" for client in world.clients)
     return counts
 
@@ -144,7 +135,10 @@ def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
         counts[f"dropped {cause}"] += count
 
 
-def _add_worker(counts: Counter[str], role: str, counters: PrefillCounters | DecodeCounters) -> None:
+def _add_worker(counts: Counter[str], worker: SimulatedWorker) -> None:
+    role, counters = worker.hello.role, worker.scheduler.counters
+    for (state, event), count in worker.scheduler.states.taken.items():
+        counts[f"{role} row {state.value} {event.value}"] += count
     for field in fields(counters):
         value = getattr(counters, field.name)
         if isinstance(value, int):

@@ -35,7 +35,7 @@ DECODE_POLICIES: tuple[Policy, ...] = (
     "follow_bootstrap_room",
 )
 LINK_FAULTS = ("loss", "reconnect", "isolation")
-LEAVES = ("leave prefill", "leave decode")
+LEAVES = ("drain prefill", "drain decode")
 FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LEAVES, *LINK_FAULTS)
 
 

@@ -16,13 +16,13 @@ from tests.simulation.run import Run, run_seed, seeds_until_caught
 
 SEEDS_MAX = 300
 AREAS = {
-    "departures",
-    "leaving",
+    "migration",
+    "draining",
     "page_pool",
     "radix_cache",
     "leases",
     "baton",
-    "arrivals",
+    "transfer_queue",
     "retraction",
     "lifecycle",
     "placement",

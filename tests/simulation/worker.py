@@ -18,6 +18,7 @@ from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent
 from shared.messages import Hello, Limits, Role, WorkerToRouter
+from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.network import Network
@@ -102,7 +103,9 @@ class SimulatedWorker:
             self.notes.append,
             overlap=sizes.overlap,
         )
-        self.leaving = False
+        self.drain = WorkerDrain(sizes.drain_seconds)
+        self.draining = False
+        self._on_exit: Callable[[], None] = lambda: None
         self._inbox: list[LinkEvent] = []
         self._turns = 0  # scheduled so far
         self._turn_at: float | None = None  # when the next begins; None while one is under way
@@ -121,10 +124,11 @@ class SimulatedWorker:
         self._inbox.append(event)
         self.wake()
 
-    def leave(self) -> None:
-        """Told to end, it takes nothing new."""
-        self.leaving = True
-        self.scheduler.start_draining()
+    def sigterm(self, on_exit: Callable[[], None]) -> None:
+        """The process is asked to end; `on_exit` is called when it does."""
+        self.draining = True
+        self._on_exit = on_exit
+        self.process.do(lambda: self.drain.sigterm(self.process.now))
         self.wake()
 
     def wake(self) -> None:
@@ -144,6 +148,8 @@ class SimulatedWorker:
         if turn != self._turns:
             return  # it was woken, and this turn began earlier
         self._turn_at = None
+        if self._exits():
+            return
         self.loop.begin()
         self.scheduler.check()
         step = self.loop.awaits
@@ -151,6 +157,17 @@ class SimulatedWorker:
             self._rest()
         else:
             self.process.at(max(self.process.now, self.device.completes_at(step)), self._finish)
+
+    def _exits(self) -> bool:
+        """Do as the drain says, as `shared.process.worker_loop.turn_until_exit` does."""
+        decision = self.drain.decide(self.process.now, self.scheduler)
+        if decision.note:
+            self.notes.append(decision.note)
+        if decision.step is DrainStep.START_DRAINING:
+            self.scheduler.start_draining()
+        if decision.step is DrainStep.EXIT:
+            self._on_exit()
+        return decision.step is DrainStep.EXIT
 
     def _finish(self) -> None:
         self.loop.finish()

@@ -25,7 +25,7 @@ from tests.simulation.worker import SimulatedWorker, Surroundings
 END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
-LOOK_SECONDS = 0.005  # between two looks at whether a leaving worker is empty
+KILL_GRACE_SECONDS = 1.0  # after the time to drain: a worker that has not exited by then is killed
 
 PROOFS = (SegueError, AssertionError)  # raised on purpose, for a state that must not be
 CRASHES = (
@@ -128,9 +128,9 @@ class World:
             case "crash prefill" | "crash decode" | "crash router":
                 role = fault.kind.split()[1]
                 self._crash(self._victim(fault, [m for m in self._machines() if m.hello.role == role]), fault)
-            case "leave prefill" | "leave decode":
+            case "drain prefill" | "drain decode":
                 role = fault.kind.split()[1]
-                self._leave(
+                self._drain(
                     self._victim(fault, [w for w in self.workers.values() if w.hello.role == role]), fault
                 )
             case "freeze" | "long freeze":
@@ -166,28 +166,30 @@ class World:
         else:
             self.timeline.after(fault.seconds, lambda: self._start_router(uid))
 
-    def _leave(self, worker: SimulatedWorker | None, fault: Fault) -> None:
-        """A worker is told to end: as `shared.process.worker` has it, it goes when it is empty or late."""
-        if worker is None or worker.leaving:
+    def _drain(self, worker: SimulatedWorker | None, fault: Fault) -> None:
+        """A worker is asked to end: it exits by itself, or is killed when it is long overdue, as Kubernetes does."""
+        if worker is None or worker.draining:
             return
         self.count(f"fault {fault.kind}")
-        worker.leave()
-        deadline = self.timeline.now + self.scenario.sizes.drain_seconds
 
-        def look() -> None:
+        def ended(*, goodbye: bool) -> None:
             if not worker.process.alive:
                 return
-            empty = worker.process.runs and worker.scheduler.drained
-            if not empty and self.timeline.now < deadline:
-                self.timeline.after(LOOK_SECONDS, look)
-                return
-            self.count("path left empty" if empty else "path left with work")
-            self._bury(worker, goodbye=empty)
+            if not goodbye:
+                self.count("path killed")
+            self._bury(worker, goodbye=goodbye)
             self.timeline.after(
                 fault.seconds, lambda: self._start_worker(worker.hello.role, worker.hello.uid)
             )
 
-        look()
+        def exits() -> None:
+            self.count(f"path exit {worker.notes[-1].event}")
+            ended(goodbye=True)
+
+        worker.sigterm(exits)
+        self.timeline.after(
+            self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(goodbye=False)
+        )
 
     def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
         machine.process.kill()
@@ -243,7 +245,7 @@ class World:
             ]
             assert not failed, f"{failed} failed in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
-            if not self.counts["path left with work"]:
+            if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
 
     def _prove_empty(self, worker: SimulatedWorker) -> None:

@@ -1,34 +1,61 @@
-"""The page about a request's life shows the table as it is, and explains every state and event of it."""
+"""The page about a request's life shows the three tables as they are, and explains every state and event of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from decode import lifecycle as decode
+from decode.lifecycle import DecodeEvent
+from prefill import lifecycle as prefill
+from prefill.lifecycle import PrefillEvent
 from router.core.lifecycle import ENDED, TRANSITIONS, RequestState, diagram
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
-START, END = "<!-- table -->\n", "<!-- end of table -->\n"
+DIAGRAMS = {
+    "router": diagram(),
+    "prefill": prefill.TRANSITIONS.diagram(),
+    "decode": decode.TRANSITIONS.diagram(),
+}
+WORDS: dict[str, Sequence[str]] = {  # of the states that a request does not end in, and of the events
+    "router": [
+        *(state.value for state in RequestState if state not in ENDED),
+        *{event.__name__ for row in TRANSITIONS.values() for event in row},
+    ],
+    "prefill": [
+        *(state.value for state in prefill.TRANSITIONS.rows if state not in prefill.TRANSITIONS.ended),
+        *(event.value for event in PrefillEvent),
+    ],
+    "decode": [
+        *(state.value for state in decode.TRANSITIONS.rows if state not in decode.TRANSITIONS.ended),
+        *(event.value for event in DecodeEvent),
+    ],
+}
 
 
-def with_diagram(page: str) -> str:
-    """The page with the picture of the table between its two marks."""
-    head, _, rest = page.partition(START)
-    _, _, tail = rest.partition(END)
-    return f"{head}{START}```mermaid\n{diagram()}```\n{END}{tail}"
+def with_diagrams(page: str) -> str:
+    """The page with the picture of each table between its two marks."""
+    for role, picture in DIAGRAMS.items():
+        start, end = f"<!-- {role} table -->\n", f"<!-- end of {role} table -->\n"
+        head, _, rest = page.partition(start)
+        _, _, tail = rest.partition(end)
+        page = f"{head}{start}```mermaid\n{picture}```\n{end}{tail}"
+    return page
 
 
-def test_the_picture_is_made_from_the_table() -> None:
+def test_the_pictures_are_made_from_the_tables() -> None:
     page = PAGE.read_text()
-    assert page == with_diagram(page), "run: python -m tests.tidy.test_request_life"
+    assert page == with_diagrams(page), "run: python -m tests.tidy.test_request_life"
 
 
-def test_every_state_and_event_is_explained() -> None:
-    page = PAGE.read_text()
-    for state in set(RequestState) - ENDED:
-        assert f"| `{state.value}` |" in page
-    for event in {event for row in TRANSITIONS.values() for event in row}:
-        assert f"| `{event.__name__}` |" in page
+@pytest.mark.parametrize("role", DIAGRAMS)
+def test_every_state_and_event_is_explained_beside_its_picture(role: str) -> None:
+    _, _, chapter = PAGE.read_text().partition(f"<!-- end of {role} table -->\n")
+    chapter, _, _ = chapter.partition("\n## On a")
+    assert [word for word in WORDS[role] if f"| `{word}` |" not in chapter] == []
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_diagram(PAGE.read_text()))
+    PAGE.write_text(with_diagrams(PAGE.read_text()))

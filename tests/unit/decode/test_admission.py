@@ -1,4 +1,4 @@
-"""Who may come in: what never fits, what does not fit now, and the room that is nobody's to take."""
+"""Which requests come in: what never fits, what does not fit now, and the pages kept for one request to finish."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free(
     assert [said.rid for said in bench.said(Finished)][-1] == "c"
 
 
-def test_the_reserve_starts_over_when_nobody_is_left() -> None:
+def test_the_reserve_starts_over_when_no_request_is_left() -> None:
     bench = DecodeBench(init_new_token_ratio=0.7)
     bench.send(decode("a", prompt(8), max_new_tokens=40))
     bench.turn()

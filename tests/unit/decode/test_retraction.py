@@ -1,4 +1,4 @@
-"""KV pressure: who steps back, how it comes back, and that somebody always gets on."""
+"""KV pressure: which requests are retracted, how they come back, and that one always goes on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def crowd(rids: str, prompt_len: int = 7, max_new_tokens: int = 20) -> list[Deco
     return [decode(rid, prompt(prompt_len, n), max_new_tokens) for n, rid in enumerate(rids, 1)]
 
 
-def pressed(rids: str = "ab", *, retractions: int = 1, **settings: object) -> DecodeBench:
-    """A bench at the moment somebody has stepped back; copies that began are not done."""
+def short_of_pages(rids: str = "ab", *, retractions: int = 1, **settings: object) -> DecodeBench:
+    """A bench at the moment a request was retracted; copies that began are not done."""
     bench = DecodeBench(**{"pages": 10, "routers": 2, **settings})  # type: ignore[arg-type]
     bench.send(*crowd(rids))
     bench.run_until(lambda: bench.core.counters.retractions >= retractions)
@@ -43,7 +43,7 @@ def test_a_crowd_that_overflows_the_pool_ends_with_every_token(overlap: bool) ->
     assert bench.holds_nothing
 
 
-def test_fewest_output_tokens_step_back_first_and_the_longest_prompt_on_ties() -> None:
+def test_fewest_output_tokens_are_retracted_first_and_the_longest_prompt_on_ties() -> None:
     bench = DecodeBench(pages=40)
     reqs = []
     for rid, prompt_len, output_len, retractions in [
@@ -68,7 +68,7 @@ def test_fewest_output_tokens_step_back_first_and_the_longest_prompt_on_ties() -
 
 
 def test_one_shortage_takes_out_no_more_than_it_must() -> None:
-    """What a victim holds in the tree is on its way too: else everybody but one would step back."""
+    """What a victim holds in the tree is on its way too: else all but one would be retracted."""
     bench = DecodeBench(pages=14, retract_steps=8)
     bench.send(*crowd("abc", prompt_len=16, max_new_tokens=9))
     bench.run_until(lambda: bench.core.counters.retractions > 0)
@@ -102,8 +102,8 @@ def test_a_victim_is_copied_only_after_its_step_has_settled() -> None:
     assert sorted(finished(bench)) == ["a", "b"]
 
 
-def test_pages_under_copy_are_not_used_by_anybody() -> None:
-    bench = pressed()
+def test_pages_under_copy_are_not_reused() -> None:
+    bench = short_of_pages()
     assert bench.device.copies
     copying = bench.core.memory.pool.count(PageState.COPYING)
     assert copying > 0
@@ -130,8 +130,8 @@ def test_retracted_requests_resume_first_in_first_out() -> None:
     assert resumed == left
 
 
-def test_nothing_new_comes_in_while_somebody_waits_to_come_back() -> None:
-    bench = pressed()
+def test_no_new_request_comes_in_while_a_retracted_one_waits() -> None:
+    bench = short_of_pages()
     bench.send(decode("new", prompt(3, 9)))
     bench.turn()
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("new", "no_room")]
@@ -141,7 +141,7 @@ def test_nothing_new_comes_in_while_somebody_waits_to_come_back() -> None:
 
 
 def test_a_resumed_request_joins_with_all_it_had() -> None:
-    bench = pressed()
+    bench = short_of_pages()
     bench.run()
     rejoined = bench.device.steps(ForwardMode.PREBUILT)[-1].joins[0]
     assert rejoined.kv_len > 7
@@ -149,7 +149,7 @@ def test_a_resumed_request_joins_with_all_it_had() -> None:
     assert len(rejoined.pages) == -(-rejoined.kv_len // 4)
 
 
-def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> None:
+def test_without_host_memory_a_request_is_returned_behind_its_last_tokens() -> None:
     bench = DecodeBench(pages=10, host_pages=0, flush_seconds=1000.0)
     bench.send(*crowd("ab"))
     bench.run_until(lambda: bench.core.counters.retractions > 0)
@@ -166,7 +166,7 @@ def test_without_host_memory_a_request_is_sent_back_behind_its_last_tokens() -> 
     assert bench.holds_nothing
 
 
-def test_what_was_sent_back_stays_in_the_cache_while_there_is_room() -> None:
+def test_what_was_returned_stays_in_the_cache_while_there_is_room() -> None:
     bench = DecodeBench(pages=10, host_pages=0, flush_seconds=1000.0)
     bench.send(*crowd("ab"))
     bench.turn()
@@ -177,8 +177,8 @@ def test_what_was_sent_back_stays_in_the_cache_while_there_is_room() -> None:
     assert cached == victim.kv_len // 4 * 4 > 8
 
 
-def test_those_who_come_back_leave_room_for_those_on_their_way_back() -> None:
-    """Counted without them, the second would come back too early, and one step back again: 11 times, not 7."""
+def test_a_request_that_comes_back_leaves_room_for_those_being_restored() -> None:
+    """Counted without them, the second would come back too early, and one be retracted again: 11 times, not 7."""
     bench = DecodeBench(pages=10, retract_steps=2)
     bench.send(*crowd("abcde", prompt_len=3, max_new_tokens=30))
     bench.run()

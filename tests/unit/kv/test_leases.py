@@ -1,4 +1,4 @@
-"""Leases: what they promise to whoever holds a baton, and when they end."""
+"""Leases: what they promise to the holder of a baton, and when they end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_lease_ends_this_long_after_its_last_renewal_and_its_router_hears_of_i
     assert book.leased() == ["a"]
     book.table.expire(16.0)
     assert book.leased() == []
-    assert book.effects == [Send("router", Refused("a", 1, "stale", "nobody renewed the lease"))]
+    assert book.effects == [Send("router", Refused("a", 1, "stale", "the lease was not renewed"))]
 
 
 @pytest.mark.parametrize(("rid", "attempt"), [("unknown", 1), ("a", 2)])
@@ -164,7 +164,7 @@ def test_a_page_under_several_leases_counts_once() -> None:
     book = Book()
     first, second = book.request("a"), book.request("b")
     book.memory.pool.retire([second.owned.pop()], PageState.OWNED, after_step=0)
-    second.pages = [first.pages[0], second.pages[0]]  # as when the tree lends both the same block
+    second.pages = [first.pages[0], second.pages[0]]  # as when both match the same block
     book.table.grant(first, 0.0)
     book.table.grant(second, 0.0)
     assert book.table.pages == 3

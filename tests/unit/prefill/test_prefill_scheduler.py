@@ -233,7 +233,7 @@ def test_messages_of_other_attempts_and_requests_end_nothing(message: Message) -
     assert bench.core.leases_held == 1
 
 
-def test_a_lease_nobody_renews_ends_and_the_router_hears_of_it() -> None:
+def test_a_lease_that_is_not_renewed_ends_and_the_router_hears_of_it() -> None:
     bench = leased()
     bench.now += 6.0
     bench.send(Renew("a", 1))
@@ -289,7 +289,7 @@ def test_a_cancelled_request_leaves_nothing_and_says_nothing(state: str) -> None
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_lost_router_takes_its_requests_along_and_nobody_elses(state: str) -> None:
+def test_a_lost_router_takes_its_requests_along_and_no_others(state: str) -> None:
     bench = in_state(state)
     bench.send(prefill("other", prompt(7, family=8)), router=1)
     bench.links.drop(bench.routers[0])

@@ -1,4 +1,4 @@
-"""Requests that move away: lent only when settled, told after their tokens, and held until somebody has them."""
+"""Migration: pages are leased only when settled, behind the last tokens, and held until another worker has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def running(rids: str = "a", **settings: object) -> DecodeBench:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_request_is_lent_with_all_its_settled_tokens_and_no_step_touches_it_any_more(overlap: bool) -> None:
+def test_a_request_is_leased_with_all_its_settled_tokens_and_no_step_touches_it_any_more(
+    overlap: bool,
+) -> None:
     bench = running(overlap=overlap)
     bench.send(Migrate("a", 1))
     bench.turn(3)
@@ -69,7 +71,7 @@ def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
     assert bench.holds_nothing
 
 
-def test_a_lease_nobody_renews_ends_and_the_router_is_told() -> None:
+def test_a_lease_that_is_not_renewed_ends_and_its_router_gets_a_refusal() -> None:
     bench = running(lease_seconds=4.0)
     bench.send(Migrate("a", 1))
     bench.turn(3)
@@ -80,7 +82,7 @@ def test_a_lease_nobody_renews_ends_and_the_router_is_told() -> None:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_cancelled_move_leaves_nothing(turns: int) -> None:
+def test_a_cancelled_migration_leaves_nothing(turns: int) -> None:
     bench = running()
     bench.send(Migrate("a", 1))
     bench.turn(turns)
@@ -89,7 +91,7 @@ def test_a_cancelled_move_leaves_nothing(turns: int) -> None:
     assert bench.holds_nothing
 
 
-def test_no_more_move_at_a_time_than_there_are_lease_words() -> None:
+def test_no_more_requests_migrate_at_a_time_than_there_are_lease_words() -> None:
     bench = running("abc", words=2)
     bench.send(*[Migrate(rid, 1) for rid in "abc"])
     bench.turn(4)
@@ -100,7 +102,7 @@ def test_no_more_move_at_a_time_than_there_are_lease_words() -> None:
     assert sorted(said.rid for said in bench.said(Migrating)) == ["a", "b", "c"]
 
 
-def test_one_asked_while_its_pages_arrive_moves_when_it_runs() -> None:
+def test_a_request_asked_for_while_its_pages_transfer_migrates_when_it_runs() -> None:
     bench = DecodeBench()
     bench.send(decode("a", prompt(6), 60))
     bench.turn()
@@ -113,14 +115,16 @@ def test_one_asked_while_its_pages_arrive_moves_when_it_runs() -> None:
     assert bench.said(Migrating)
 
 
-def test_a_move_of_another_attempt_means_nothing() -> None:
+def test_a_migration_of_another_attempt_means_nothing() -> None:
     bench = running()
     bench.send(Migrate("a", 2), Migrate("b", 1))
     bench.turn(5)
     assert not bench.said(Migrating)
 
 
-def test_a_leaving_worker_takes_nothing_new_and_is_empty_when_all_is_gone_and_every_router_knows() -> None:
+def test_a_draining_worker_refuses_new_requests_and_is_drained_when_nothing_is_left_and_every_router_knows() -> (
+    None
+):
     bench = running(routers=2)
     bench.core.start_draining()
     bench.turn()

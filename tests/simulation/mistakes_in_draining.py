@@ -1,4 +1,4 @@
-"""Mistakes in how workers leave and requests move: see `tests.simulation.mutations`."""
+"""Mistakes in how workers drain and requests migrate: see `tests.simulation.mutations`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from decode.lifecycle import DecodeEvent
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
@@ -13,6 +14,7 @@ from router.core.fleet import Worker
 from router.core.request_table import RequestTable
 from shared.effects import Send
 from shared.messages import Migrating
+from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
 from tests.simulation.mutation import Mutation, Patch, into
 
@@ -20,8 +22,8 @@ MISTAKES: dict[str, Mutation] = {}
 _mistake = into(MISTAKES)
 
 
-@_mistake("departures", "a baton promises what the step in flight will write")
-def _lent_early() -> list[Patch]:
+@_mistake("migration", "a baton promises what the step in flight will write")
+def _leased_early() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
         for req in self.settling:
             req.kv_len = req.launched_len
@@ -31,7 +33,7 @@ def _lent_early() -> list[Patch]:
     return [(Migrations, "lease_settled", lease_settled)]
 
 
-@_mistake("departures", "a moving request stays in the batch")
+@_mistake("migration", "a migrating request stays in the batch")
 def _stays() -> list[Patch]:
     def start(self: Migrations) -> None:
         running = dict(self.batch.running)
@@ -42,47 +44,57 @@ def _stays() -> list[Patch]:
     return [(Migrations, "start", start)]
 
 
-@_mistake("departures", "a move overtakes the last tokens")
+@_mistake("migration", "the state of a migrating request is not advanced")
+def _state_left() -> list[Patch]:
+    def advance(self: RequestStates[Any, Any], req: Any, event: Any) -> None:
+        if event is not DecodeEvent.MIGRATION_STARTED:
+            real(self, req, event)
+
+    real = RequestStates.advance
+    return [(RequestStates, "advance", advance)]
+
+
+@_mistake("migration", "a migration overtakes the last tokens")
 def _move_first() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
         buffer, self.output_buffer = self.output_buffer, OutputBuffer(0.0)
-        lent = real(self, now)
+        leased = real(self, now)
         self.output_buffer = buffer
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]
 
 
-@_mistake("departures", "the pages of a moving request are given up at once")
+@_mistake("migration", "the pages of a migrating request are given up at once")
 def _not_held() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
-        lent = real(self, now)
-        for req in lent:
+        leased = real(self, now)
+        for req in leased:
             self.leases.cancel(req.rid, req.attempt)
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]
 
 
-@_mistake("departures", "a request is told to move with one page too few")
+@_mistake("migration", "a migrating request is leased with one page too few")
 def _page_short() -> list[Patch]:
     def lease_settled(self: Migrations, now: float) -> list[Any]:
-        lent = real(self, now)
+        leased = real(self, now)
         for number, effect in enumerate(self.effects):
             if isinstance(effect, Send) and isinstance(effect.message, Migrating):
                 pages = effect.message.baton.pages
                 if len(pages) > 1 and pages[-1] != pages[0]:
                     short = _with_pages(effect.message, (*pages[:-1], pages[0]))
                     self.effects[number] = Send(effect.peer, short)
-        return lent
+        return leased
 
     real = Migrations.lease_settled
     return [(Migrations, "lease_settled", lease_settled)]
 
 
-@_mistake("leaving", "a leaving worker ends while its pages are still lent")
+@_mistake("draining", "a draining worker ends while its pages are still leased")
 def _ends_early() -> list[Patch]:
     def drained(self: DecodeScheduler) -> bool:
         return not self._reqs
@@ -90,12 +102,12 @@ def _ends_early() -> list[Patch]:
     return [(DecodeScheduler, "drained", property(drained))]
 
 
-@_mistake("leaving", "a worker does not wait until the routers know that it leaves")
-def _undismissed() -> list[Patch]:
+@_mistake("draining", "a worker does not wait until the routers know that it drains")
+def _unacknowledged() -> list[Patch]:
     return [(RouterSessions, "drained", property(lambda self: not self._leases))]
 
 
-@_mistake("leaving", "a worker that leaves is still given work")
+@_mistake("draining", "a draining worker is still given work")
 def _still_given() -> list[Patch]:
     def takes_work(self: Worker, now: float) -> bool:
         return self.load.accepting and now >= self.paused_until
@@ -103,7 +115,7 @@ def _still_given() -> list[Patch]:
     return [(Worker, "takes_work", takes_work)]
 
 
-@_mistake("leaving", "room that was kept for a move is never given back")
+@_mistake("draining", "room that was kept for a migration is never given back")
 def _reserved_for_ever() -> list[Patch]:
     def forget_target(self: RequestTable, live: Any) -> None:
         del self

@@ -11,7 +11,7 @@ from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import decode, prompt
 
 
-def arriving(**settings: int) -> DecodeBench:
+def transferring(**settings: int) -> DecodeBench:
     """A bench whose request `a`, of three pages, is being fetched."""
     bench = DecodeBench(routers=2, **settings)  # type: ignore[arg-type]
     bench.send(decode("a", prompt(9)))
@@ -20,15 +20,15 @@ def arriving(**settings: int) -> DecodeBench:
     return bench
 
 
-def test_the_batons_pages_are_read_into_pages_nobody_else_has() -> None:
-    bench = arriving()
+def test_the_batons_pages_are_read_into_pages_of_its_own() -> None:
+    bench = transferring()
     baton, start_page, into = bench.fetcher.started[1]
     assert (baton.rid, start_page, len(into)) == ("a", 0, 3)
     assert {bench.core.memory.pool.state(page) for page in into} == {PageState.ARRIVING}
 
 
 def test_a_landed_request_joins_and_says_so() -> None:
-    bench = arriving()
+    bench = transferring()
     bench.run()
     (joined,) = bench.said(Joined)
     assert (joined.rid, joined.fetched_bytes, joined.cached_tokens) == ("a", 3 * 64, 0)
@@ -37,7 +37,7 @@ def test_a_landed_request_joins_and_says_so() -> None:
 
 
 def test_what_is_cached_here_is_not_fetched() -> None:
-    bench = arriving()
+    bench = transferring()
     bench.run()
     bench.send(decode("b", (*prompt(8), *prompt(6, family=2))))
     bench.turn()
@@ -48,7 +48,7 @@ def test_what_is_cached_here_is_not_fetched() -> None:
 
 
 def test_a_full_hit_fetches_nothing() -> None:
-    bench = arriving()
+    bench = transferring()
     bench.run()
     bench.send(decode("b", prompt(8)))
     bench.run()
@@ -112,7 +112,7 @@ def test_a_prefix_that_goes_on_behind_another_one_is_fetched_once_as_well() -> N
     assert bench.holds_nothing
 
 
-def test_nobody_waits_for_a_prefix_of_less_than_a_page_or_under_another_key() -> None:
+def test_no_request_waits_for_a_prefix_of_less_than_a_page_or_under_another_key() -> None:
     bench = DecodeBench()
     bench.send(decode("a", prompt(9)), decode("b", (*prompt(3), *prompt(6, family=2))))
     bench.send(msgspec.structs.replace(decode("c", prompt(9)), extra_key="tenant"))
@@ -167,8 +167,8 @@ def test_a_prompt_shorter_than_a_page_is_fetched_whole() -> None:
     assert bench.holds_nothing
 
 
-def test_a_stale_baton_is_sent_back_and_frees_its_pages() -> None:
-    bench = arriving()
+def test_a_stale_baton_is_refused_and_frees_its_pages() -> None:
+    bench = transferring()
     bench.fetcher.find_stale(1)
     bench.run()
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("a", "stale")]
@@ -176,15 +176,15 @@ def test_a_stale_baton_is_sent_back_and_frees_its_pages() -> None:
 
 
 def test_a_failed_fetch_that_has_ended_frees_its_pages() -> None:
-    bench = arriving()
+    bench = transferring()
     bench.fetcher.fail(1, ended=True)
     bench.run()
     assert [said.reason for said in bench.said(Refused)] == ["unreachable"]
     assert bench.core.memory.pool.free == 64
 
 
-def test_the_pages_of_an_unproven_read_are_nobodys_until_it_has_ended() -> None:
-    bench = arriving()
+def test_the_pages_of_an_unproven_read_are_quarantined_until_it_has_ended() -> None:
+    bench = transferring()
     bench.fetcher.fail(1, ended=False)
     bench.run()
     assert [said.reason for said in bench.said(Refused)] == ["unreachable"]
@@ -196,8 +196,8 @@ def test_the_pages_of_an_unproven_read_are_nobodys_until_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "router lost"])
-def test_giving_up_an_arriving_request_abandons_its_fetch(how: str) -> None:
-    bench = arriving()
+def test_giving_up_an_transferring_request_abandons_its_fetch(how: str) -> None:
+    bench = transferring()
     if how == "cancel":
         bench.send(Cancel("a", 1))
     else:
@@ -212,7 +212,7 @@ def test_giving_up_an_arriving_request_abandons_its_fetch(how: str) -> None:
 
 
 def test_news_of_a_fetch_abandoned_in_the_same_turn_frees_the_pages() -> None:
-    bench = arriving()
+    bench = transferring()
     bench.fetcher.land(1)
     bench.fetcher.under_way.append(1)
     bench.send(Cancel("a", 1))
@@ -221,8 +221,8 @@ def test_news_of_a_fetch_abandoned_in_the_same_turn_frees_the_pages() -> None:
     assert bench.said(Joined) == []
 
 
-def test_a_newer_attempt_replaces_an_arriving_one() -> None:
-    bench = arriving()
+def test_a_newer_attempt_replaces_an_transferring_one() -> None:
+    bench = transferring()
     bench.send(decode("a", prompt(9, family=2), attempt=2))
     bench.turn()
     assert (bench.fetcher.abandoned, bench.fetcher.under_way) == ([1], [2])
@@ -240,8 +240,8 @@ def test_a_cancel_of_an_older_attempt_changes_nothing() -> None:
     assert len(bench.fetcher.started) == 1
 
 
-def test_a_quarantined_page_is_given_to_nobody() -> None:
-    bench = arriving(pages=6)
+def test_a_quarantined_page_is_not_allocated() -> None:
+    bench = transferring(pages=6)
     bench.fetcher.fail(1, ended=False)
     bench.turn()
     bench.send(decode("b", prompt(9, family=2), max_new_tokens=8))

@@ -1,0 +1,90 @@
+"""When a worker starts to drain and when its process may exit: the only place that decides it.
+
+    serving ──SIGTERM──► draining ──nothing is left, or drain_seconds have passed──► exit
+       └──SIGINT──────────► exit ◄──a second SIGTERM, or SIGINT──┘
+
+The process's shell (`shared/process/worker_loop.py`) and the simulation ask it before every turn of the loop and do as
+it says. It knows nothing of signals, clocks or logs: the shell passes them in, and writes the notes that come back.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.effects import Note
+
+
+class DrainFacts(Protocol):
+    """What the decision depends on; a scheduler has it."""
+
+    @property
+    def drained(self) -> bool: ...
+    @property
+    def slots_used(self) -> int: ...
+    @property
+    def leases_held(self) -> int: ...
+
+
+class DrainStep(enum.Enum):
+    """What the shell does before the next turn of the loop."""
+
+    CONTINUE = "continue"  # take the turn
+    START_DRAINING = "start draining"  # become unready, tell the scheduler, then take the turn
+    EXIT = "exit"  # take no further turn
+
+
+@dataclass(frozen=True, slots=True)
+class DrainDecision:
+    """The step, and a line for the log where there is something to say."""
+
+    step: DrainStep
+    note: Note | None = None
+
+
+_CONTINUE = DrainDecision(DrainStep.CONTINUE)
+
+
+class WorkerDrain:
+    """The drain of one worker. Times are seconds of one monotonic clock."""
+
+    def __init__(self, drain_seconds: float):
+        self._drain_seconds = drain_seconds
+        self._deadline: float | None = None  # None: not asked to drain
+        self._at_once = False
+        self._started = False
+
+    def sigterm(self, now: float) -> None:
+        """The process is asked to end: drain; when it is asked again, exit at once."""
+        if self._deadline is not None:
+            self._at_once = True
+        else:
+            self._deadline = now + self._drain_seconds
+
+    def sigint(self) -> None:
+        """Exit at once."""
+        self._at_once = True
+
+    def decide(self, now: float, facts: DrainFacts) -> DrainDecision:
+        """What to do before the next turn of the loop; asked before every turn until it says EXIT."""
+        if self._at_once:
+            return _exit(facts)
+        if self._deadline is None:
+            return _CONTINUE
+        if not self._started:
+            self._started = True
+            return DrainDecision(DrainStep.START_DRAINING, Note("worker.draining", _held(facts)))
+        if facts.drained or now >= self._deadline:
+            return _exit(facts)
+        return _CONTINUE
+
+
+def _exit(facts: DrainFacts) -> DrainDecision:
+    if facts.slots_used or facts.leases_held:
+        return DrainDecision(DrainStep.EXIT, Note("worker.ended_with_work", _held(facts), "warning"))
+    return DrainDecision(DrainStep.EXIT, Note("worker.drained" if facts.drained else "worker.ended", {}))
+
+
+def _held(facts: DrainFacts) -> dict[str, object]:
+    return {"slots_used": facts.slots_used, "leases": facts.leases_held}
