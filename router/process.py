@@ -157,7 +157,7 @@ class MetricsPublisher:
         self._metrics.set("segue_ready", self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set("segue_requests_running", count, state=state)
-        workers = {role: len(self._core.fleet.role(role)) for role in ROLES}
+        workers = {role: len(self._core.fleet.of_role(role)) for role in ROLES}
         for role, count in workers.items():
             self._metrics.set("segue_workers", count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}

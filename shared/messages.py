@@ -49,6 +49,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_format: str = ""  # fingerprint: page size, layout, dtype, transfer protocol
     determinism: str = ""  # fingerprint: kernels, ISA path, dtypes
     limits: Limits = Limits()
+    eos_token_ids: tuple[int, ...] = ()  # a worker's end tokens, ascending; empty: not named
 
 
 class Heartbeat(Message, frozen=True):

@@ -102,6 +102,7 @@ def serve(
         kv_format=engine.kv_format,
         determinism=engine.determinism,
         limits=engine.limits,
+        eos_token_ids=tuple(sorted(engine.eos_token_ids)),
     )
     seed = read_seed(Path(config.link_seed_file))
     ending = ShutdownSignals(config.drain_seconds)

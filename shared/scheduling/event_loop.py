@@ -19,7 +19,7 @@ from typing import Protocol
 
 from shared.effects import AbandonFetch, Backup, Effect, Restore, Send, StartFetch
 from shared.links.events import LinkEvent
-from shared.messages import WorkerToRouter
+from shared.messages import Message
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.device import Device
 from shared.transfer.protocol import Fetcher, FetchEvent
@@ -49,7 +49,7 @@ class WorkerEndpoint(Protocol):
     """The worker's end of its links to the routers."""
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]: ...
-    def send(self, peer: str, message: WorkerToRouter) -> None: ...
+    def send(self, peer: str, message: Message) -> None: ...
 
 
 class EventLoop:

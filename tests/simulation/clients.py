@@ -1,6 +1,6 @@
-"""A router process of the simulated world, and the clients behind it who check every token they are given.
+"""A router process of the simulated world, and the clients behind it, which check every token they are given.
 
-The shell around the real `RouterCore` does here what `router.shell` does: events in, effects out, a timer.
+Core and pass are the real ones (`RouterCore`, `EffectPass`); links, clients and the timer are the world's.
 """
 
 from __future__ import annotations
@@ -11,18 +11,11 @@ from functools import cached_property
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import (
-    ClientRequest,
-    NewTokens,
-    Outcome,
-    RequestAborted,
-    RequestCompleted,
-    RequestEnded,
-    RequestFailed,
-    Send,
-)
+from router.core.effect_pass import EffectPass
+from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
+from shared.effects import Note
 from shared.links.events import LinkEvent
-from shared.messages import FinishReason, Hello
+from shared.messages import FinishReason, Hello, Message
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import TimelineProcess
@@ -109,13 +102,13 @@ class Router:
         )
         self.core = RouterCore(settings, process.now)
         self._network = world.network
-        self._note = note
-        self._pumping = False
+        self._pass = EffectPass(self.core, self, self._set_timer)
+        self._journal = note
         self._tick_at: float | None = None
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
-        self._pump()
+        self._pass.run()
 
     def take(self, client: SimulatedClient) -> None:
         """A client connects; what it does later it does by itself."""
@@ -135,40 +128,38 @@ class Router:
             eos_token_ids=EOS_TOKEN_IDS,
         )
         self.core.submit(request, self.process.now)
-        self._pump()
+        self._pass.run()
         if planned.abort_after_seconds is not None:
             self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
 
     def _abort(self, client: SimulatedClient) -> None:
         self.core.cancel(client.planned.rid, self.process.now)
-        self._pump()
+        self._pass.run()
 
     def _stop(self, client: SimulatedClient) -> None:
         self.core.stop(client.planned.rid, self.process.now)
-        self._pump()
+        self._pass.run()
 
-    def _pump(self) -> None:
-        if self._pumping:
-            return
-        self._pumping = True
-        while effects := self.core.drain():
-            for effect in effects:
-                self._carry_out(effect)
-        self._pumping = False
-        self._set_timer()
+    # ---- effects: the pass calls these ----
 
-    def _carry_out(self, effect: Send | NewTokens | RequestEnded) -> None:
-        match effect:
-            case Send(peer, message):
-                self._network.send(self, peer, message)
-            case NewTokens(rid, index, token_ids):
-                self._note(rid, token_ids)
-                client = self.clients[rid]
-                client.tokens(index, token_ids)
-                self._hear(client)
-            case RequestEnded(rid, outcome):
-                self._note(rid, outcome)
-                self.clients[rid].end(outcome)
+    def send(self, peer: str, message: Message) -> None:
+        self._network.send(self, peer, message)
+
+    def note(self, note: Note) -> None:
+        self._journal("", note)
+
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
+        self._journal(rid, token_ids)
+        client = self.clients[rid]
+        client.tokens(index, token_ids)
+        self._hear(client)
+
+    def ended(self, rid: str, outcome: Outcome) -> None:
+        self._journal(rid, outcome)
+        self.clients[rid].end(outcome)
+
+    def paired(self) -> None:
+        self._journal("", "paired")
 
     def _hear(self, client: SimulatedClient) -> None:
         """The client, or the text layer, has enough."""
@@ -180,8 +171,7 @@ class Router:
         elif planned.abort_after_tokens is not None and heard >= planned.abort_after_tokens:
             self.core.cancel(planned.rid, self.process.now)
 
-    def _set_timer(self) -> None:
-        deadline = self.core.next_deadline()
+    def _set_timer(self, deadline: float | None) -> None:
         if deadline is not None and (self._tick_at is None or deadline < self._tick_at):
             self._tick_at = deadline
             self.process.at(deadline, lambda: self._tick(deadline))
@@ -190,4 +180,4 @@ class Router:
         if at == self._tick_at:
             self._tick_at = None
             self.core.tick(self.process.now)
-            self._pump()
+            self._pass.run()

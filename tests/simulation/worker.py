@@ -16,7 +16,7 @@ from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
 from shared.links.events import LinkEvent
-from shared.messages import Hello, Limits, Role, WorkerToRouter
+from shared.messages import Hello, Limits, Message, Role
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.network import Network
@@ -106,7 +106,7 @@ class SimulatedWorker:
         events, self._inbox = self._inbox, []
         return events
 
-    def send(self, peer: str, message: WorkerToRouter) -> None:
+    def send(self, peer: str, message: Message) -> None:
         self._network.send(self, peer, message)
 
     def deliver(self, event: LinkEvent) -> None:

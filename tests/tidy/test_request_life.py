@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.core.lifecycle import ENDED, TRANSITIONS, RequestState, diagram
+from router.core.lifecycle import TABLE, RequestEvent, RequestState
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
@@ -14,7 +14,7 @@ def with_diagram(page: str) -> str:
     """The page with the picture of the table between its two marks."""
     head, _, rest = page.partition(START)
     _, _, tail = rest.partition(END)
-    return f"{head}{START}```mermaid\n{diagram()}```\n{END}{tail}"
+    return f"{head}{START}```mermaid\n{TABLE.diagram()}```\n{END}{tail}"
 
 
 def test_the_picture_is_made_from_the_table() -> None:
@@ -24,10 +24,10 @@ def test_the_picture_is_made_from_the_table() -> None:
 
 def test_every_state_and_event_is_explained() -> None:
     page = PAGE.read_text()
-    for state in set(RequestState) - ENDED:
+    for state in set(RequestState) - TABLE.ended:
         assert f"| `{state.value}` |" in page
-    for event in {event for row in TRANSITIONS.values() for event in row}:
-        assert f"| `{event.__name__}` |" in page
+    for event in RequestEvent:
+        assert f"| `{event.value}` |" in page
 
 
 if __name__ == "__main__":

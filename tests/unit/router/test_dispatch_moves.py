@@ -17,7 +17,7 @@ def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens
     assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
     assert world.sent(DrainAck) == [("d0", DrainAck())]
     world.generated("d0", "r", 2, 12)
-    world.moving("d0", "r", 3)
+    world.migrating("d0", "r", 3)
     peer, decode = world.sent(Decode, "r")[-1]
     assert (peer, decode.attempt, decode.token_ids) == ("d1", 1, (1, 2, 3, 10, 11, 12))
     assert decode.baton.kv_len == len(decode.token_ids) - 1
@@ -93,7 +93,7 @@ def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -
     world.say("d0", Draining())
     target = next(uid for uid, worker in world.core.fleet.workers.items() if worker.reserved)
     world.down(target)
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     assert world.placed(Decode, "r") in {"d1", "d2"} - {target}
 
 
@@ -101,7 +101,7 @@ def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_sa
     world = decoding()
     world.up("decode", "d2")
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     second, decode = world.sent(Decode, "r")[-1]
     world.down(second)
     third, again = world.sent(Decode, "r")[-1]
@@ -118,7 +118,7 @@ def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None
     for uid in ("d2", "d3"):
         world.up("decode", uid)
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.down(world.sent(Decode, "r")[-1][0])
     assert world.outcome("r") is None
     world.down(world.sent(Decode, "r")[-1][0])
@@ -141,7 +141,7 @@ def test_one_that_fits_nowhere_stands_in_no_others_way() -> None:
 def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.refused("d1", "r", "unreachable")
     peer, again = world.sent(Prefill, "r")[-1]
     assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
@@ -155,7 +155,7 @@ def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -
     world = decoding(ready_seconds_max=5.0)
     world.say("d0", Draining())
     world.loaded("d1", slots_free=0)
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.wait(6)
     assert world.outcome("r") is None
     assert world.sent(Prefill, "r")[-1][1].attempt == 2
@@ -164,7 +164,7 @@ def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -
 def test_a_move_that_left_tokens_out_is_recomputed() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 3)  # one more than the router has heard
+    world.migrating("d0", "r", 3)  # one more than the router has heard
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
     assert world.sent(Cancel, "r")[-1][0] == "d0"
     assert world.core.counters.continuations == Counter(gap=1)
@@ -173,7 +173,7 @@ def test_a_move_that_left_tokens_out_is_recomputed() -> None:
 def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.refused("d1", "r", "no_room")
     world.down("d0")
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
