@@ -1,6 +1,7 @@
 """A router process of the simulated world, and the clients behind it, which check every token they are given.
 
-Core and pass are the real ones (`RouterCore`, `EffectPass`); links, clients and the timer are the world's.
+The cores and the pass are the real ones (`RouterCore`, `RouterDrain`, `EffectPass`); links, clients, signals and
+timers are the world's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cached_property
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
+from router.core.drain import DrainState, DrainStep, RouterDrain
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
 from shared.effects import Note
@@ -31,7 +33,8 @@ class SimulatedClient:
     planned: PlannedRequest
     output: list[int] = field(default_factory=list)
     outcome: Outcome | None = None
-    disconnected: bool = False  # its router crashed: nobody can answer any more
+    disconnected: bool = False  # its router crashed, or listens no more: there is no answer
+    cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
     def ended(self) -> bool:
@@ -59,7 +62,7 @@ class SimulatedClient:
             case RequestFailed(status):
                 assert status in REFUSALS, f"{rid}: {outcome}"
             case RequestAborted():
-                assert self.aborts, f"{rid}: aborted by nobody"
+                assert self.aborts or self.cut, f"{rid}: aborted by nobody"
 
     @cached_property
     def answer(self) -> tuple[tuple[int, ...], FinishReason]:
@@ -105,6 +108,13 @@ class Router:
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
         self._tick_at: float | None = None
+        self._sizes = sizes
+        self._count = world.count
+        self.drain = RouterDrain(sizes.endpoint_lag_seconds, sizes.drain_seconds)
+        self._listening = True
+        self._drained_at: float | None = None  # when it was first told to end
+        self._stopped = False  # … and at once
+        self._exit: Callable[[], None] = lambda: None
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
@@ -116,6 +126,12 @@ class Router:
         self.process.do(lambda: self._submit(client))
 
     def _submit(self, client: SimulatedClient) -> None:
+        if not self._listening:
+            assert self._may_refuse(), "a router refused a connection before every proxy knew that it drains"
+            client.disconnected = True
+            return
+        if self._drained_at is not None:
+            self._count("path request taken while draining")
         planned = client.planned
         request = ClientRequest(
             rid=planned.rid,
@@ -139,6 +155,63 @@ class Router:
     def _stop(self, client: SimulatedClient) -> None:
         self.core.stop(client.planned.rid, self.process.now)
         self._pass.run()
+
+    # ---- the end ----
+
+    def end(self, on_exit: Callable[[], None], *, at_once: bool) -> None:
+        """A signal; `on_exit` is called when the process has ended."""
+
+        def signalled() -> None:
+            now = self.process.now
+            self._drained_at = now if self._drained_at is None else self._drained_at
+            self._stopped = self._stopped or at_once or self.drain.state is not DrainState.SERVING
+            (self.drain.sigint if at_once else self.drain.sigterm)(now)
+            self._carry_out_drain()
+
+        if self._drained_at is None:
+            self._exit = on_exit
+        self.process.do(signalled)
+
+    def _carry_out_drain(self) -> None:
+        for effect in self.drain.take_effects():
+            self._journal("", effect)
+            if effect is DrainStep.STOP_LISTENING:
+                self._listening = False
+            elif effect is DrainStep.END_ANSWERS:
+                self._end_answers()
+            elif effect is DrainStep.EXIT:
+                assert not self._open(), f"a router ended with answers open: {self._open()}"
+                self._exit()
+        if self.process.alive and (deadline := self.drain.next_deadline()) is not None:
+            self.process.at(deadline, self._tick_drain)
+
+    def _tick_drain(self) -> None:
+        deadline = self.drain.next_deadline()
+        if deadline is not None and deadline <= self.process.now:
+            self.drain.tick(self.process.now, len(self._open()))
+            self._carry_out_drain()
+
+    def _end_answers(self) -> None:
+        for rid in self._open():
+            assert self._may_cut(), f"{rid}: cut by a router that had time left"
+            self.clients[rid].cut = True
+            self._count("path answer cut by a draining router")
+            self.core.cancel(rid, self.process.now)
+        self._pass.run()
+
+    def _open(self) -> list[str]:
+        return [rid for rid, client in self.clients.items() if not client.ended]
+
+    def _may_refuse(self) -> bool:
+        return self._stopped or self._drains_for(self._sizes.endpoint_lag_seconds)
+
+    def _may_cut(self) -> bool:
+        sizes = self._sizes
+        return self._stopped or self._drains_for(sizes.endpoint_lag_seconds + sizes.drain_seconds)
+
+    def _drains_for(self, seconds: float) -> bool:
+        rounding = 1e-6
+        return self._drained_at is not None and self.process.now - self._drained_at >= seconds - rounding
 
     # ---- effects: the pass calls these ----
 

@@ -104,6 +104,9 @@ EXPECTED = [
     "path finished while departing",
     "path left empty",
     "path left with work",
+    "path router ended",
+    "path request taken while draining",
+    "path answer cut by a draining router",
     "move moved",
     "move recomputed",
     *(f"prefill {name}" for name in PREFILL_PATHS),
@@ -160,7 +163,7 @@ def _end(client: SimulatedClient) -> str:
         case None:
             return "disconnected"
         case RequestAborted():
-            return "aborted"
+            return "cut" if client.cut else "aborted"
         case RequestFailed(status):
             return f"refused {status}"
     if tuple(client.output) != client.answer[0]:

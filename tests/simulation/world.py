@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from router.core.drain import DrainState
 from router.core.effects import RequestFailed
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
@@ -133,6 +134,11 @@ class World:
                 self._leave(
                     self._victim(fault, [w for w in self.workers.values() if w.hello.role == role]), fault
                 )
+            case "drain router":
+                serving = [r for r in self.routers.values() if r.drain.state is DrainState.SERVING]
+                self._end_router(self._victim(fault, serving), fault)
+            case "stop router":
+                self._end_router(self._victim(fault, list(self.routers.values())), fault)
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
             case "isolation":
@@ -189,6 +195,19 @@ class World:
 
         look()
 
+    def _end_router(self, router: Router | None, fault: Fault) -> None:
+        """A router is told to end: `RouterDrain` says when it is gone."""
+        if router is None:
+            return
+        self.count(f"fault {fault.kind}")
+
+        def exit_now() -> None:
+            self.count("path router ended")
+            self._bury(router, goodbye=True)
+            self.timeline.after(fault.seconds, lambda: self._start_router(router.hello.uid))
+
+        router.end(exit_now, at_once=fault.kind == "stop router")
+
     def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
         machine.process.kill()
         self.network.died(machine.process, goodbye=goodbye)
@@ -242,6 +261,7 @@ class World:
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
+            assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not self.counts["path left with work"]:
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"

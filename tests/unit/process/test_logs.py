@@ -131,12 +131,12 @@ class BlockedStream(io.StringIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read = threading.Event()
+        self.reader = threading.Event()
         self.waits = threading.Event()
 
     def write(self, text: str) -> int:
         self.waits.set()
-        assert self.read.wait(10)
+        assert self.reader.wait(10)
         return super().write(text)
 
 
@@ -147,7 +147,7 @@ def test_a_stderr_that_nobody_reads_blocks_no_core_and_what_was_dropped_is_count
     assert stream.waits.wait(5)
     for _ in range(NOTES_MAX + 7):
         writer.write_note(NOTE, "core")
-    stream.read.set()
+    stream.reader.set()
     writer.close()
     written = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert len(written) == 1 + NOTES_MAX + 1
