@@ -1,7 +1,11 @@
 """A router's process: tokenizer, links, core and HTTP server put together, and taken apart at the end.
 
-Ready means: the tokenizer is loaded and discovery works, so that every worker there is is being dialed. Workers may
-come and go after that, to the last one; requests wait for them, bounded.
+Ready means that the tokenizer is loaded and
+
+    discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
+    discovery static        a prefill and a decode worker of the list have been up that can serve together
+
+Workers may come and go after that, to the last one.
 """
 
 from __future__ import annotations
@@ -88,12 +92,13 @@ async def _serve(
     tokenizer: Tokenizer,
 ) -> None:
     core = RouterCore(config, asyncio.get_running_loop().time())
+    health = Health(config.loop_seconds_max)
     hello = _hello(config)
     links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
-    shell = RouterShell(core, links)
+    listed = config.discovery == "static"
+    shell = RouterShell(core, links, health.become_ready if listed else lambda: None)
     prompts = Prompts(tokenizer, config)
     generation = Generation(shell, tokenizer, prompts, config)
-    health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
     figures = MetricsPublisher(core, links, discovery, health)
     siblings = RouterPeers(hello.uid, discovery.routers)
@@ -101,7 +106,7 @@ async def _serve(
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
-        log.info("listening", port=listener.getsockname()[1], ready=health.ready)
+        log.info("router.listening", port=listener.getsockname()[1], ready=health.ready)
         server = Server(app, config, health.leave, lambda: generation.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
@@ -114,7 +119,7 @@ async def _serve(
 
 
 async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
-    """Serve until stopped. A core that met a state it excludes is not to be trusted: say goodbye, and raise that."""
+    """Serve until stopped. A core that met a state it excludes cannot be trusted: close the links, and raise that."""
     broken: list[InvariantError] = []
 
     def judge(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

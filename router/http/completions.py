@@ -3,7 +3,8 @@
 Plain ASGI under FastAPI, for these two carry all the traffic. One HTTP request is one `ResponseStream` with a choice
 for each prompt, and each choice is one request to the core. Two tasks serve it: this one writes, another listens for
 the client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an
-event inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
+event inside a 200; after them a silent stream gets comment lines, and a failure is an `error` event and the stream
+ends without [DONE].
 """
 
 from __future__ import annotations
@@ -233,7 +234,9 @@ class Completions:
         self, send: Send, answer: ResponseStream, shape: AnswerObjects, with_usage: bool
     ) -> None:
         silence = self._settings.keepalive_seconds
-        pieces = await answer.take(silence)
+        pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
+        if answer.abandoned:
+            return
         if answer.failure and not pieces:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)
             return
