@@ -46,7 +46,7 @@ class RouterShell:
     # ---- inputs ------------------------------------------------------------------------------------------------
 
     def submit(self, request: ClientRequest, sink: TokenSink) -> None:
-        """Hand a request to the core. `sink` may be told its end before this returns."""
+        """Hand a request to the core. Its end may reach `sink` before this returns."""
         self._sinks[request.rid] = sink
         self._core.submit(request, self._loop.time())
         self._pass.run()

@@ -151,7 +151,7 @@ class Joined(Message, frozen=True):
     cached_tokens: int
     fetch_seconds: float
     transport: str = (
-        ""  # of the link to whoever lent the pages; empty: nothing fetched, or the link not measured
+        ""  # of the link to the holder of the pages; empty: nothing fetched, or the link not measured
     )
     link_bytes_per_second: float = 0.0  # measured at first contact, not by this fetch
 
@@ -182,7 +182,7 @@ class Finished(Message, frozen=True):
 
 
 class Migrating(Message, frozen=True):
-    """The request has left its slot with `output_len` tokens in all; whoever fetches the baton's pages goes on."""
+    """The request has left its slot with `output_len` tokens in all; the worker that fetches the pages goes on."""
 
     rid: str
     attempt: int

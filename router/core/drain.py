@@ -16,7 +16,7 @@ from shared.effects import Note
 from shared.state_table import StateTable
 
 LOOK_SECONDS = 0.1  # between two looks at what is still open
-ENDING_SECONDS = 2.0  # for answers that are being written, after they were told to end
+ENDING_SECONDS = 2.0  # for answers that are being written, after END_ANSWERS
 
 
 class DrainState(enum.Enum):

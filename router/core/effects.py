@@ -57,7 +57,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """The client has gone; nobody reads this."""
+    """The client has gone."""
 
 
 Outcome = RequestCompleted | RequestFailed | RequestAborted

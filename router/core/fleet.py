@@ -70,11 +70,11 @@ class Worker:
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
-        self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until it says otherwise
+        self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
 
     @property
     def capacity(self) -> int | None:
-        """Tokens that one request may have here; None: not told."""
+        """Tokens that one request may have here; None: not known."""
         limits = self.hello.limits
         bounds = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
         return min(bounds) if bounds else None
@@ -93,7 +93,7 @@ class Worker:
 
     @property
     def fullness(self) -> float:
-        """`tokens` as a share of what its pool holds; plain tokens where the pool was not told."""
+        """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
         return self.tokens / (self.hello.limits.pages * self.hello.limits.page_size or 1)
 
     def pages_for(self, tokens: int) -> int:
@@ -157,7 +157,7 @@ class Fleet:
         self._choices = 0
 
     def up(self, peer: str, hello: Hello) -> Worker | str:
-        """Take a worker in; a word that says why, if it cannot be used."""
+        """Take a worker in; or return the reason, in one word, why it cannot be used."""
         assert peer not in self.workers, peer
         if hello.protocol != PROTOCOL:
             return "protocol"
@@ -170,7 +170,7 @@ class Fleet:
         return worker
 
     def down(self, peer: str) -> Worker | None:
-        """Forget a worker, and return what it was: a reference that is kept elsewhere says that it is not `up`."""
+        """Forget a worker and return it; it is no longer `up`."""
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
@@ -197,15 +197,15 @@ class Fleet:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that are no 404, in the order they were first told."""
+        """Names that are no 404, in the order they were first seen."""
         return tuple(self._models)
 
     def context_len(self, model: str) -> int | None:
-        """Tokens of prompt and output together that the largest workers serve; None: not told yet."""
+        """Tokens of prompt and output together that the largest workers serve; None: not known yet."""
         return self._models.get(model)
 
     def prompt_len_max(self, model: str) -> int | None:
-        """Tokens that the largest prefill worker can hold at once; None: not told."""
+        """Tokens that the largest prefill worker can hold at once; None: not known."""
         prefill = [w.capacity for w in self.of_role("prefill") if w.hello.model_name == model]
         return max((capacity for capacity in prefill if capacity is not None), default=None)
 

@@ -53,7 +53,7 @@ class RequestEvent(enum.Enum):
     CANCELLED = "Cancelled"  # the client has gone
     EXPIRED = "Expired"  # a time limit has passed
     EXHAUSTED = "Exhausted"  # one more attempt would be one too many
-    REJECTED = "Rejected"  # a worker says that this request can never be served
+    REJECTED = "Rejected"  # a worker found that this request can never be served
 
     __hash__ = object.__hash__  # as above
 

@@ -69,10 +69,10 @@ class Generation:
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
-        told = self._shell.context_len(self.settings.model_name)
-        known = [length for length in (self.tokenizer.context_len, told) if length]
+        served = self._shell.context_len(self.settings.model_name)
+        known = [length for length in (self.tokenizer.context_len, served) if length]
         if not known:
-            raise RequestError("no worker has told the model's context length yet", status=503)
+            raise RequestError("no worker has named the model's context length yet", status=503)
         return min(known)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Generation:
             self._answers.discard(answer)
             cancel()
             if answer.cut:
-                log.warning("stream cut: its client does not read", rid=rid)
+                log.warning("stream.cut", rid=rid)
 
     def _choice(
         self,
@@ -277,7 +277,7 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 
 def _opaque(text: str | None) -> str:
-    """A key that tells two texts apart and says neither: workers and logs see it."""
+    """A key that differs for different texts and reveals none: workers and logs see it."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
 
 

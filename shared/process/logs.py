@@ -155,7 +155,7 @@ class NoteWriter(logging.StreamHandler[TextIO]):
                 )
             self.stream.write(self._encoder.encode_lines(lines).decode())
             self.stream.flush()
-        except (OSError, ValueError):  # nobody reads stderr any more
+        except (OSError, ValueError):  # stderr is closed
             pass
         finally:
             self.release()
