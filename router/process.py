@@ -1,7 +1,11 @@
 """A router's process: tokenizer, links, core and HTTP server put together, and taken apart at the end.
 
-Ready means: the tokenizer is loaded and discovery works, so that every worker there is is being dialed. Workers may
-come and go after that, to the last one; requests wait for them, bounded.
+Ready means that the tokenizer is loaded and
+
+    discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
+    discovery static        a prefill and a decode worker of the list have been up that can serve together
+
+Workers may come and go after that, to the last one.
 """
 
 from __future__ import annotations
@@ -90,12 +94,13 @@ async def _serve(
     tokenizer: Tokenizer,
 ) -> None:
     core = RouterCore(config, asyncio.get_running_loop().time())
+    health = Health(config.loop_seconds_max)
     hello = _hello(config)
     links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
-    shell = RouterShell(core, links)
+    listed = config.discovery == "static"
+    shell = RouterShell(core, links, health.become_ready if listed else lambda: None)
     prompts = Prompts(tokenizer, config)
     serving = OpenAIServing(shell, tokenizer, prompts, config)
-    health = Health(config.loop_seconds_max)
     discovery = discover(links, health)
     figures = MetricsPublisher(core, links, discovery, health)
     peers = RouterPeers(hello.uid, discovery.routers)
@@ -103,7 +108,7 @@ async def _serve(
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
-        log.info("listening", port=listener.getsockname()[1], ready=health.ready)
+        log.info("router.listening", port=listener.getsockname()[1], ready=health.ready)
         server = Server(app, config, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
@@ -116,7 +121,7 @@ async def _serve(
 
 
 async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
-    """Serve until stopped. A core that met a state it excludes is not to be trusted: say goodbye, and raise that."""
+    """Serve until stopped. A core that met a state it excludes cannot be trusted: close the links, and raise that."""
     broken: list[InvariantError] = []
 
     def judge(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -159,7 +164,7 @@ class MetricsPublisher:
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set(gauges.REQUESTS_RUNNING, count, state=state)
-        workers = {role: len(self._core.fleet.role(role)) for role in WORKER_ROLES}
+        workers = {role: len(self._core.fleet.of_role(role)) for role in WORKER_ROLES}
         for role, count in workers.items():
             self._metrics.set(gauges.WORKERS, count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}

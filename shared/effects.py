@@ -1,8 +1,8 @@
-"""What a scheduler wants done: values, carried out by the event loop in the order they were given.
+"""What a core wants done: values, carried out by its shell in the order they were given.
 
-A scheduler has no I/O of its own. It hears link events, fetch events, finished copies and settled steps, and
-answers with these. Lease words are the one exception: they are memory of the scheduler's own process and are written
-directly, because the order "clear the word, then unlock the pages" must not depend on who drains a list when.
+A core has no I/O of its own: it takes events and answers with these. `Send` and `Note` are every core's; the others
+are the schedulers'. Lease words are the one exception: they are memory of the scheduler's own process and are written
+directly, because the order "clear the word, then unlock the pages" must not depend on when effects are taken.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.baton import Baton
-from shared.messages import WorkerToRouter
+from shared.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give a message to a link; a peer that is gone is the link's business."""
+    """Give a message to the link of `peer`; a peer that is gone is the link's business."""
 
     peer: str
-    message: WorkerToRouter
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_format: str = ""  # fingerprint: page size, layout, dtype, transfer protocol
     determinism: str = ""  # fingerprint: kernels, ISA path, dtypes
     limits: Limits = Limits()
+    eos_token_ids: tuple[int, ...] = ()  # a worker's end tokens, ascending; empty: not named
 
 
 class Heartbeat(Message, frozen=True):
@@ -153,7 +154,7 @@ class Joined(Message, frozen=True):
     cached_tokens: int
     fetch_seconds: float
     transport: str = (
-        ""  # of the link to whoever lent the pages; empty: nothing fetched, or the link not measured
+        ""  # of the link to the holder of the pages; empty: nothing fetched, or the link not measured
     )
     link_bytes_per_second: float = 0.0  # best of the last fetches of at least 1 MiB; 0: there was none
 
@@ -184,7 +185,7 @@ class Finished(Message, frozen=True):
 
 
 class Migrating(Message, frozen=True):
-    """The request has left its slot with `output_len` tokens in all; whoever fetches the baton's pages goes on."""
+    """The request has left its slot with `output_len` tokens in all; the worker that fetches the pages goes on."""
 
     rid: str
     attempt: int

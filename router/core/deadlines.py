@@ -1,6 +1,6 @@
 """Named points in time, the earliest first.
 
-A deadline has a name, so setting it again moves it and clearing it needs no handle. It knows neither clocks nor
+A deadline has a name, so that it can be set again or cleared without a handle. It knows neither clocks nor
 what the names mean.
 """
 

@@ -1,6 +1,6 @@
 """What goes into the router core for a client, and what comes out: requests, and effects to carry out in order.
 
-Effects are values; the shell sends, streams and answers, and decides nothing. Tokens of a request are delivered
+Effects are values; the shell sends, logs, streams and answers, and decides nothing. Tokens of a request are delivered
 exactly once and in order, and each request ends exactly once. There is no text here.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.messages import FinishReason, Message
+from shared.effects import Note, Send
+from shared.messages import FinishReason
 from shared.sampling_params import SamplingParams
 
 
@@ -56,7 +57,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """The client has gone; nobody reads this."""
+    """The client has gone."""
 
 
 Outcome = RequestCompleted | RequestFailed | RequestAborted
@@ -71,14 +72,6 @@ def outcome_word(outcome: Outcome) -> str:
             return str(status)
         case RequestAborted():
             return "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Give `message` to the link of `peer`."""
-
-    peer: str
-    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +91,9 @@ class RequestEnded:
     outcome: Outcome
 
 
-Effect = Send | NewTokens | RequestEnded
+@dataclass(frozen=True, slots=True)
+class FleetPaired:
+    """For the first time a prefill and a decode worker are up that can exchange pages: requests can be served."""
+
+
+Effect = Send | Note | NewTokens | RequestEnded | FleetPaired

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import structlog
-
 from router.core.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Role
-
-log = structlog.get_logger(__name__)
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
@@ -28,6 +24,27 @@ class Assignment:
     tokens: int
     pages: int
     load_number: int  # how many loads the worker had reported by then
+
+
+@dataclass(slots=True)
+class AssignedTotals:
+    """Sums over some assignments, kept up to date: placement asks for them at every look at every worker."""
+
+    requests: int = 0
+    tokens: int = 0
+    pages: int = 0
+
+    def add(self, tokens: int, pages: int) -> None:
+        """Count an assignment in."""
+        self.requests += 1
+        self.tokens += tokens
+        self.pages += pages
+
+    def subtract(self, assignment: Assignment) -> None:
+        """Count it out."""
+        self.requests -= 1
+        self.tokens -= assignment.tokens
+        self.pages -= assignment.pages
 
 
 @dataclass(slots=True, eq=False)
@@ -42,19 +59,21 @@ class Worker:
     load: Load = field(default_factory=Load)
     load_number: int = 0
     assigned: dict[str, Assignment] = field(default_factory=dict)  # by rid
+    own: AssignedTotals = field(default_factory=AssignedTotals)  # of `assigned`
+    unreported: AssignedTotals = field(default_factory=AssignedTotals)  # … since the last load
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
-    reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will move here
-    leaving: bool = False  # it takes nothing new
+    reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
+    draining: bool = False  # it takes nothing new
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
-        self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until it says otherwise
+        self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
 
     @property
     def capacity(self) -> int | None:
-        """Tokens that one request may have here; None: not told."""
+        """Tokens that one request may have here; None: not known."""
         limits = self.hello.limits
         bounds = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
         return min(bounds) if bounds else None
@@ -63,18 +82,17 @@ class Worker:
     def tokens(self) -> int:
         """Uncached tokens queued (prefill) or tokens held (decode), with those not yet reported."""
         reported = self.load.queued_tokens if self.hello.role == "prefill" else self.load.running_tokens
-        own = sum(assignment.tokens for assignment in self.assigned.values())
-        return max(own, reported + sum(assignment.tokens for assignment in self._unreported()))
+        return max(self.own.tokens, reported + self.unreported.tokens)
 
     @property
     def requests(self) -> int:
         """Requests queued or running, with those not yet reported."""
         reported = self.load.queued + self.load.running
-        return max(len(self.assigned), reported + len(self._unreported()))
+        return max(len(self.assigned), reported + self.unreported.requests)
 
     @property
     def fullness(self) -> float:
-        """`tokens` as a share of what its pool holds; plain tokens where the pool was not told."""
+        """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
         return self.tokens / (self.hello.limits.pages * self.hello.limits.page_size or 1)
 
     def pages_for(self, tokens: int) -> int:
@@ -88,11 +106,10 @@ class Worker:
 
     def has_room(self, pages: int, now: float) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once."""
-        unreported = self._unreported()
-        taken = sum(assignment.pages for assignment in unreported) + sum(self.reserved.values())
+        taken = self.unreported.pages + sum(self.reserved.values())
         return (
             self.takes_work(now)
-            and self.load.slots_free > len(unreported) + len(self.reserved)
+            and self.load.slots_free > self.unreported.requests + len(self.reserved)
             and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
             and self.load.free_pages - taken >= pages
         )
@@ -104,24 +121,27 @@ class Worker:
 
     def takes_work(self, now: float) -> bool:
         """Whether it takes anything new at all."""
-        return self.load.accepting and not self.leaving and now >= self.paused_until
+        return self.load.accepting and not self.draining and now >= self.paused_until
 
     def assign(self, rid: str, tokens: int, pages: int) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
         self.assigned[rid] = Assignment(tokens, pages, self.load_number)
+        self.own.add(tokens, pages)
+        self.unreported.add(tokens, pages)
 
     def unassign(self, rid: str) -> None:
         """Count a request out."""
-        del self.assigned[rid]
+        assignment = self.assigned.pop(rid)
+        self.own.subtract(assignment)
+        if assignment.load_number == self.load_number:
+            self.unreported.subtract(assignment)
 
     def report(self, load: Load) -> None:
         """Take the worker's own word for all that was assigned before."""
         self.load = load
         self.load_number += 1
-
-    def _unreported(self) -> list[Assignment]:
-        return [each for each in self.assigned.values() if each.load_number == self.load_number]
+        self.unreported = AssignedTotals()
 
 
 class Fleet:
@@ -134,10 +154,9 @@ class Fleet:
         self._prefix_blocks_max = prefix_blocks_max
         self._arrivals = 0
         self._choices = 0
-        self._missed = self.missing
 
     def up(self, peer: str, hello: Hello) -> Worker | str:
-        """Take a worker in; a word that says why, if it cannot be used."""
+        """Take a worker in; or return the reason, in one word, why it cannot be used."""
         assert peer not in self.workers, peer
         if hello.protocol != PROTOCOL:
             return "protocol"
@@ -147,67 +166,52 @@ class Fleet:
         worker = Worker(peer, hello, self._arrivals, PrefixIndex(self._prefix_blocks_max))
         self.workers[peer] = worker
         self._remember(hello.model_name)
-        self._note_missing()
         return worker
 
-    def leave(self, worker: Worker) -> None:
-        """It takes nothing new any more."""
-        worker.leaving = True
-        self._note_missing()
-
     def down(self, peer: str) -> Worker | None:
-        """Forget a worker, and return what it was; whoever still holds it sees that it is not `up`."""
+        """Forget a worker and return it; it is no longer `up`."""
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
-            self._note_missing()
         return worker
 
-    def role(self, role: Role) -> list[Worker]:
+    def of_role(self, role: Role) -> list[Worker]:
         """The workers of a role, in the order they came."""
         return [worker for worker in self.workers.values() if worker.hello.role == role]
 
     @property
     def missing(self) -> list[Role]:
         """Roles of which no worker takes anything new: requests wait for one."""
-        return [role for role in WORKER_ROLES if all(worker.leaving for worker in self.role(role))]
+        return [role for role in WORKER_ROLES if all(worker.draining for worker in self.of_role(role))]
 
     def paired(self, worker: Worker) -> bool:
-        """Whether there is a worker of the other role, not leaving, that it can exchange pages with."""
+        """Whether there is a worker of the other role, not draining, that it can exchange pages with."""
         mine = worker.hello
         return any(
             other.hello.role != mine.role
-            and not other.leaving
+            and not other.draining
             and (other.hello.model, other.hello.kv_format) == (mine.model, mine.kv_format)
             for other in self.workers.values()
         )
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that are no 404, in the order they were first told."""
+        """Names that are no 404, in the order they were first seen."""
         return tuple(self._models)
 
     def context_len(self, model: str) -> int | None:
-        """Tokens of prompt and output together that the largest workers serve; None: not told yet."""
+        """Tokens of prompt and output together that the largest workers serve; None: not known yet."""
         return self._models.get(model)
 
     def prompt_len_max(self, model: str) -> int | None:
-        """Tokens that the largest prefill worker can hold at once; None: not told."""
-        prefill = [w.capacity for w in self.role("prefill") if w.hello.model_name == model]
+        """Tokens that the largest prefill worker can hold at once; None: not known."""
+        prefill = [w.capacity for w in self.of_role("prefill") if w.hello.model_name == model]
         return max((capacity for capacity in prefill if capacity is not None), default=None)
 
-    def chosen(self, worker: Worker) -> None:
-        """Note that a request went to it: ties go to whoever was chosen longest ago."""
+    def mark_chosen(self, worker: Worker) -> None:
+        """A request goes to this worker: ties go to the worker that was chosen longest ago."""
         self._choices += 1
         worker.last_chosen = self._choices
-
-    def _note_missing(self) -> None:
-        missed, self._missed = self._missed, self.missing
-        for role in WORKER_ROLES:
-            if role in self._missed and role not in missed:
-                log.warning("no worker of a role is left: its requests wait", worker_role=role)
-            elif role in missed and role not in self._missed:
-                log.info("a role has a worker", worker_role=role)
 
     def _remember(self, model: str) -> None:
         mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]

@@ -1,11 +1,12 @@
-"""One live request as the router keeps it: its tokens so far, where it is, and what /debug may tell of it.
+"""One live request as the router keeps it: its tokens so far, where it is, and what /debug shows of it.
 
-Plain mutable data; `request_table` is the only writer. The output lives here and nowhere else until the request
-ends: it is what a new attempt continues from.
+Plain mutable data; `request_table` is the only writer of its state. The output lives here and nowhere else
+until the request ends: it is what a new attempt continues from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
@@ -15,7 +16,7 @@ from router.core.placement import Need
 from shared.baton import Baton
 from shared.messages import FinishReason
 
-VISITS_MAX = 32  # placements told by /debug; a request that is refused again and again shows its last ones
+VISITS_MAX = 32  # placements shown by /debug: the last ones of a request that is refused again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Visit:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between its arrival and its end, and a while longer for /debug."""
+    """A request between its arrival and its end."""
 
     request: ClientRequest
     arrival: int  # numbers requests in the order they came; breaks every tie
@@ -45,10 +46,10 @@ class LiveRequest:
     output: list[int] = field(default_factory=list)  # delivered, across attempts
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
     holder: Worker | None = None  # worker that leases the pages to this attempt
-    target: Worker | None = None  # where room is reserved for it: it was asked to move there
-    moving: bool = False  # it has left its decode worker, and joined no other yet
+    target: Worker | None = None  # where room is reserved for it: its migration was requested
+    migrating: bool = False  # it has left its decode worker, and joined no other yet
     baton: Baton | None = None
-    model: str = ""  # fingerprint of whoever sampled the first token
+    model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
     avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most losses_max
     joined: bool = False  # the decode worker of this attempt has the pages
@@ -65,7 +66,7 @@ class LiveRequest:
     transport: str = ""  # of the last fetch
     link_bytes_per_second: float = 0.0  # what that link was measured to carry
     retractions: int = 0
-    moves: int = 0  # by pages, from one decode worker to another
+    migrations: int = 0  # by pages, from one decode worker to another
 
     @property
     def rid(self) -> str:
@@ -95,15 +96,19 @@ class LiveRequest:
         return Usage(len(self.request.token_ids), len(self.output), self.cached_tokens or 0)
 
     def finish_reason(self) -> FinishReason | None:
-        """Why nothing can follow the output so far; the worker may have died before saying so."""
+        """Why nothing can follow the output so far; the worker may have died before it could report the end."""
         params = self.request.params
         if self.output:
             last = self.output[-1]
-            if last in params.stop_token_ids or (
-                last in self.request.eos_token_ids and not params.ignore_eos
-            ):
+            if last in params.stop_token_ids or (last in self.eos_token_ids and not params.ignore_eos):
                 return "stop"
         return "length" if len(self.output) >= params.max_new_tokens else None
+
+    @property
+    def eos_token_ids(self) -> Collection[int]:
+        """The end tokens that its worker named; those of the tokenizer, if it named none."""
+        serving = self.waits_on
+        return (serving.hello.eos_token_ids if serving else ()) or self.request.eos_token_ids
 
     def refresh_need(self) -> None:
         """Bring `need` up to the present: what the next worker must have to go on with it."""
@@ -134,7 +139,7 @@ class LiveRequest:
         del self.visits[:-VISITS_MAX]
 
     def debug(self) -> dict[str, object]:
-        """What /debug tells: neither text nor token ids. Milliseconds are of the stages that have ended."""
+        """What /debug shows: neither text nor token ids. Milliseconds are of the stages that have ended."""
         return {
             "id": self.rid,
             "state": self.state.value,
@@ -149,7 +154,7 @@ class LiveRequest:
             "transport": self.transport,
             "link_bytes_per_second": round(self.link_bytes_per_second),
             "retractions": self.retractions,
-            "moves": self.moves,
+            "migrations": self.migrations,
             "workers": [
                 {
                     "worker": visit.worker,

@@ -50,7 +50,7 @@ def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could compute this prompt and, if more than one token is to come, hand it to somebody."""
     return [
         worker
-        for worker in fleet.role("prefill")
+        for worker in fleet.of_role("prefill")
         if worker.hello.model_name == need.model_name
         and need.model in ("", worker.hello.model)
         and worker.fits(need.tokens)
@@ -62,7 +62,7 @@ def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could fetch these pages and hold the request until its end."""
     return [
         worker
-        for worker in fleet.role("decode")
+        for worker in fleet.of_role("decode")
         if (worker.hello.model, worker.hello.kv_format) == (need.model, need.kv_format)
         and worker.fits(need.tokens_max)
     ]

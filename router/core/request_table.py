@@ -1,26 +1,26 @@
-"""All live requests, and the only moves they can make: each advances the table and keeps everything beside it in step.
+"""All live requests, and the only steps they can take: each advances the state and all that must agree with it.
 
-Beside the state of a request stand its place in a queue, its deadlines, its assignment to a worker and the lease of
-its pages. They change here, together, and nowhere else, so that nothing stays behind when a request moves on:
+A request has a state, a place in a queue, deadlines, an assignment to a worker and a lease of its pages. They change
+here, together, and nowhere else, so that nothing stays behind:
 
-    state        in line    deadlines              worker (assigned)   holder (lease)
+    state        queue      deadlines              worker (assigned)   holder (lease)
     waiting      waiting    wait                   -                   -
     prefilling   -          -                      prefill             -
     ready        ready      ready, renew           -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
-A request that moves goes from decoding to ready once more: then its decode worker is the holder.
+A request that migrates goes from decoding to ready once more: then its decode worker is the holder.
 
-Why a move is made, `dispatch` knows.
+Why a step is taken is known to `dispatch`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
+from functools import partial
 from typing import Literal
 
 from router.config import RouterConfig
-from router.core import lifecycle
 from router.core.counters import RouterCounters
 from router.core.deadlines import Deadlines
 from router.core.effects import (
@@ -31,17 +31,17 @@ from router.core.effects import (
     RequestCompleted,
     RequestEnded,
     RequestFailed,
-    Send,
     outcome_word,
 )
 from router.core.fleet import Worker
-from router.core.lifecycle import Lifecycle, RequestState
+from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import block_names
 from router.core.request_queue import RequestQueue
 from shared import messages
 from shared.baton import Baton
+from shared.effects import Send
 from shared.errors import InvariantError
 from shared.messages import Message
 
@@ -51,14 +51,14 @@ Deadline = Literal["wait", "ready", "request", "renew", "pause"]
 class RequestTable:
     """The requests between arrival and end. Effects are appended to `effects` in the order of their causes."""
 
-    def __init__(self, settings: RouterConfig, counters: RouterCounters):
+    def __init__(self, settings: RouterConfig, counters: RouterCounters, effects: list[Effect]):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
-        self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug tells of them
+        self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug shows of them
         self.waiting = RequestQueue()
         self.ready = RequestQueue()
         self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
-        self.effects: deque[Effect] = deque()
+        self._effects = effects
         self._settings = settings
         self._counters = counters
         self._arrivals = 0
@@ -70,7 +70,7 @@ class RequestTable:
         return self.by_state[RequestState.PREFILLING] + self.by_state[RequestState.READY]
 
     def admit(self, request: ClientRequest, now: float) -> LiveRequest:
-        """A new request enters the waiting line."""
+        """A new request enters the queue of waiting ones."""
         if request.rid in self.live:
             raise InvariantError(f"request {request.rid} is live already")
         self._arrivals += 1
@@ -89,13 +89,13 @@ class RequestTable:
         if self._settings.request_seconds_max > 0:
             self.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
         live.wait_until = now + self._settings.waiting_seconds_max
-        self._wait(live)
+        self._enqueue_waiting(live)
         return live
 
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
         """A request that never became one."""
         self._counters.requests[str(failed.status)] += 1
-        self.effects.append(RequestEnded(request.rid, failed))
+        self._effects.append(RequestEnded(request.rid, failed))
 
     def prefill(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """waiting → prefilling."""
@@ -121,20 +121,19 @@ class RequestTable:
         assert live.worker is not None, live.rid
         hello = live.worker.hello
         live.model, live.determinism = hello.model, live.determinism or hello.determinism
-        self._lent(live, baton, lifecycle.Prefilled(live.worker.peer), now)
+        self._become_ready(live, baton, RequestEvent.PREFILLED, now)
 
-    def ask_to_move(self, live: LiveRequest, choice: Placement) -> None:
-        """There is room elsewhere: reserve it, and have the pages lent."""
+    def request_migration(self, live: LiveRequest, choice: Placement) -> None:
+        """There is room elsewhere: reserve it, and have the pages leased."""
         assert live.worker is not None, live.rid
         live.target = choice.worker
         choice.worker.reserved[live.rid] = choice.worker.pages_for(live.need.tokens)
         self.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
-    def move(self, live: LiveRequest, baton: Baton, now: float) -> None:
-        """decoding → ready: the decode worker lends the pages; where they go is decided anew."""
-        assert live.worker is not None, live.rid
-        live.moving = True
-        self._lent(live, baton, lifecycle.Migrating(live.worker.peer), now)
+    def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
+        """decoding → ready: the decode worker leases the pages out; where they go is decided anew."""
+        live.migrating = True
+        self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
     def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
@@ -159,7 +158,7 @@ class RequestTable:
 
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
-        self._advance(live, lifecycle.Joined(), now)
+        self._advance(live, RequestEvent.JOINED, now)
         live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
@@ -167,15 +166,15 @@ class RequestTable:
             live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
         self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.fetch_seconds.append(joined.fetch_seconds)
-        if live.moving:
-            live.moving = False
-            live.moves += 1
+        if live.migrating:
+            live.migrating = False
+            live.migrations += 1
             self._counters.migrations["migrated"] += 1
         self._end_lease(live, messages.Release(live.rid, live.attempt))
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
-        self._advance(live, lifecycle.Generated(), now)
+        self._advance(live, RequestEvent.GENERATED, now)
         live.joined = True
         self._end_lease(live, messages.Release(live.rid, live.attempt))
         self.deliver(live, token_ids, now)
@@ -184,7 +183,7 @@ class RequestTable:
         """Give tokens to the client: the one place where the output grows."""
         if not token_ids:
             return
-        self.effects.append(NewTokens(live.rid, len(live.output), token_ids))
+        self._effects.append(NewTokens(live.rid, len(live.output), token_ids))
         gap = now - live.token_at
         inter_token = token_ids if live.output else token_ids[1:]
         if not live.output:
@@ -196,80 +195,81 @@ class RequestTable:
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
 
-    def step_back(self, live: LiveRequest, event: lifecycle.RequestEvent, now: float) -> None:
-        """The worker holds nothing of it: back into the line, with the same attempt and the same deadline."""
+    def requeue(
+        self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
+    ) -> None:
+        """The worker `peer` holds nothing of it: back into the queue, with the same attempt and the same deadline."""
         self._unassign(live)
-        self._advance(live, event, now)
+        self._advance(live, event, now, peer, cause)
         if live.state is RequestState.READY:
-            self._get_ready(live)
+            self._enqueue_ready(live)
         else:
-            self._wait(live)
+            self._enqueue_waiting(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
-        """The worker that the state waits on is gone; if it was to fetch moved pages, another one can."""
-        lent = live.moving and live.worker is not None and live.holder is not None
-        if lent and live.losses + 1 < self._settings.losses_max:
+        """The worker that the state waits on is gone; if it was to fetch migrating pages, another one can."""
+        leased = live.migrating and live.worker is not None and live.holder is not None
+        if leased and live.losses + 1 < self._settings.losses_max:
             live.losses += 1
             live.avoided += (peer,)
-            self.step_back(live, lifecycle.MigrationTargetLost(peer, cause), now)
+            self.requeue(live, RequestEvent.MIGRATION_TARGET_LOST, now, peer=peer, cause=cause)
         else:
-            self.try_again(live, lifecycle.Lost(peer, cause), now)
+            self.try_again(live, RequestEvent.LOST, now, peer=peer, cause=cause)
 
     def try_again(
         self,
         live: LiveRequest,
-        event: lifecycle.RequestEvent,
+        event: RequestEvent,
         now: float,
         *,
-        let_go: bool = False,
+        peer: str,
+        cause: str,
+        worker_has_released: bool = False,
         counts: bool = True,
     ) -> None:
         """A new attempt from the prompt and the tokens so far; or the end, if that was one loss too many.
 
-        `let_go`: the worker holds nothing of the old attempt any more. `counts`: as one of `losses_max`.
+        `peer` is the worker that failed it; `worker_has_released` says that it holds nothing of the old attempt any
+        more, `counts` that this is one of `losses_max`.
         """
+        end = partial(
+            self.end, live, now=now, peer=peer, cause=cause, worker_has_released=worker_has_released
+        )
         if (reason := live.finish_reason()) is not None:
-            self.end(
-                live,
-                lifecycle.Finished(cause=event.cause),
-                RequestCompleted(reason, live.usage),
-                now,
-                let_go=let_go,
-            )
+            end(RequestEvent.FINISHED, RequestCompleted(reason, live.usage))
             return
         if counts:
             live.losses += 1
-            live.avoided += (event.worker,)
+            live.avoided += (peer,)
         if live.losses >= self._settings.losses_max:
             message = f"The request was lost {live.losses} times on its workers and is given up."
-            exhausted = lifecycle.Exhausted(event.worker, event.cause)
-            self.end(
-                live, exhausted, RequestFailed(500, message, code="attempts_exhausted"), now, let_go=let_go
-            )
+            end(RequestEvent.EXHAUSTED, RequestFailed(500, message, code="attempts_exhausted"))
             return
-        self._counters.continuations[event.cause] += 1
-        if live.moving:
-            live.moving = False
+        self._counters.continuations[cause] += 1
+        if live.migrating:
+            live.migrating = False
             self._counters.migrations["recomputed"] += 1
-        self._let_go(live, told=let_go)
-        self._advance(live, event, now)
+        self._withdraw(live, worker_has_released)
+        self._advance(live, event, now, peer, cause)
         live.attempt += 1
         patience = self._settings.worker_return_seconds if live.output else self._settings.waiting_seconds_max
         live.wait_until = now + patience
-        self._wait(live)
+        self._enqueue_waiting(live)
 
     def end(
         self,
         live: LiveRequest,
-        event: lifecycle.RequestEvent,
+        event: RequestEvent,
         outcome: Outcome,
         now: float,
         *,
-        let_go: bool = False,
+        peer: str = "",
+        cause: str = "",
+        worker_has_released: bool = False,
     ) -> None:
-        """The last move of a request; whoever still works on it or holds its pages is told, unless it has `let_go`."""
-        self._let_go(live, told=let_go)
-        self._advance(live, event, now)
+        """The last step of a request: its worker and the holder of its pages get a `Cancel` if they still have it."""
+        self._withdraw(live, worker_has_released)
+        self._advance(live, event, now, peer, cause)
         self.deadlines.clear(("request", live.rid))
         del self.live[live.rid]
         self.by_state[live.state] -= 1
@@ -279,10 +279,10 @@ class RequestTable:
             self.ended.popitem(last=False)
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)
-        self.effects.append(RequestEnded(live.rid, outcome))
+        self._effects.append(RequestEnded(live.rid, outcome))
 
     def renew(self, live: LiveRequest, now: float) -> None:
-        """Keep the lease for another while."""
+        """Keep the lease for one more period."""
         if live.holder is not None:
             self.send(live.holder, messages.Renew(live.rid, live.attempt))
             self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
@@ -301,66 +301,70 @@ class RequestTable:
             live.target = None
 
     def send(self, worker: Worker, message: Message) -> None:
-        """To a worker that is gone there is nothing to say."""
+        """Send to a worker, unless it is gone."""
         if worker.up:
-            self.effects.append(Send(worker.peer, message))
+            self._effects.append(Send(worker.peer, message))
 
-    # ---- what the moves are made of ----------------------------------------------------------------------------
+    # ---- what the steps are made of ----------------------------------------------------------------------------
 
-    def _advance(self, live: LiveRequest, event: lifecycle.RequestEvent, now: float) -> None:
+    def _advance(
+        self, live: LiveRequest, event: RequestEvent, now: float, peer: str = "", cause: str = ""
+    ) -> None:
         before = live.state
-        if live.lifecycle.advance(event) is not before:
+        note = live.lifecycle.advance(event, peer, cause)
+        if note is not None:
+            self._effects.append(note)
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
             live.seconds[before.value] = spent
             live.state_since = now
             self.by_state[before] -= 1
             self.by_state[live.state] += 1
-        self._counters.transitions[f"{before.value} {type(event).__name__}"] += 1
+        self._counters.transitions[f"{before.value} {event.value}"] += 1
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker
-        self._leave_line(live)
-        self._advance(live, lifecycle.Placed(worker.peer, choice.why), now)
+        self._dequeue(live)
+        self._advance(live, RequestEvent.PLACED, now, worker.peer, choice.why)
         worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens))
         worker.prefixes.insert(live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
 
-    def _lent(self, live: LiveRequest, baton: Baton, event: lifecycle.RequestEvent, now: float) -> None:
-        """Its worker has let go of it, and keeps its pages under a lease that wants renewal."""
+    def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:
+        """Its worker computes no more of it and keeps its pages under a lease, which must be renewed."""
         worker = live.worker
         assert worker is not None, live.rid
-        self._advance(live, event, now)
+        self._advance(live, event, now, worker.peer)
         self._unassign(live)
         live.holder, live.baton = worker, baton
         worker.leases[live.rid] = None
         live.ready_until = now + self._settings.ready_seconds_max
         self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
-        self._get_ready(live)
+        self._enqueue_ready(live)
 
-    def _wait(self, live: LiveRequest) -> None:
+    def _enqueue_waiting(self, live: LiveRequest) -> None:
         live.refresh_need()
-        self.waiting.enter(live)
+        self.waiting.push(live)
         self.deadlines.set(("wait", live.rid), live.wait_until)
 
-    def _get_ready(self, live: LiveRequest) -> None:
+    def _enqueue_ready(self, live: LiveRequest) -> None:
         live.refresh_need()
-        self.ready.enter(live)
+        self.ready.push(live)
         self.deadlines.set(("ready", live.rid), live.ready_until)
 
-    def _leave_line(self, live: LiveRequest) -> None:
+    def _dequeue(self, live: LiveRequest) -> None:
         if live.state is RequestState.WAITING:
-            self.waiting.leave(live)
+            self.waiting.remove(live)
             self.deadlines.clear(("wait", live.rid))
         elif live.state is RequestState.READY:
-            self.ready.leave(live)
+            self.ready.remove(live)
             self.deadlines.clear(("ready", live.rid))
 
-    def _let_go(self, live: LiveRequest, *, told: bool) -> None:
-        """Leave line, worker and lease; `told`: the worker knows by itself."""
-        self._leave_line(live)
+    def _withdraw(self, live: LiveRequest, worker_has_released: bool) -> None:
+        """Take it out of queue, worker and lease."""
+        self._dequeue(live)
         if live.worker is not None:
-            if not told:
+            if not worker_has_released:
                 self.send(live.worker, messages.Cancel(live.rid, live.attempt))
             self._unassign(live)
         self._end_lease(live, messages.Cancel(live.rid, live.attempt))

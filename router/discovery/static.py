@@ -40,7 +40,7 @@ class Discovery(Protocol):
 
 
 class StaticDiscovery:
-    """The workers of a setting: all are dialed at once and never hung up."""
+    """Workers that are listed in the settings: all are dialed at once, and for ever."""
 
     def __init__(self, workers: Sequence[WorkerAddress], links: Dialer, health: Health):
         self._workers = workers
@@ -48,10 +48,10 @@ class StaticDiscovery:
         self._health = health
 
     def start(self) -> None:
-        """Dial them all; the router is ready."""
+        """Dial them all. The router becomes ready with the first pair that can serve: the core says when."""
         for worker in self._workers:
             self._links.connect(worker.url)
-        self._health.become_ready()
+        self._health.doing = "waiting for workers"
 
     def routers(self) -> Mapping[str, str]:
         """None is known."""

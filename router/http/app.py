@@ -92,7 +92,8 @@ def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes
     async def readyz() -> Response:
         if health.ready:
             return Response(health.report(), media_type="application/json")
-        return JSONResponse(error_body(503, f"the router is not ready: {health.doing}"), 503)
+        body = error_body(503, f"the router is not ready: {health.doing}")
+        return JSONResponse(body | {"ready": False, "doing": health.doing}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -3,7 +3,8 @@
 Plain ASGI under FastAPI, because these two carry all the traffic. One HTTP request is one `ResponseStream` with a
 choice for each prompt, and each choice is one request to the core. Two tasks serve it: one writes, another waits for
 the client to hang up. Status and headers wait for the first outcome, so that a refusal is an HTTP status and not an
-event inside a 200; after them a failure is an `error` event and the stream ends without [DONE].
+event inside a 200; after them a silent stream gets comment lines, and a failure is an `error` event and the stream
+ends without [DONE].
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class OpenAIServing:
 
     def context_len(self) -> int:
         """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
-        of_workers = self._shell.context_len(self.settings.model_name)
-        known = [length for length in (self.tokenizer.context_len, of_workers) if length]
+        served = self._shell.context_len(self.settings.model_name)
+        known = [length for length in (self.tokenizer.context_len, served) if length]
         if not known:
-            raise RequestError("no worker has reported the model's context length yet", status=503)
+            raise RequestError("no worker has named the model's context length yet", status=503)
         return min(known)
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
@@ -115,7 +116,7 @@ class OpenAIServing:
             self._answers.discard(answer)
             cancel()
             if answer.cut:
-                log.warning("http.stream_cut", rid=rid, reason="the client does not read")
+                log.warning("stream.cut", rid=rid)
 
     def _choice(
         self,
@@ -233,7 +234,9 @@ class CompletionEndpoint:
         self, send: Send, answer: ResponseStream, objects: AnswerObjects, with_usage: bool
     ) -> None:
         silence = self._settings.keepalive_seconds
-        pieces = await answer.take(silence)
+        pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
+        if answer.abandoned:
+            return
         if answer.failure and not pieces:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)
             return
@@ -274,7 +277,7 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 
 def _opaque(text: str | None) -> str:
-    """A key for workers and logs: equal for equal texts, and the text cannot be read from it."""
+    """A key that differs for different texts and reveals none: workers and logs see it."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
 
 

@@ -1,18 +1,15 @@
 """The router's HTTP server: uvicorn, with the things it does not do by itself.
 
 A port in use is one sentence. A request that is not HTTP is answered in OpenAI's error shape. A connection can be
-dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. And a signal only ends
-the serving: uvicorn would raise it once more and so kill the process before its links have said goodbye.
-
-    SIGTERM ─► unready, answers close connections ─► (endpoint lag) ─► no listener ─► (streams end, or drain) ─► end
-    SIGINT, or a second SIGTERM ─► no listener, running streams end with an error event ─► end
+dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. A signal only ends
+the serving: uvicorn would raise it once more and so kill the process before its links are closed. What a signal means
+and when the server may end is decided by `router.core.drain`; it is carried out here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import signal
 import socket
 import threading
@@ -24,10 +21,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.config import RouterConfig
+from router.core.drain import RouterDrain, RouterDrainStep
 from router.http.responses import error_body
+from shared.effects import Note
 from shared.errors import StartError
+from shared.process.logs import write_note
 
-SHUTDOWN_SECONDS = 2  # for answers that are being written, after they were told to end
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
 
 
@@ -49,13 +48,13 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, that lets running answers end, or ends them when it is told to stop."""
+    """uvicorn's server, ended as `RouterDrain` decides."""
 
     def __init__(
         self,
         app: ASGIApp,
         config: RouterConfig,
-        on_leave: Callable[[], None],
+        on_unready: Callable[[], None],
         end_answers: Callable[[], None],
     ):
         super().__init__(
@@ -71,47 +70,73 @@ class Server(uvicorn.Server):
                 backlog=CONNECTIONS_WAITING,
             )
         )
-        self._settings = config
-        self._on_leave = on_leave
+        self._drain = RouterDrain(config.endpoint_lag_seconds, config.drain_seconds)
+        self._on_unready = on_unready
         self._end_answers = end_answers
-        self._leaving = False
-        self._drain_seconds = 0.0
+        self._exit = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM lets the server leave, SIGINT stops it."""
+        """SIGTERM drains the server, SIGINT stops it."""
         if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.leave)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.start_draining)
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
         yield
 
-    def leave(self) -> None:
-        """Serve on until nobody sends requests here any more, then let what runs end; asked twice, stop."""
-        if self._leaving:
-            self.stop()
-            return
-        self._leaving = True
-        self._on_leave()
-        for headers in (self.server_state.default_headers, self.config.encoded_headers):
-            headers.append((b"connection", b"close"))  # of answers until the next tick, and from it on
-        self._drain_seconds = self._settings.drain_seconds
-        asyncio.get_running_loop().call_later(self._settings.endpoint_lag_seconds, self._close_the_door)
+    def start_draining(self) -> None:
+        """Let `serve` return when nothing is open any more; asked twice, soon."""
+        self._drain.sigterm(asyncio.get_running_loop().time())
+        self._carry_out()
 
     def stop(self) -> None:
         """Let `serve` return soon; running answers end now."""
-        self._drain_seconds = 0.0
-        self._end_answers()
-        self._close_the_door()
-
-    def _close_the_door(self) -> None:
-        self.should_exit = True
+        self._drain.sigint(asyncio.get_running_loop().time())
+        self._carry_out()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, wait for the answers as long as they may take, close the connections."""
-        self.config.timeout_graceful_shutdown = math.ceil(self._drain_seconds) + SHUTDOWN_SECONDS
-        end = asyncio.get_running_loop().call_later(self._drain_seconds, self._end_answers)
+        """Stop listening and wait until the drain is over; uvicorn waits for its connections as well."""
         await super().shutdown(sockets)
-        end.cancel()
+        await self._exit.wait()
+
+    def _carry_out(self) -> None:
+        loop = asyncio.get_running_loop()
+        for effect in self._drain.take_effects():
+            match effect:
+                case Note():
+                    write_note(effect, "router.core")
+                case RouterDrainStep.BECOME_UNREADY:
+                    self._become_unready()
+                case RouterDrainStep.STOP_LISTENING:
+                    self._stop_listening()
+                case RouterDrainStep.END_ANSWERS:
+                    self._end_answers()
+                case RouterDrainStep.EXIT:
+                    self._drop_connections()
+                    self._exit.set()
+        if self._timer:
+            self._timer.cancel()
+        deadline = self._drain.next_deadline()
+        self._timer = loop.call_at(deadline, self._tick) if deadline is not None else None
+
+    def _tick(self) -> None:
+        self._drain.tick(asyncio.get_running_loop().time(), len(self.server_state.connections))
+        self._carry_out()
+
+    def _become_unready(self) -> None:
+        self._on_unready()
+        for headers in (self.server_state.default_headers, self.config.encoded_headers):
+            headers.append((b"connection", b"close"))  # of answers until the next tick, and from it on
+
+    def _stop_listening(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.should_exit = True  # uvicorn closes idle connections at its next tick
+
+    def _drop_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self.force_exit = True
 
 
 def listen(host: str, port: int) -> socket.socket:

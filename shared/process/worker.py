@@ -28,6 +28,7 @@ from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
 from shared.process import gauges
+from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import Health, Probes
 from shared.process.process_config import ProcessConfig
@@ -76,17 +77,7 @@ def serve(
     engine = _load_engine(config, health, host_fraction)
     health.doing = "checking the transfer"
     transfer = _open_transfer(config, engine, uid, epoch, leases_max, fetch_seconds_max)
-    hello = Hello(
-        session=0,
-        role=role,
-        uid=uid,
-        epoch=epoch,
-        model_name=config.served_model_name or Path(config.model).name,
-        model=engine.model_fingerprint,
-        kv_format=engine.kv_format,
-        determinism=engine.determinism,
-        limits=engine.limits,
-    )
+    hello = _hello(config, role, uid, epoch, engine)
     seed = read_seed(Path(config.link_seed_file))
     drain = WorkerDrain(config.drain_seconds)
     _listen_to_signals(drain)
@@ -109,6 +100,21 @@ def serve(
         probes.close()
 
 
+def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engine) -> Hello:
+    return Hello(
+        session=0,
+        role=role,
+        uid=uid,
+        epoch=epoch,
+        model_name=config.served_model_name or Path(config.model).name,
+        model=engine.model_fingerprint,
+        kv_format=engine.kv_format,
+        determinism=engine.determinism,
+        limits=engine.limits,
+        eos_token_ids=tuple(sorted(engine.eos_token_ids)),
+    )
+
+
 def _listen_to_signals(drain: WorkerDrain) -> None:
     """From now on the process drains when asked to end. Before it serves, signals just end it: nothing is held yet."""
     signal.signal(signal.SIGTERM, lambda *_: drain.sigterm(monotonic()))
@@ -116,7 +122,7 @@ def _listen_to_signals(drain: WorkerDrain) -> None:
 
 
 def _write_note(note: Note) -> None:
-    getattr(log, note.level)(note.event, **note.fields)
+    write_note(note, __name__)
 
 
 def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> Engine:

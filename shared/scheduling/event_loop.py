@@ -19,7 +19,7 @@ from typing import Protocol
 
 from shared.effects import AbandonFetch, Backup, Effect, Note, Restore, Send, StartFetch
 from shared.links.events import LinkEvent
-from shared.messages import WorkerToRouter
+from shared.messages import Message
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.device import Device
 from shared.transfer.protocol import Fetcher, FetchEvent
@@ -99,7 +99,7 @@ class WorkerEndpoint(Protocol):
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """All events that have come; blocks for at most `timeout_seconds` while there is none."""
 
-    def send(self, peer: str, message: WorkerToRouter) -> None:
+    def send(self, peer: str, message: Message) -> None:
         """Send without blocking; a message to a peer whose session has ended is dropped."""
 
 

@@ -1,10 +1,15 @@
-"""A worker process's links in a thread of the test: real sockets and keys, one scripted token to every prompt."""
+"""A worker process's links in a thread of the test: real sockets and keys, one scripted token to every prompt.
+
+That token is the whole answer; or, of a worker that `hands_over`, the first one of a stream that no decode worker
+written here continues.
+"""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
+from shared.baton import Baton, Holder
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_seed
 from shared.links.sockets import WorkerLinks
@@ -17,7 +22,16 @@ LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_siz
 class LinkedWorker:
     """Listens on 127.0.0.1 from construction to `close`."""
 
-    def __init__(self, role: Role, uid: str, seed_file: Path, model_name: str = "tiny"):
+    def __init__(
+        self,
+        role: Role,
+        uid: str,
+        seed_file: Path,
+        model_name: str = "tiny",
+        *,
+        hands_over: bool = False,
+        port: int = 0,
+    ):
         hello = Hello(
             session=0,
             role=role,
@@ -30,9 +44,10 @@ class LinkedWorker:
         )
         self.routers = 0  # sessions that ever began
         self.prefills: list[Prefill] = []
-        self._links = WorkerLinks("127.0.0.1", 0, read_seed(seed_file), hello, link_settings())
+        self._links = WorkerLinks("127.0.0.1", port, read_seed(seed_file), hello, link_settings())
         self.port = int(self._links.address.rpartition(":")[2])
         self._closing = False
+        self._hands_over = hands_over
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -55,4 +70,10 @@ class LinkedWorker:
     def _answer(self, peer: str, prefill: Prefill) -> None:
         self.prefills.append(prefill)
         token = prefill.token_ids[-1]
-        self._links.send(peer, Prefilled(prefill.rid, prefill.attempt, 0, (token,), None, "length"))
+        rid, attempt, kv_len = prefill.rid, prefill.attempt, len(prefill.token_ids)
+        if self._hands_over:
+            holder = Holder("p", 1, "agent", b"", 0, 64, 0)
+            baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, kv_len, pages=(0,))
+            self._links.send(peer, Prefilled(rid, attempt, 0, (token,), baton))
+        else:
+            self._links.send(peer, Prefilled(rid, attempt, 0, (token,), None, "length"))

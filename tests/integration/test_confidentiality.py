@@ -41,7 +41,7 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
         records.append(client.get("/metrics").text)
     log = "\n".join(running.command.lines)
     for rid in (rid_of(answered), survived):
-        assert re.search(rf'"event": "http.request".*"rid": "{rid}"', log), "the log was not at debug"
+        assert re.search(rf'"event":"http.request".*"rid":"{rid}"', log), "the log was not at debug"
     said = answered.json()["choices"][0]["text"]
     assert len(said) > 20
     forms = (MARKER, said[:20], json.dumps(said)[1:20], json.dumps(ids)[1:-1], ",".join(map(str, ids)))

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.integration.linked_worker import LinkedWorker
 from tests.seed import write_new_seed
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
@@ -39,11 +40,31 @@ def port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def start(folder: Path, port: int, *flags: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A router whose only prefill worker never comes."""
+@pytest.fixture
+def workers(folder: Path) -> Iterator[str]:
+    """A prefill and a decode worker that give each stream one token and then nothing; the setting that names them."""
+    seed = folder.parent / "seed"
+    prefill, decode = LinkedWorker("prefill", "p", seed, hands_over=True), LinkedWorker("decode", "d", seed)
+    yield f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}"
+    prefill.close()
+    decode.close()
+
+
+def start(
+    folder: Path,
+    port: int,
+    *flags: str,
+    workers: str = "prefill=127.0.0.1:1",
+    before: tuple[str, ...] = (),
+) -> subprocess.Popen[str]:
+    """A router; unless `workers` says otherwise its only worker never comes."""
     command = [*before, sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
-    command += ["--link-seed-file", str(folder.parent / "seed"), "--workers", "prefill=127.0.0.1:1", *flags]
+    command += ["--link-seed-file", str(folder.parent / "seed"), "--workers", workers, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def readiness(port: int, path: str = "readyz") -> int:
+    return httpx2.get(f"http://127.0.0.1:{port}/{path}").status_code
 
 
 def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
@@ -59,22 +80,19 @@ def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
 
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM] * 2], ids=["SIGINT", "SIGTERM twice"])
 def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
-    folder: Path, port: int, numbers: list[signal.Signals]
+    folder: Path, port: int, workers: str, numbers: list[signal.Signals]
 ) -> None:
-    router = start(folder, port, "--keepalive-seconds", "0.1")
+    router = start(folder, port, workers=workers)
     wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
     body = BODY | {"stream": True}
     with httpx2.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=20) as response:
         lines = response.iter_lines()
-        assert next(lines).startswith(":")
+        assert next(lines).startswith("data: ")
         began = time.monotonic()
         for number in numbers[:-1]:
             router.send_signal(number)
-            until(
-                lambda: httpx2.get(f"http://127.0.0.1:{port}/readyz").status_code == 503,
-                soon(1),
-                "unreadiness",
-            )
+            until(lambda: readiness(port) == 503, soon(1), "unreadiness")
         router.send_signal(numbers[-1])
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
@@ -85,18 +103,19 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
 
 
 def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_streams(
-    folder: Path, port: int
+    folder: Path, port: int, workers: str
 ) -> None:
     flags = ("--keepalive-seconds", "0.1", "--endpoint-lag-seconds", "3", "--drain-seconds", "2")
-    router = start(folder, port, *flags)
+    router = start(folder, port, *flags, workers=workers)
     wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
     url = f"http://127.0.0.1:{port}"
     with (
         httpx2.Client() as pooled,
         httpx2.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=20) as response,
     ):
         lines = response.iter_lines()
-        assert next(lines).startswith(":")
+        assert next(lines).startswith("data: ")
         assert "connection" not in pooled.get(f"{url}/v1/models").headers
         began = time.monotonic()
         router.send_signal(signal.SIGTERM)
@@ -112,12 +131,37 @@ def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_strea
         assert set(late) == {(200, "close")}
         until(lambda: refuses(port), 5, "the end of listening")
         assert router.poll() is None
-        assert any(next(lines).startswith(":") for _ in range(3)), "the stream lives on"
+        assert any(next(lines).startswith(":") for _ in range(100)), "the stream lives on"
         rest = list(lines)
     assert any("shutting down" in line for line in rest)
     assert 5 <= time.monotonic() - began < 5 + soon(4)
     router.communicate(timeout=10)
     assert router.returncode == 0
+
+
+def test_a_router_with_listed_workers_is_ready_once_a_pair_of_them_can_serve(folder: Path, port: int) -> None:
+    """Before that a request would wait for workers that still load, and be refused."""
+    seed = folder.parent / "seed"
+    prefill = LinkedWorker("prefill", "p", seed)
+    with socket.socket() as later:
+        later.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        later.bind(("127.0.0.1", 0))
+        decode_port = later.getsockname()[1]
+    router = start(folder, port, workers=f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode_port}")
+    wait_until_alive(router, port)
+    until(lambda: prefill.routers == 1, 10, "the link to the prefill worker")
+    for path in ("health", "readyz"):
+        answer = httpx2.get(f"http://127.0.0.1:{port}/{path}")
+        assert answer.status_code == 503
+        assert answer.json()["doing"] == "waiting for workers"
+    decode = LinkedWorker("decode", "d", seed, port=decode_port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
+    assert httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY).status_code == 200
+    decode.close()
+    prefill.close()
+    assert readiness(port, "health") == 200, "a pair that was lost is waited for"
+    router.send_signal(signal.SIGINT)
+    router.communicate(timeout=10)
 
 
 def test_a_router_that_is_process_1_and_still_loads_ends_when_it_is_told_to(folder: Path, port: int) -> None:

@@ -1,6 +1,7 @@
-"""A router process of the simulated world, and the clients behind it who check every token they are given.
+"""A router process of the simulated world, and the clients behind it, which check every token they are given.
 
-The shell around the real `RouterCore` does here what `router.shell` does: events in, effects out, a timer.
+The cores and the pass are the real ones (`RouterCore`, `RouterDrain`, `EffectPass`); links, clients, signals and
+timers are the world's.
 """
 
 from __future__ import annotations
@@ -11,18 +12,12 @@ from functools import cached_property
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import (
-    ClientRequest,
-    NewTokens,
-    Outcome,
-    RequestAborted,
-    RequestCompleted,
-    RequestEnded,
-    RequestFailed,
-    Send,
-)
+from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
+from router.core.effect_pass import EffectPass
+from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
+from shared.effects import Note
 from shared.links.events import LinkEvent
-from shared.messages import FinishReason, Hello
+from shared.messages import FinishReason, Hello, Message
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import TimelineProcess
@@ -38,7 +33,8 @@ class SimulatedClient:
     planned: PlannedRequest
     output: list[int] = field(default_factory=list)
     outcome: Outcome | None = None
-    disconnected: bool = False  # its router crashed: nobody can answer any more
+    disconnected: bool = False  # its router crashed, or listens no more: there is no answer
+    cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
     def ended(self) -> bool:
@@ -66,7 +62,7 @@ class SimulatedClient:
             case RequestFailed(status):
                 assert status in REFUSALS, f"{rid}: {outcome}"
             case RequestAborted():
-                assert self.aborts, f"{rid}: aborted by nobody"
+                assert self.aborts or self.cut, f"{rid}: aborted by nobody"
 
     @cached_property
     def answer(self) -> tuple[tuple[int, ...], FinishReason]:
@@ -109,13 +105,20 @@ class Router:
         )
         self.core = RouterCore(settings, process.now)
         self._network = world.network
-        self._note = note
-        self._pumping = False
+        self._pass = EffectPass(self.core, self, self._set_timer)
+        self._journal = note
         self._tick_at: float | None = None
+        self._sizes = sizes
+        self._count = world.count
+        self.drain = RouterDrain(sizes.endpoint_lag_seconds, sizes.drain_seconds)
+        self._listening = True
+        self._drained_at: float | None = None  # when it was first told to end
+        self._stopped = False  # … and at once
+        self._exit: Callable[[], None] = lambda: None
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
-        self._pump()
+        self._pass.run()
 
     def take(self, client: SimulatedClient) -> None:
         """A client connects; what it does later it does by itself."""
@@ -123,6 +126,12 @@ class Router:
         self.process.do(lambda: self._submit(client))
 
     def _submit(self, client: SimulatedClient) -> None:
+        if not self._listening:
+            assert self._may_refuse(), "a router refused a connection before every proxy knew that it drains"
+            client.disconnected = True
+            return
+        if self._drained_at is not None:
+            self._count("path request taken while draining")
         planned = client.planned
         request = ClientRequest(
             rid=planned.rid,
@@ -135,40 +144,95 @@ class Router:
             eos_token_ids=EOS_TOKEN_IDS,
         )
         self.core.submit(request, self.process.now)
-        self._pump()
+        self._pass.run()
         if planned.abort_after_seconds is not None:
             self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
 
     def _abort(self, client: SimulatedClient) -> None:
         self.core.cancel(client.planned.rid, self.process.now)
-        self._pump()
+        self._pass.run()
 
     def _stop(self, client: SimulatedClient) -> None:
         self.core.stop(client.planned.rid, self.process.now)
-        self._pump()
+        self._pass.run()
 
-    def _pump(self) -> None:
-        if self._pumping:
-            return
-        self._pumping = True
-        while effects := self.core.drain():
-            for effect in effects:
-                self._carry_out(effect)
-        self._pumping = False
-        self._set_timer()
+    # ---- the end ----
 
-    def _carry_out(self, effect: Send | NewTokens | RequestEnded) -> None:
-        match effect:
-            case Send(peer, message):
-                self._network.send(self, peer, message)
-            case NewTokens(rid, index, token_ids):
-                self._note(rid, token_ids)
-                client = self.clients[rid]
-                client.tokens(index, token_ids)
-                self._hear(client)
-            case RequestEnded(rid, outcome):
-                self._note(rid, outcome)
-                self.clients[rid].end(outcome)
+    def end(self, on_exit: Callable[[], None], *, at_once: bool) -> None:
+        """A signal; `on_exit` is called when the process has ended."""
+
+        def signalled() -> None:
+            now = self.process.now
+            self._drained_at = now if self._drained_at is None else self._drained_at
+            self._stopped = self._stopped or at_once or self.drain.state is not RouterDrainState.SERVING
+            (self.drain.sigint if at_once else self.drain.sigterm)(now)
+            self._carry_out_drain()
+
+        if self._drained_at is None:
+            self._exit = on_exit
+        self.process.do(signalled)
+
+    def _carry_out_drain(self) -> None:
+        for effect in self.drain.take_effects():
+            self._journal("", effect)
+            if effect is RouterDrainStep.STOP_LISTENING:
+                self._listening = False
+            elif effect is RouterDrainStep.END_ANSWERS:
+                self._end_answers()
+            elif effect is RouterDrainStep.EXIT:
+                assert not self._open(), f"a router ended with answers open: {self._open()}"
+                self._exit()
+        if self.process.alive and (deadline := self.drain.next_deadline()) is not None:
+            self.process.at(deadline, self._tick_drain)
+
+    def _tick_drain(self) -> None:
+        deadline = self.drain.next_deadline()
+        if deadline is not None and deadline <= self.process.now:
+            self.drain.tick(self.process.now, len(self._open()))
+            self._carry_out_drain()
+
+    def _end_answers(self) -> None:
+        for rid in self._open():
+            assert self._may_cut(), f"{rid}: cut by a router that had time left"
+            self.clients[rid].cut = True
+            self._count("path answer cut by a draining router")
+            self.core.cancel(rid, self.process.now)
+        self._pass.run()
+
+    def _open(self) -> list[str]:
+        return [rid for rid, client in self.clients.items() if not client.ended]
+
+    def _may_refuse(self) -> bool:
+        return self._stopped or self._drains_for(self._sizes.endpoint_lag_seconds)
+
+    def _may_cut(self) -> bool:
+        sizes = self._sizes
+        return self._stopped or self._drains_for(sizes.endpoint_lag_seconds + sizes.drain_seconds)
+
+    def _drains_for(self, seconds: float) -> bool:
+        rounding = 1e-6
+        return self._drained_at is not None and self.process.now - self._drained_at >= seconds - rounding
+
+    # ---- effects: the pass calls these ----
+
+    def send(self, peer: str, message: Message) -> None:
+        self._network.send(self, peer, message)
+
+    def note(self, note: Note) -> None:
+        self._journal("", note)
+
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
+        self._journal(rid, token_ids)
+        client = self.clients[rid]
+        client.tokens(index, token_ids)
+        self._hear(client)
+
+    def ended(self, rid: str, outcome: Outcome) -> None:
+        self._journal(rid, outcome)
+        self.clients[rid].end(outcome)
+
+    def paired(self) -> None:
+        self._journal("", "paired")
 
     def _hear(self, client: SimulatedClient) -> None:
         """The client, or the text layer, has enough."""
@@ -180,8 +244,7 @@ class Router:
         elif planned.abort_after_tokens is not None and heard >= planned.abort_after_tokens:
             self.core.cancel(planned.rid, self.process.now)
 
-    def _set_timer(self) -> None:
-        deadline = self.core.next_deadline()
+    def _set_timer(self, deadline: float | None) -> None:
         if deadline is not None and (self._tick_at is None or deadline < self._tick_at):
             self._tick_at = deadline
             self.process.at(deadline, lambda: self._tick(deadline))
@@ -190,4 +253,4 @@ class Router:
         if at == self._tick_at:
             self._tick_at = None
             self.core.tick(self.process.now)
-            self._pump()
+            self._pass.run()

@@ -13,7 +13,7 @@ from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
 from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import TRANSITIONS, Lost, RequestState
+from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.request_table import RequestTable
 from shared.baton import Baton, Holder
 from shared.kv.kv_memory import KvMemory
@@ -310,7 +310,7 @@ def _wrong_page_on_resume() -> list[Patch]:
 
 @_mistake("lifecycle", "a request that lost its decode worker is ready again")
 def _lost_is_ready() -> list[Patch]:
-    return [(TRANSITIONS[RequestState.DECODING], Lost, RequestState.READY)]
+    return [(TRANSITIONS.rows[RequestState.DECODING], RequestEvent.LOST, RequestState.READY)]
 
 
 @_mistake("lifecycle", "a later attempt counts its output as prompt")
@@ -344,6 +344,6 @@ def _fits_ignored() -> list[Patch]:
 @_mistake("placement", "pages go to workers of another KV format")
 def _format_ignored() -> list[Patch]:
     def decode_workers(need: Any, fleet: Any) -> list[Worker]:
-        return [worker for worker in fleet.role("decode") if worker.fits(need.tokens_max)]
+        return [worker for worker in fleet.of_role("decode") if worker.fits(need.tokens_max)]
 
     return [(placement, "decode_workers", decode_workers)]

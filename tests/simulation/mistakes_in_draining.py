@@ -10,6 +10,7 @@ from decode.lifecycle import DecodeEvent
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
+from router.core.drain import RouterDrain
 from router.core.fleet import Worker
 from router.core.request_table import RequestTable
 from shared.effects import Send
@@ -126,3 +127,31 @@ def _reserved_for_ever() -> list[Patch]:
 
 def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:
     return msgspec.structs.replace(moving, baton=msgspec.structs.replace(moving.baton, pages=pages))
+
+
+@_mistake("router drain", "a draining router does not wait for its open answers")
+def _answers_ignored() -> list[Patch]:
+    def tick(self: RouterDrain, now: float, open_answers: int) -> None:
+        del open_answers
+        real(self, now, 0)
+
+    real = RouterDrain.tick
+    return [(RouterDrain, "tick", tick)]
+
+
+@_mistake("router drain", "a draining router refuses requests before proxies know")
+def _no_lag() -> list[Patch]:
+    def without_lag(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
+        real(self, 0 * lag_seconds, drain_seconds)
+
+    real = RouterDrain.__init__
+    return [(RouterDrain, "__init__", without_lag)]
+
+
+@_mistake("router drain", "a draining router cuts its answers with the end of the lag")
+def _no_drain() -> list[Patch]:
+    def without_drain(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
+        real(self, lag_seconds, 0 * drain_seconds)
+
+    real = RouterDrain.__init__
+    return [(RouterDrain, "__init__", without_drain)]

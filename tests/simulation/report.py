@@ -23,7 +23,10 @@ from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import World
 
 LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
-ROWS = [f"row {state.value} {event.__name__}" for state, row in TRANSITIONS.items() for event in row]
+UNREACHED_ROWS = [
+    "row ready Finished"
+]  # router and worker disagree on end tokens: no oracle could judge that output
+ROWS = [f"row {state.value} {event.value}" for state, row in TRANSITIONS.rows.items() for event in row]
 MESSAGES = [
     f"message {message.__name__}"
     for message in dict.fromkeys((*get_args(RouterToWorker), *get_args(WorkerToRouter)))
@@ -81,7 +84,7 @@ ENDS = [
     "disconnected",
 ]
 EXPECTED = [
-    *ROWS,
+    *(row for row in ROWS if row not in UNREACHED_ROWS),
     *MESSAGES,
     *(f"fault {kind}" for kind in FAULTS),
     *FABRIC,
@@ -94,6 +97,9 @@ EXPECTED = [
     "path exit worker.ended_with_work",
     "migration migrated",
     "migration recomputed",
+    "path router ended",
+    "path request taken while draining",
+    "path answer cut by a draining router",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
     *(f"continued after {cause}" for cause in CONTINUATIONS),
@@ -151,7 +157,7 @@ def _end(client: SimulatedClient) -> str:
         case None:
             return "disconnected"
         case RequestAborted():
-            return "aborted"
+            return "cut" if client.cut else "aborted"
         case RequestFailed(status):
             return f"refused {status}"
     if tuple(client.output) != client.answer[0]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-
-import structlog
 
 from tests.simulation import report
 from tests.simulation.mutations import mutated
@@ -41,23 +37,12 @@ def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None =
     """Live through one seed, with the code as it is or with a mutation in it."""
     world = World(draw(seed), show)
     failure, proven = "", False
-    with silenced(), mutated(mutation):
+    with mutated(mutation):
         try:
             world.run()
         except SimulationError as error:
             failure, proven = str(error), error.proven
     return Run(seed, mutation, failure, proven, world.journal.digest(), report.gather(world))
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Without the cores' log lines, of which a run has a million; the process's own configuration comes back."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:

@@ -36,7 +36,17 @@ DECODE_POLICIES: tuple[Policy, ...] = (
 )
 LINK_FAULTS = ("loss", "reconnect", "isolation")
 LEAVES = ("drain prefill", "drain decode")
-FAULTS = ("crash prefill", "crash decode", "crash router", "freeze", "long freeze", *LEAVES, *LINK_FAULTS)
+DRAWN_FAULTS = (
+    "crash prefill",
+    "crash decode",
+    "crash router",
+    "freeze",
+    "long freeze",
+    *LEAVES,
+    *LINK_FAULTS,
+)
+ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +102,7 @@ class ScenarioSizes:
     request_seconds_max: float = 0.0
     losses_max: int = 3
     drain_seconds: float = 30.0
+    endpoint_lag_seconds: float = 0.3
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
     radix_eviction_policy: CachePolicy = "lru"
@@ -147,8 +158,20 @@ def draw(seed: int) -> SimulationScenario:
         faults=(),
     )
     if not calm:
-        return _troubled(rng, scenario)
-    return replace(scenario, faults=_faults(rng, LEAVES)) if rng.random() < 0.5 else scenario
+        scenario = _troubled(rng, scenario)
+    elif rng.random() < 0.5:
+        scenario = replace(scenario, faults=_faults(rng, LEAVES))
+    return _with_router_drains(scenario)
+
+
+def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the worlds drain a router; only a troubled world cuts its answers by stopping it."""
+    rng = scenario.random("router drains")
+    if rng.random() > 0.35:
+        return scenario
+    drains = _faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
+    faults = sorted((*scenario.faults, *drains), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _sizes(rng: random.Random, overflowing: bool) -> ScenarioSizes:
@@ -250,7 +273,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
 
 
 def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationScenario:
-    faults = _faults(rng, [kind for kind in FAULTS if rng.random() < 0.35])
+    faults = _faults(rng, [kind for kind in DRAWN_FAULTS if rng.random() < 0.35])
     return replace(
         scenario,
         sizes=replace(

@@ -17,7 +17,7 @@ from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent
-from shared.messages import Hello, Limits, Role, WorkerToRouter
+from shared.messages import Hello, Limits, Message, Role
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
@@ -43,6 +43,26 @@ class Surroundings:
     count: Callable[[str], None]  # notes that something happened, by name
 
 
+def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
+    number = int(uid.rpartition("-")[2])
+    odd = sizes.odd_kv_format and role == "decode" and number == sizes.decode_workers - 1
+    slots = sizes.prefill_slots if role == "prefill" else sizes.decode_slots
+    reticent = sizes.reticent and number == 0
+    return Hello(
+        session=0,
+        role=role,
+        uid=uid,
+        epoch=epoch,
+        model_name=MODEL_NAME,
+        model="oracle 1",
+        kv_format="odd pages" if odd else "oracle pages",
+        determinism="oracle",
+        limits=Limits(slots=slots)
+        if reticent
+        else Limits(CONTEXT_LEN, sizes.page_size, sizes.pages(role, number), slots, VOCAB_SIZE),
+    )
+
+
 class SimulatedWorker:
     """One prefill or decode process, from its start to its death."""
 
@@ -50,25 +70,11 @@ class SimulatedWorker:
         scenario, sizes = world.scenario, world.scenario.sizes
         number = int(uid.rpartition("-")[2])
         pages = sizes.pages(role, number)
-        odd = sizes.odd_kv_format and role == "decode" and number == sizes.decode_workers - 1
-        kv_format = "odd pages" if odd else "oracle pages"
-        slots = sizes.prefill_slots if role == "prefill" else sizes.decode_slots
         epoch = world.rng.getrandbits(64)
         self.process = process
         self._network = world.network
-        self.hello = Hello(
-            session=0,
-            role=role,
-            uid=uid,
-            epoch=epoch,
-            model_name=MODEL_NAME,
-            model="oracle 1",
-            kv_format=kv_format,
-            determinism="oracle",
-            limits=Limits(slots=slots)
-            if sizes.reticent and number == 0
-            else Limits(CONTEXT_LEN, sizes.page_size, pages, slots, VOCAB_SIZE),
-        )
+        self.hello = _hello(role, uid, epoch, sizes)
+        kv_format = self.hello.kv_format
         self.device = OracleDevice(
             process=process,
             pages=Pages(pages, sizes.page_size, salt=epoch),
@@ -117,7 +123,7 @@ class SimulatedWorker:
         events, self._inbox = self._inbox, []
         return events
 
-    def send(self, peer: str, message: WorkerToRouter) -> None:
+    def send(self, peer: str, message: Message) -> None:
         self._network.send(self, peer, message)
 
     def deliver(self, event: LinkEvent) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
@@ -133,6 +134,11 @@ class World:
                 self._drain(
                     self._victim(fault, [w for w in self.workers.values() if w.hello.role == role]), fault
                 )
+            case "drain router":
+                serving = [r for r in self.routers.values() if r.drain.state is RouterDrainState.SERVING]
+                self._end_router(self._victim(fault, serving), fault)
+            case "stop router":
+                self._end_router(self._victim(fault, list(self.routers.values())), fault)
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
             case "isolation":
@@ -191,6 +197,19 @@ class World:
             self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(goodbye=False)
         )
 
+    def _end_router(self, router: Router | None, fault: Fault) -> None:
+        """A router is told to end: `RouterDrain` says when it is gone."""
+        if router is None:
+            return
+        self.count(f"fault {fault.kind}")
+
+        def exit_now() -> None:
+            self.count("path router ended")
+            self._bury(router, goodbye=True)
+            self.timeline.after(fault.seconds, lambda: self._start_router(router.hello.uid))
+
+        router.end(exit_now, at_once=fault.kind == "stop router")
+
     def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
         machine.process.kill()
         self.network.died(machine.process, goodbye=goodbye)
@@ -244,6 +263,7 @@ class World:
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
+            assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"

@@ -11,18 +11,19 @@ from decode import lifecycle as decode
 from decode.lifecycle import DecodeEvent
 from prefill import lifecycle as prefill
 from prefill.lifecycle import PrefillEvent
-from router.core.lifecycle import ENDED, TRANSITIONS, RequestState, diagram
+from router.core import lifecycle as router
+from router.core.lifecycle import RequestEvent
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
 DIAGRAMS = {
-    "router": diagram(),
+    "router": router.TRANSITIONS.diagram(),
     "prefill": prefill.TRANSITIONS.diagram(),
     "decode": decode.TRANSITIONS.diagram(),
 }
 WORDS: dict[str, Sequence[str]] = {  # of the states that a request does not end in, and of the events
     "router": [
-        *(state.value for state in RequestState if state not in ENDED),
-        *{event.__name__ for row in TRANSITIONS.values() for event in row},
+        *(state.value for state in router.TRANSITIONS.rows if state not in router.TRANSITIONS.ended),
+        *(event.value for event in RequestEvent),
     ],
     "prefill": [
         *(state.value for state in prefill.TRANSITIONS.rows if state not in prefill.TRANSITIONS.ended),

@@ -69,6 +69,15 @@ def test_names_say_what_the_thing_is() -> None:
     assert files + classes == []
 
 
+def test_a_class_name_means_one_thing_in_the_whole_tree() -> None:
+    homes: dict[str, set[str]] = {}
+    for file in source_files():
+        for node in file.classes():
+            homes.setdefault(node.name, set()).add(file.path)
+    shipped = {file.path for file in source_files() if file.shipped}
+    assert {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1 and paths & shipped} == {}
+
+
 @pytest.mark.parametrize("module", ["pickle", "marshal", "shelve", "unittest.mock"])
 def test_nobody_imports(module: str) -> None:
     assert [file.path for file in source_files() if module in set(file.imports())] == []

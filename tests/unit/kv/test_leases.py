@@ -149,7 +149,7 @@ def test_leases_expire_oldest_first() -> None:
     for rid in ("c", "a", "b"):
         book.grant(rid)
     book.table.expire(LEASE_SECONDS)
-    assert [effect.message.rid for effect in book.effects if isinstance(effect, Send)] == ["c", "a", "b"]  # type: ignore[union-attr]
+    assert [effect.message.rid for effect in book.effects if isinstance(effect, Send)] == ["c", "a", "b"]  # type: ignore[attr-defined]
 
 
 def test_the_leases_of_a_router_end_with_it() -> None:

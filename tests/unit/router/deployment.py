@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import ClientRequest, Effect, NewTokens, Outcome, RequestEnded, Send
+from router.core.effects import ClientRequest, Effect, FleetPaired, NewTokens, Outcome, RequestEnded
 from shared.baton import Baton, Holder
+from shared.effects import Note, Send
 from shared.links.events import PeerDown, PeerUp, Received
 from shared.messages import (
     Decode,
@@ -68,28 +69,28 @@ class ScriptedDeployment:
 
     def up(self, role: Role, uid: str, **fields: object) -> None:
         self.core.link(PeerUp(uid, hello(role, uid, **fields)), self.now)
-        self._drain()
+        self._take_effects()
 
     def down(self, uid: str) -> None:
         self.core.link(PeerDown(uid, "test"), self.now)
-        self._drain()
+        self._take_effects()
 
     def say(self, uid: str, *words: Message) -> None:
         for message in words:
             self.core.link(Received(uid, message), self.now)
-        self._drain()
+        self._take_effects()
 
     def submit(self, client: ClientRequest) -> None:
         self.core.submit(client, self.now)
-        self._drain()
+        self._take_effects()
 
     def cancel(self, rid: str) -> None:
         self.core.cancel(rid, self.now)
-        self._drain()
+        self._take_effects()
 
     def stop(self, rid: str) -> None:
         self.core.stop(rid, self.now)
-        self._drain()
+        self._take_effects()
 
     def wait(self, seconds: float) -> None:
         """Let time pass, stopping at every deadline as a shell does."""
@@ -97,7 +98,7 @@ class ScriptedDeployment:
         while (deadline := self.core.next_deadline()) is not None and deadline <= end:
             self.now = max(self.now, deadline)
             self.core.tick(self.now)
-            self._drain()
+            self._take_effects()
         self.now = end
 
     # ---- what workers say, in short
@@ -124,7 +125,7 @@ class ScriptedDeployment:
     def finished(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
         self.say(uid, Finished(rid, attempt, output_len, "length"))
 
-    def moving(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
+    def migrating(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
         self.say(uid, Migrating(rid, attempt, output_len, baton(rid, attempt, 2 + output_len)))
 
     def refused(self, uid: str, rid: str, reason: RefusalReason, attempt: int = 1) -> None:
@@ -137,9 +138,13 @@ class ScriptedDeployment:
     # ---- outputs
 
     def news(self) -> list[Effect]:
-        """Effects since the last call."""
+        """Effects about requests since the last call."""
         fresh, self.unread = self.effects[self.unread :], len(self.effects)
-        return fresh
+        return [effect for effect in fresh if not isinstance(effect, Note | FleetPaired)]
+
+    def notes(self, event: str) -> list[Note]:
+        """All log lines of an event so far."""
+        return [effect for effect in self.effects if isinstance(effect, Note) and effect.event == event]
 
     def sent(self, kind: type[M], rid: str | None = None) -> list[tuple[str, M]]:
         """All messages of a kind that were ever sent, with their receivers."""
@@ -182,8 +187,8 @@ class ScriptedDeployment:
             assert not worker.leases
             assert not worker.reserved
 
-    def _drain(self) -> None:
-        self.effects += self.core.drain()
+    def _take_effects(self) -> None:
+        self.effects += self.core.take_effects()
 
 
 def decoding(**settings: float) -> ScriptedDeployment:

@@ -78,6 +78,7 @@ class ScriptedWorkers:
     script: Script = field(default_factory=Script)
     limits: Limits = LIMITS
     prefills: list[Prefill] = field(default_factory=list)
+    decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _steps: dict[str, deque[Row | Finished]] = field(default_factory=dict)
@@ -96,6 +97,13 @@ class ScriptedWorkers:
 
     def lose_decode(self) -> None:
         self.router.drop(self.decode)
+
+    def go_on(self) -> None:
+        """Let decode, which has stalled, answer what it was sent."""
+        self.script.stalled = False
+        for decode in self.decodes:
+            self._generated(decode)
+        self.wake()
 
     def wake(self) -> None:
         """Take a turn when the loop comes round, once however often this was called."""
@@ -135,6 +143,7 @@ class ScriptedWorkers:
             if not self.script.silent:
                 self._prefilled(message)
         elif isinstance(message, Decode):
+            self.decodes.append(message)
             if not self.script.stalled:
                 self._generated(message)
         elif isinstance(message, Cancel):
@@ -212,7 +221,7 @@ class RunningRouter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.stop()
+        self._loop.call_soon_threadsafe(self._server.stop)
         self._thread.join(10)
         assert not self._thread.is_alive()
 

@@ -61,14 +61,24 @@ def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> 
 
 def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
     with RunningRouter(model_folder, keepalive_seconds=0.05) as router:
-        router.workers.script = Script(silent=True)
+        router.workers.script = Script(stalled=True)
         with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             assert response.status_code == 200
             lines = response.iter_lines()
-            assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
-            router.call(lambda: router.workers._prefilled(router.workers.prefills[0]))
-            router.workers.script = Script()
+            assert next(lines).startswith("data: ")
+            assert [next(lines) for _ in range(5)] == ["", ": waiting", "", ": waiting", ""]
+            router.call(router.workers.go_on)
             assert "data: [DONE]" in list(lines)
+
+
+def test_a_stream_that_waits_longer_than_a_keepalive_and_is_refused_gets_the_status_not_an_event(
+    model_folder: Path,
+) -> None:
+    with RunningRouter(model_folder, linked=False, keepalive_seconds=0.05, waiting_seconds_max=0.5) as router:
+        response = httpx2.post(f"{router.url}/v1/completions", json=STREAM)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["code"] == "no_worker"
 
 
 def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Path) -> None:

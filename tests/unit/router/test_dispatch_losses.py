@@ -8,7 +8,7 @@ import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed, Usage
 from shared.links.events import Received
-from shared.messages import Cancel, Decode, Prefill, Prefilled, Release
+from shared.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
 from tests.unit.router.deployment import ScriptedDeployment, baton, decoding, request
 
 
@@ -108,7 +108,7 @@ def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
     outcome = world.outcome("r")
     assert isinstance(outcome, RequestFailed)
     assert outcome.status == 500
-    assert len(world.core.fleet.role("prefill")) == 1
+    assert len(world.core.fleet.of_role("prefill")) == 1
 
 
 def test_a_lost_request_that_has_all_its_tokens_is_finished() -> None:
@@ -243,3 +243,31 @@ def test_a_first_token_out_of_place_is_a_gap() -> None:
     assert world.output("r") == []
     assert world.core.counters.continuations == Counter(gap=1)
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
+
+
+def test_a_migrating_stream_that_ends_only_for_the_router_is_finished_when_its_lender_is_lost() -> None:
+    """Router and worker read the end tokens apart and may disagree: that must end the request, not the router."""
+    world = ScriptedDeployment(1, 2)
+    world.submit(request("r", eos_token_ids=frozenset({99})))
+    world.prefilled("p0", "r", 10)
+    world.joined("d0", "r")
+    world.say("d0", Draining())
+    world.generated("d0", "r", 1, 99)
+    world.loaded("d1", slots_free=0)
+    world.migrating("d0", "r", 2)
+    assert world.state("r") == "ready"
+    world.down("d0")
+    assert world.outcome("r") == RequestCompleted("stop", Usage(3, 2, 2))
+    world.assert_nothing_left()
+
+
+def test_the_end_tokens_that_the_worker_names_count_not_those_of_the_tokenizer() -> None:
+    world = ScriptedDeployment(1, 0)
+    world.up("decode", "d0", eos_token_ids=(98,))
+    for rid, last in (("goes on", 99), ("ends", 98)):
+        world.submit(request(rid, eos_token_ids=frozenset({99})))
+        world.prefilled("p0", rid, 10)
+        world.generated("d0", rid, 1, last)
+    world.down("d0")
+    assert world.state("goes on") == "waiting"
+    assert world.outcome("ends") == RequestCompleted("stop", Usage(3, 2, 2))

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.effects import RequestCompleted, Send
+from router.core.effects import RequestCompleted
+from shared.effects import Send
 from shared.messages import (
     Cancel,
     Decode,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import structlog
 
-from router.core.fleet import MODELS_MAX, Fleet, Worker
-from shared.messages import Limits
-from tests.unit.router.deployment import hello
+from router.core.effects import FleetPaired
+from router.core.fleet import MODELS_MAX, AssignedTotals, Fleet
+from shared.effects import Note
+from shared.messages import Draining, Limits, Load
+from tests.unit.router.deployment import ScriptedDeployment, hello
 
 
 def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
@@ -44,7 +45,7 @@ def test_a_router_is_no_worker() -> None:
 def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
     fleet = Fleet(16)
     fleet.up("d", hello("decode", "d"))
-    (worker,) = fleet.role("decode")
+    (worker,) = fleet.of_role("decode")
     worker.assign("r", 1, 1)
     with pytest.raises(AssertionError, match="r"):
         worker.assign("r", 1, 1)
@@ -53,26 +54,58 @@ def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
 def test_whoever_holds_a_worker_sees_that_it_is_down() -> None:
     fleet = Fleet(16)
     fleet.up("d", hello("decode", "d"))
-    (worker,) = fleet.role("decode")
+    (worker,) = fleet.of_role("decode")
     assert fleet.down("d") is worker
     assert not worker.up
     assert fleet.down("d") is None
 
 
-def test_a_role_without_workers_is_said_once_and_so_is_its_return() -> None:
-    fleet = Fleet(100)
-    assert fleet.missing == ["prefill", "decode"]
-    with structlog.testing.capture_logs() as lines:
-        prefill = fleet.up("p0", hello("prefill", "p0"))
-        assert isinstance(prefill, Worker)
-        assert fleet.missing == ["decode"]
-        fleet.up("p1", hello("prefill", "p1"))
-        fleet.leave(prefill)
-        assert fleet.missing == ["decode"]
-        fleet.down("p1")
-        assert fleet.missing == ["prefill", "decode"]
-        fleet.down("p0")
-    assert [(line["log_level"], line["worker_role"]) for line in lines] == [
-        ("info", "prefill"),
-        ("warning", "prefill"),
+def test_the_sums_over_assignments_are_those_of_the_assignments() -> None:
+    fleet = Fleet(16)
+    fleet.up("d", hello("decode", "d"))
+    (worker,) = fleet.of_role("decode")
+    worker.assign("a", 100, 7)
+    worker.report(Load(running=1, running_tokens=90, free_pages=505, slots_free=3))
+    worker.assign("b", 20, 2)
+    assert (worker.own, worker.unreported) == (AssignedTotals(2, 120, 9), AssignedTotals(1, 20, 2))
+    worker.unassign("a")
+    assert (worker.own, worker.unreported) == (AssignedTotals(1, 20, 2), AssignedTotals(1, 20, 2))
+    worker.unassign("b")
+    assert worker.own == worker.unreported == AssignedTotals()
+
+
+def test_a_role_without_workers_is_logged_once_and_so_is_its_return() -> None:
+    world = ScriptedDeployment(prefill=0, decode=0)
+    assert world.core.fleet.missing == ["prefill", "decode"]
+    world.up("prefill", "p0")
+    assert world.core.fleet.missing == ["decode"]
+    world.up("prefill", "p1")
+    world.say("p0", Draining())
+    assert world.core.fleet.missing == ["decode"]
+    world.down("p1")
+    assert world.core.fleet.missing == ["prefill", "decode"]
+    world.down("p0")
+    role = {"worker_role": "prefill"}
+    lines = [
+        effect for effect in world.effects if isinstance(effect, Note) and effect.event.startswith("fleet.")
     ]
+    assert lines == [Note("fleet.role_present", role), Note("fleet.role_missing", role, "warning")]
+
+
+def test_a_worker_that_nobody_can_exchange_pages_with_is_a_warning_once_there_is_another_role() -> None:
+    world = ScriptedDeployment(prefill=1, decode=0)
+    world.up("decode", "d0", kv_format="another layout")
+    assert [(note.fields["worker"], note.level) for note in world.notes("worker.unpaired")] == [
+        ("p0", "info"),
+        ("d0", "warning"),
+    ]
+
+
+def test_the_first_pair_that_can_serve_is_an_effect_and_later_ones_are_none() -> None:
+    world = ScriptedDeployment(prefill=1, decode=0)
+    world.up("decode", "d0", kv_format="another layout")
+    assert FleetPaired() not in world.effects
+    world.up("decode", "d1")
+    world.down("d1")
+    world.up("decode", "d2")
+    assert world.effects.count(FleetPaired()) == 1

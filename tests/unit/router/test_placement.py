@@ -23,7 +23,7 @@ def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Work
     fleet = Fleet(1024)
     for number in range(count):
         fleet.up(f"{role[0]}{number}", hello(role, f"{role[0]}{number}", **fields))
-    return fleet, fleet.role(role)
+    return fleet, fleet.of_role(role)
 
 
 def chosen(need: Need, workers: list[Worker], policy: str, role: Role = "prefill") -> str | None:
@@ -41,7 +41,7 @@ def test_equal_workers_share_equally_under_every_policy_without_sessions(policy:
     for number in range(400):
         peer = chosen(replace(HANDED, rid=f"r{number}"), workers, policy, role)
         assert peer is not None
-        fleet.chosen(fleet.workers[peer])
+        fleet.mark_chosen(fleet.workers[peer])
         shares[peer] += 1
     assert len(shares) == 4
     assert min(shares.values()) > 60
@@ -102,7 +102,7 @@ def test_a_short_common_prefix_does_not_attract() -> None:
     fleet, workers = fleet_of("prefill", 2)
     need = replace(NEED, blocks=block_names(tuple(range(BLOCK_TOKENS)), ""))
     workers[0].prefixes.insert(need.blocks)
-    fleet.chosen(workers[0])
+    fleet.mark_chosen(workers[0])
     assert chosen(need, workers, "cache_aware") == "p1"
 
 
@@ -119,7 +119,7 @@ def test_a_session_stays_with_its_worker_and_only_those_of_a_lost_worker_move() 
     before = [chosen(need, workers, "follow_bootstrap_room") for need in sessions]
     assert set(before) == {"p0", "p1", "p2", "p3"}
     fleet.down("p2")
-    after = [chosen(need, fleet.role("prefill"), "follow_bootstrap_room") for need in sessions]
+    after = [chosen(need, fleet.of_role("prefill"), "follow_bootstrap_room") for need in sessions]
     assert all(new == old for old, new in zip(before, after, strict=True) if old != "p2")
     assert "p2" not in after
 
@@ -128,7 +128,7 @@ def test_decode_looks_for_room_first_then_for_the_emptier_worker_for_its_size() 
     fleet = Fleet(1024)
     fleet.up("small", hello("decode", "small", limits=Limits(4096, 16, 100, 8, 1000)))
     fleet.up("big", hello("decode", "big", limits=Limits(4096, 16, 1000, 8, 1000)))
-    small, big = fleet.role("decode")
+    small, big = fleet.of_role("decode")
     small.report(Load(running_tokens=400, free_pages=75, slots_free=8))
     big.report(Load(running_tokens=2000, free_pages=875, slots_free=8))
     assert chosen(HANDED, [small, big], "total_tokens", "decode") == "big"
@@ -175,7 +175,7 @@ def test_pages_move_only_between_equal_formats_and_tokens_continue_only_on_equal
 def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_failed_it() -> None:
     fleet, _ = fleet_of("prefill", 1, determinism="avx2")
     fleet.up("p1", hello("prefill", "p1", determinism="avx512"))
-    workers = fleet.role("prefill")
+    workers = fleet.of_role("prefill")
     assert chosen(replace(NEED, determinism="avx512"), workers, "round_robin") == "p1"
     assert chosen(replace(NEED, determinism="sve"), workers, "round_robin") == "p0", "a preference, no veto"
     assert chosen(replace(NEED, avoided=("p0",)), workers, "round_robin") == "p1"

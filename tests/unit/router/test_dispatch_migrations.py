@@ -1,4 +1,4 @@
-"""What the router core does when workers leave: nothing new goes there, and what runs there moves by its pages."""
+"""What the router core does when workers drain: nothing new goes there, and what runs there migrates by its pages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shared.messages import Cancel, Decode, DrainAck, Draining, Migrate, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
-def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens() -> None:
+def test_a_stream_migrates_to_a_worker_with_room_and_continues_with_the_same_tokens() -> None:
     world = decoding()
     world.say("d0", Draining())
     assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
     assert world.sent(DrainAck) == [("d0", DrainAck())]
     world.generated("d0", "r", 2, 12)
-    world.moving("d0", "r", 3)
+    world.migrating("d0", "r", 3)
     peer, decode = world.sent(Decode, "r")[-1]
     assert (peer, decode.attempt, decode.token_ids) == ("d1", 1, (1, 2, 3, 10, 11, 12))
     assert decode.baton.kv_len == len(decode.token_ids) - 1
@@ -34,7 +34,7 @@ def test_a_stream_moves_to_a_worker_with_room_and_continues_with_the_same_tokens
     world.assert_nothing_left()
 
 
-def test_nothing_new_goes_to_a_worker_that_leaves() -> None:
+def test_nothing_new_goes_to_a_draining_worker() -> None:
     world = ScriptedDeployment(2, 2)
     world.say("p0", Draining())
     world.say("d0", Draining())
@@ -55,7 +55,7 @@ def test_without_room_elsewhere_a_stream_goes_on_where_it_is_until_there_is_some
     assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
 
 
-def test_room_is_kept_for_each_that_was_asked_to_move() -> None:
+def test_room_is_kept_for_each_that_was_asked_to_migrate() -> None:
     world = ScriptedDeployment(1, 2)
     for number in range(4):
         rid = f"r{number}"
@@ -71,13 +71,13 @@ def test_room_is_kept_for_each_that_was_asked_to_move() -> None:
     world.loaded("d1", slots_free=1)
     world.say("d0", Draining())
     assert len(world.sent(Migrate)) == 1
-    world.loaded("d1", slots_free=1)  # the one that moves is not there yet
+    world.loaded("d1", slots_free=1)  # the one that migrates is not there yet
     assert len(world.sent(Migrate)) == 1
     world.cancel(world.sent(Migrate)[0][1].rid)
     assert len(world.sent(Migrate)) == 2
 
 
-def test_a_request_that_has_not_joined_moves_when_it_has() -> None:
+def test_a_request_that_has_not_joined_migrates_when_it_has() -> None:
     world = ScriptedDeployment(1, 2)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
@@ -87,13 +87,13 @@ def test_a_request_that_has_not_joined_moves_when_it_has() -> None:
     assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
 
 
-def test_when_its_new_worker_is_lost_before_it_has_moved_it_moves_to_another() -> None:
+def test_when_its_new_worker_is_lost_before_it_has_migrated_it_goes_to_another() -> None:
     world = decoding()
     world.up("decode", "d2")
     world.say("d0", Draining())
     target = next(uid for uid, worker in world.core.fleet.workers.items() if worker.reserved)
     world.down(target)
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     assert world.placed(Decode, "r") in {"d1", "d2"} - {target}
 
 
@@ -101,7 +101,7 @@ def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_sa
     world = decoding()
     world.up("decode", "d2")
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     second, decode = world.sent(Decode, "r")[-1]
     world.down(second)
     third, again = world.sent(Decode, "r")[-1]
@@ -118,7 +118,7 @@ def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None
     for uid in ("d2", "d3"):
         world.up("decode", uid)
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.down(world.sent(Decode, "r")[-1][0])
     assert world.outcome("r") is None
     world.down(world.sent(Decode, "r")[-1][0])
@@ -135,13 +135,13 @@ def test_one_that_fits_nowhere_stands_in_no_others_way() -> None:
         world.joined("d0", rid)
     world.up("decode", "d1", limits=msgspec.structs.replace(LIMITS, pages=64))
     world.say("d0", Draining())
-    assert [move.rid for _, move in world.sent(Migrate)] == ["small", "smaller"]
+    assert [migrate.rid for _, migrate in world.sent(Migrate)] == ["small", "smaller"]
 
 
-def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
+def test_a_migrating_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.refused("d1", "r", "unreachable")
     peer, again = world.sent(Prefill, "r")[-1]
     assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
@@ -151,20 +151,20 @@ def test_a_moving_stream_whose_pages_cannot_be_fetched_is_recomputed() -> None:
     assert world.placed(Decode, "r") == "d1"
 
 
-def test_a_moving_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -> None:
+def test_a_migrating_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -> None:
     world = decoding(ready_seconds_max=5.0)
     world.say("d0", Draining())
     world.loaded("d1", slots_free=0)
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.wait(6)
     assert world.outcome("r") is None
     assert world.sent(Prefill, "r")[-1][1].attempt == 2
 
 
-def test_a_move_that_left_tokens_out_is_recomputed() -> None:
+def test_a_migration_that_left_tokens_out_is_recomputed() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 3)  # one more than the router has heard
+    world.migrating("d0", "r", 3)  # one more than the router has heard
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
     assert world.sent(Cancel, "r")[-1][0] == "d0"
     assert world.core.counters.continuations == Counter(gap=1)
@@ -173,7 +173,7 @@ def test_a_move_that_left_tokens_out_is_recomputed() -> None:
 def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation() -> None:
     world = decoding()
     world.say("d0", Draining())
-    world.moving("d0", "r", 2)
+    world.migrating("d0", "r", 2)
     world.refused("d1", "r", "no_room")
     world.down("d0")
     assert world.sent(Prefill, "r")[-1][1].token_ids == (1, 2, 3, 10, 11)
@@ -182,8 +182,8 @@ def test_a_worker_that_ends_before_its_pages_were_fetched_costs_a_recomputation(
     world.assert_nothing_left()
 
 
-def test_no_prompt_is_computed_for_a_decode_worker_that_leaves() -> None:
-    """Its pages would wait for a taker of their format until the request fails."""
+def test_no_prompt_is_computed_for_a_draining_decode_worker() -> None:
+    """Its pages would wait for a worker of their format until the request fails."""
     world = ScriptedDeployment(1, 1)
     world.say("d0", Draining())
     world.submit(request("r"))

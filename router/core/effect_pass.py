@@ -1,0 +1,64 @@
+"""Carrying out a core's effects: one pass that the router's shell and the simulation's routers share.
+
+All effects are carried out in order, in one go: one `Generated` message with a hundred rows is one wakeup. A sink may
+call the core back while effects are carried out (`cancel`, `stop`); what follows is carried out by the same pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from router.core.dispatch import RouterCore
+from router.core.effects import Effect, NewTokens, Outcome, RequestEnded
+from shared.effects import Note, Send
+from shared.messages import Message
+
+
+class EffectSink(Protocol):
+    """What effects become in a process: one method an effect."""
+
+    def send(self, peer: str, message: Message) -> None: ...
+
+    def note(self, note: Note) -> None: ...
+
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None: ...
+
+    def ended(self, rid: str, outcome: Outcome) -> None: ...
+
+    def paired(self) -> None: ...
+
+
+class EffectPass:
+    """Takes effects out of `core` and gives them to `sink`; then `set_timer` gets the core's next deadline."""
+
+    def __init__(self, core: RouterCore, sink: EffectSink, set_timer: Callable[[float | None], None]):
+        self._core = core
+        self._sink = sink
+        self._set_timer = set_timer
+        self._running = False
+
+    def run(self) -> None:
+        """Call after every input of the core. Within a pass it does nothing: that pass goes on until none is left."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while effects := self._core.take_effects():
+                for effect in effects:
+                    self._carry_out(effect)
+        finally:
+            self._running = False
+        self._set_timer(self._core.next_deadline())
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, NewTokens):  # by far the most frequent first
+            self._sink.tokens(effect.rid, effect.index, effect.token_ids)
+        elif isinstance(effect, Send):
+            self._sink.send(effect.peer, effect.message)
+        elif isinstance(effect, Note):
+            self._sink.note(effect)
+        elif isinstance(effect, RequestEnded):
+            self._sink.ended(effect.rid, effect.outcome)
+        else:
+            self._sink.paired()

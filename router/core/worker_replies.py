@@ -1,0 +1,189 @@
+"""What a worker's message about a request means, by the request's state.
+
+A message is taken only from the worker that the request's state waits on, and only for its attempt; all others are
+dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that leaves out tokens
+cannot be trusted: the request counts as lost there and is tried again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from router.config import RouterConfig
+from router.core.counters import RouterCounters
+from router.core.effects import RequestCompleted, RequestFailed
+from router.core.fleet import Worker
+from router.core.lifecycle import RequestEvent, RequestState
+from router.core.live_request import LiveRequest
+from router.core.request_table import RequestTable
+from shared import messages
+from shared.messages import FinishReason
+
+AboutRequest = (
+    messages.Prefilled
+    | messages.Joined
+    | messages.Row
+    | messages.Migrating
+    | messages.Finished
+    | messages.Refused
+)
+
+EXPECTED: dict[RequestState, tuple[type, ...]] = {
+    RequestState.PREFILLING: (messages.Prefilled, messages.Refused),
+    RequestState.READY: (messages.Refused,),
+    RequestState.DECODING: (
+        messages.Joined,
+        messages.Row,
+        messages.Migrating,
+        messages.Finished,
+        messages.Refused,
+    ),
+}
+
+
+class WorkerReplies:
+    """Takes each message to the step of `RequestTable` that it means. `now` in seconds."""
+
+    def __init__(self, settings: RouterConfig, requests: RequestTable, counters: RouterCounters):
+        self._settings = settings
+        self._requests = requests
+        self._counters = counters
+
+    def take(self, worker: Worker, message: AboutRequest, now: float) -> bool:
+        """Act on a message; returns whether a request may be placed now that could not be before."""
+        live = self._recipient(worker, message)
+        if live is None:
+            return False
+        match message:
+            case messages.Prefilled():
+                self._prefilled(live, worker, message, now)
+            case messages.Joined():
+                self._requests.join(live, message, now)
+            case messages.Row():
+                self._generated(live, worker, message, now)
+            case messages.Migrating():
+                self._migrating(live, worker, message, now)
+            case messages.Finished():
+                self._finished(live, worker, message, now)
+            case messages.Refused():
+                self._refused(live, worker, message, now)
+        return live.state is not RequestState.DECODING or worker.draining  # if draining, it may migrate now
+
+    def _recipient(self, worker: Worker, message: AboutRequest) -> LiveRequest | None:
+        """The request that still waits for this message of this worker: the one place where others are dropped."""
+        live = self._requests.live.get(message.rid)
+        if live is None:
+            cause = "ended"
+        elif message.attempt != live.attempt:
+            cause = "old_attempt"
+        elif live.waits_on is not worker:
+            cause = "other_worker"
+        elif not isinstance(message, EXPECTED.get(live.state, ())):
+            cause = "unexpected"
+        else:
+            return live
+        self._counters.dropped_messages[cause] += 1
+        return None
+
+    def _prefilled(self, live: LiveRequest, worker: Worker, message: messages.Prefilled, now: float) -> None:
+        if message.index != len(live.output) or not message.token_ids:
+            self._lost(live, worker, "gap", now)
+            return
+        if live.cached_tokens is None:
+            live.cached_tokens = message.cached_tokens
+            self._counters.cached_tokens += message.cached_tokens
+        self._counters.prefill_queue_seconds.append(message.queue_seconds)
+        self._counters.prefill_compute_seconds.append(message.compute_seconds)
+        self._requests.deliver(live, message.token_ids, now)
+        reason = message.finish or live.finish_reason()
+        if reason is not None:
+            self._complete(live, worker, reason, now, worker_has_released=message.baton is None)
+        elif message.baton is None:
+            self._lost(live, worker, "no_baton", now, worker_has_released=True)
+        else:
+            self._requests.hold(live, message.baton, now)
+
+    def _generated(self, live: LiveRequest, worker: Worker, row: messages.Row, now: float) -> None:
+        known = len(live.output) - row.index
+        if known < 0:
+            self._lost(live, worker, "gap", now)
+        elif known >= len(row.token_ids):
+            self._counters.dropped_messages["repeat"] += 1
+        else:
+            self._requests.generate(live, row.token_ids[known:], now)
+
+    def _migrating(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:
+        if message.output_len != len(live.output):
+            self._lost(live, worker, "gap", now)
+        else:
+            self._requests.migrate(live, message.baton, now)
+
+    def _finished(self, live: LiveRequest, worker: Worker, message: messages.Finished, now: float) -> None:
+        live.retractions = message.retractions
+        if message.output_len > len(live.output):
+            self._lost(live, worker, "gap", now, worker_has_released=True)
+        else:
+            self._complete(live, worker, message.reason, now, worker_has_released=True)
+
+    def _refused(self, live: LiveRequest, worker: Worker, message: messages.Refused, now: float) -> None:
+        self._counters.refusals[message.reason] += 1
+        again = partial(self._requests.try_again, live, now=now, peer=worker.peer)
+        if live.state is RequestState.READY:
+            self._counters.stale_batons["lease_ended"] += 1
+            self._requests.forget_lease(live)
+            again(RequestEvent.LEASE_ENDED, cause="lease_ended")
+        elif message.reason == "too_long":
+            failed = RequestFailed(
+                400, "The request is too long for its worker.", code="context_length_exceeded"
+            )
+            self._requests.end(
+                live, RequestEvent.REJECTED, failed, now, peer=worker.peer, worker_has_released=True
+            )
+        elif live.state is RequestState.DECODING and live.joined:
+            # Returned for lack of memory, not lost. This ends: each attempt has brought a token.
+            again(RequestEvent.LOST, cause="retracted", worker_has_released=True, counts=False)
+        elif message.reason == "no_room" and (
+            live.state is RequestState.PREFILLING or live.holder is not None
+        ):
+            self._pause(worker, now)
+            self._requests.requeue(live, RequestEvent.NO_ROOM, now, peer=worker.peer)
+        elif live.state is RequestState.DECODING and message.reason in ("stale", "unreachable"):
+            self._counters.stale_batons[message.reason] += 1
+            again(RequestEvent.STALE, cause=message.reason, worker_has_released=True)
+        else:
+            again(RequestEvent.LOST, cause=message.reason, worker_has_released=True)
+
+    def _lost(
+        self, live: LiveRequest, worker: Worker, cause: str, now: float, *, worker_has_released: bool = False
+    ) -> None:
+        """The worker's messages leave something out."""
+        self._requests.try_again(
+            live,
+            RequestEvent.LOST,
+            now,
+            peer=worker.peer,
+            cause=cause,
+            worker_has_released=worker_has_released,
+        )
+
+    def _complete(
+        self,
+        live: LiveRequest,
+        worker: Worker,
+        reason: FinishReason,
+        now: float,
+        *,
+        worker_has_released: bool,
+    ) -> None:
+        self._requests.end(
+            live,
+            RequestEvent.FINISHED,
+            RequestCompleted(reason, live.usage),
+            now,
+            peer=worker.peer,
+            worker_has_released=worker_has_released,
+        )
+
+    def _pause(self, worker: Worker, now: float) -> None:
+        worker.paused_until = now + self._settings.no_room_seconds
+        self._requests.deadlines.set(("pause", worker.peer), worker.paused_until)

@@ -1,0 +1,180 @@
+"""What a request and a token cost the router in CPU time: the real core and shell, workers that a script plays.
+
+    python -m tests.benchmarks.router [--requests 4096] [--prefill 2] [--decode 2]
+
+No HTTP, tokenizer or sockets: it is the part of a request that grows with the fleet and with the log. Log lines go to
+/dev/null, once for each level. The time is that of the whole process, so a thread that writes lines counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+
+import uvloop
+
+from router.config import RouterConfig
+from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest, Outcome
+from router.shell import RouterShell
+from shared.baton import Baton, Holder
+from shared.links.events import LinkEvent, PeerUp, Received
+from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
+from shared.process import logs
+from shared.sampling_params import SamplingParams
+
+TOGETHER = 64  # requests at a time: as many messages come in one turn of the loop
+SHORT, LONG = 2, 52  # tokens of a request: two lengths tell its own cost from that of its tokens
+PROMPT = tuple(range(256))
+LIMITS = Limits(context_len=4096, page_size=16, pages=100_000, slots=256, vocab_size=1000)
+HOLDER = Holder("p", 1, "agent", b"", 0, 64, 0)
+
+
+class ScriptedLinks:
+    """Links whose other ends are this script: what the router sends is remembered by request, and no more."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, str] = {}  # by rid: who was given the request last
+        self.waiting: list[LinkEvent] = []
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """All that waits."""
+        del timeout_seconds
+        events, self.waiting = self.waiting, []
+        return events
+
+    def send(self, peer: str, message: Message) -> None:
+        """A prefill or decode worker is given a request, or told something that the script does not care for."""
+        if hasattr(message, "token_ids"):
+            self.peers[message.rid] = peer  # type: ignore[attr-defined]
+
+
+class SilentSink:
+    """A client that reads everything at once."""
+
+    def tokens(self, token_ids: tuple[int, ...]) -> None:
+        """Tokens have come."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The request is over."""
+
+
+class Bench:
+    """A router and its workers. `run` may be called again: a request of the bench has its own number."""
+
+    def __init__(self, prefill: int, decode: int):
+        self.links = ScriptedLinks()
+        settings = RouterConfig(served_model_name="m", ready_max=1024)
+        self.core = RouterCore(settings, asyncio.get_running_loop().time())
+        self.shell = RouterShell(self.core, self.links)
+        self._served = 0
+        for role, count in (("prefill", prefill), ("decode", decode)):
+            for number in range(count):
+                hello = _hello(role, f"{role}-{number}")  # type: ignore[arg-type]
+                self.links.waiting.append(PeerUp(hello.uid, hello))
+
+    async def run(self, requests: int, tokens: int) -> float:
+        """Serve `requests`, `TOGETHER` at a time, each with `tokens` tokens; returns CPU seconds a request."""
+        await self._turn()
+        began = time.process_time()
+        for _ in range(requests // TOGETHER):
+            rids = [f"request-{number}" for number in range(self._served, self._served + TOGETHER)]
+            self._served += TOGETHER
+            await self._begin(rids)
+            for index in range(1, tokens):
+                await self._step(rids, index)
+            await self._say({rid: Finished(rid, 1, tokens, "length") for rid in rids})
+            for field in fields(self.core.counters):
+                if isinstance(value := getattr(self.core.counters, field.name), deque):
+                    value.clear()  # as the shell does when it publishes
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        spent = time.process_time() - began
+        assert self.core.counters.requests["length"] == self._served
+        return spent / (requests // TOGETHER * TOGETHER)
+
+    async def _begin(self, rids: list[str]) -> None:
+        for rid in rids:
+            params = SamplingParams(max_new_tokens=1000, seed=0)
+            self.shell.submit(
+                ClientRequest(rid=rid, model="m", token_ids=PROMPT, params=params), SilentSink()
+            )
+        pages = tuple(range(len(PROMPT) // LIMITS.page_size))
+        batons = {rid: Baton(rid, 1, HOLDER, "kv", 0, 1, len(PROMPT), len(PROMPT), pages) for rid in rids}
+        await self._say({rid: Prefilled(rid, 1, 0, (1,), baton) for rid, baton in batons.items()})
+        await self._say({rid: Joined(rid, 1, 64, 0, 0.001) for rid in rids})
+
+    async def _step(self, rids: list[str], index: int) -> None:
+        rows: dict[str, list[Row]] = {}
+        for rid in rids:
+            rows.setdefault(self.links.peers[rid], []).append(Row(rid, 1, index, (index,)))
+        for peer, those in rows.items():
+            self.links.waiting.append(Received(peer, Generated(tuple(those))))
+        await self._turn()
+
+    async def _say(self, messages: Mapping[str, Message]) -> None:
+        for rid, message in messages.items():
+            self.links.waiting.append(Received(self.links.peers[rid], message))
+        await self._turn()
+
+    async def _turn(self) -> None:
+        self.shell.links_ready()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not self.links.waiting
+
+
+def _hello(role: Role, uid: str) -> Hello:
+    return Hello(
+        session=1, role=role, uid=uid, epoch=1, model_name="m", model="w", kv_format="kv", limits=LIMITS
+    )
+
+
+@contextmanager
+def _stderr_to_nowhere() -> Iterator[None]:
+    """Log lines are written for real, to a device that takes them at once."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+
+
+async def _measure(prefill: int, decode: int, requests: int) -> tuple[float, float]:
+    """CPU seconds of a request without its tokens, and of a token."""
+    bench = Bench(prefill, decode)
+    await bench.run(requests // 4, SHORT)  # warm
+    short = await bench.run(requests, SHORT)
+    long = await bench.run(requests, LONG)
+    token = (long - short) / (LONG - SHORT)
+    return short - SHORT * token, token
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.router", description="CPU time of a request"
+    )
+    parser.add_argument("--requests", type=int, default=4096)
+    parser.add_argument("--prefill", type=int, default=2, help="prefill workers")
+    parser.add_argument("--decode", type=int, default=2, help="decode workers")
+    options = parser.parse_args()
+    for level in ("warning", "info"):
+        with _stderr_to_nowhere(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            logs.configure(level, "json", role="router", uid="router-0")
+            request, token = runner.run(_measure(options.prefill, options.decode, options.requests))
+        sys.stdout.write(f"{level:8} {request * 1e6:7.1f} µs a request {token * 1e6:7.2f} µs a token\n")
+
+
+if __name__ == "__main__":
+    main()
