@@ -97,9 +97,7 @@ class Retraction:
     def pages_wanted(self, reqs: Iterable[Req]) -> int:
         """Pages that these requests will take within the steps ahead."""
         return sum(
-            req.pages_missing(
-                min(req.launched_len + self.steps_ahead, req.final_kv_len), self.memory.page_size
-            )
+            self.memory.pages_missing(req, min(req.launched_len + self.steps_ahead, req.final_kv_len))
             for req in reqs
         )
 

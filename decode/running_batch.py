@@ -94,7 +94,7 @@ class RunningBatch:
         for req in self.running.values():
             if req.launched_len >= req.final_kv_len:
                 continue  # ends by length with the step in flight
-            if req.pages_missing(req.launched_len + 1, self._memory.page_size):
+            if self._memory.pages_missing(req, req.launched_len + 1):
                 pages = self._memory.allocate(req, 1)
                 if pages is None:
                     self._counters.rows_without_page += 1

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Decode, FinishReason, Prefill
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
@@ -92,10 +91,6 @@ class Req:
         if last in self.params.stop_token_ids or (last in eos_token_ids and not self.params.ignore_eos):
             return "stop"
         return "length" if self.remaining_new_tokens <= 0 else None
-
-    def pages_missing(self, tokens: int, page_size: int) -> int:
-        """Pages still lacking to hold the KV of `tokens` tokens."""
-        return max(0, pages_for_tokens(tokens, page_size) - len(self.pages))
 
     def join(self, last_token: int | None = None) -> SlotJoin:
         """What the device must know of the request before its first step in its slot."""

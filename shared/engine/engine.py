@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from shared.engine.attention.blocked import BlockedAttention
-from shared.engine.dense.config import ModelConfig, read_eos_token_ids, read_model_config
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.memory_plan import UNBOUNDED, Budget, Demand, choose_pages
+from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
 from shared.engine.native.choice import KernelChoice, choose_kernels
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.sampler import Sampler

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shared.engine.dense.config import ModelConfig
+from shared.engine.model_config import ModelConfig
 
 _PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page

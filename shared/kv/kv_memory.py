@@ -32,6 +32,10 @@ class KvMemory:
         """Pages that hold `tokens` tokens."""
         return pages_for_tokens(tokens, self.page_size)
 
+    def pages_missing(self, req: Req, tokens: int) -> int:
+        """Pages that the request lacks to hold the KV of `tokens` tokens."""
+        return max(0, pages_for_tokens(tokens, self.page_size) - len(req.pages))
+
     def allocate(self, req: Req, count: int, state: PageState = PageState.OWNED) -> list[int] | None:
         """Append `count` pages to the request's table; None, and nothing changed, if they are not free now."""
         if not self.cache.make_room(count):

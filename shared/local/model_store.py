@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared.engine.dense.config import read_model_config
 from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
+from shared.engine.model_config import read_model_config
 from shared.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own

@@ -18,8 +18,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.engine.dense.config import read_model_config
 from shared.engine.memory_plan import RESERVE_BYTES, Budget
+from shared.engine.model_config import read_model_config
 from shared.errors import StartError
 from shared.links.keys import open_new_seed
 from shared.local.child_process import HOST, Child

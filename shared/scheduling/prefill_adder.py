@@ -81,7 +81,7 @@ class PrefillAdder:
         end = self._end_of_row(start, len(req.token_ids))
         if end is None:
             return AddResult.OTHER
-        if self._memory.allocate(req, req.pages_missing(end, self._memory.page_size)) is None:
+        if self._memory.allocate(req, self._memory.pages_missing(req, end)) is None:
             return AddResult.NO_TOKENS
         self.extends.append(Extend(req, start, end, last=end == len(req.token_ids)))
         self._input_left -= end - start

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.protocol import BatchLayout
-from shared.engine.dense.config import ModelConfig
 from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError
 
 TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step

@@ -1,1 +1,1 @@
-"""Dense decoder models in plain torch: configuration, weights, layers and the forward pass."""
+"""Dense decoder models in plain torch: weights, layers and the forward pass."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.protocol import Attention, BatchLayout, PlannedAttention
-from shared.engine.dense.config import ModelConfig
 from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.rope import RotaryEmbedding, rotate
 from shared.engine.dense.weights import OnProgress, Weights
+from shared.engine.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

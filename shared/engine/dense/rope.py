@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from shared.engine.dense.config import Llama3Scaling, ModelConfig
+from shared.engine.model_config import Llama3Scaling, ModelConfig
 
 
 class RotaryEmbedding:

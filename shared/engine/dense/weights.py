@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.engine.dense.config import ModelConfig, read_json
+from shared.engine.model_config import ModelConfig, read_json
 from shared.errors import ModelError
 
 _SAMPLE_BYTES = 4096

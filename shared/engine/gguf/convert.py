@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.engine.dense.config import parse_model_config
+from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.protocol import BatchLayout
-from shared.engine.dense.config import ModelConfig
 from shared.engine.dense.rope import RotaryEmbedding
 from shared.engine.dense.weights import OnProgress, Weights
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
 from shared.errors import ConfigError, InvariantError, ModelError

@@ -16,7 +16,7 @@ def computed(memory: KvMemory, req: Req, kv_len: int | None = None) -> Req:
     """The request with its pages given and so many tokens settled."""
     length = len(req.token_ids) if kv_len is None else kv_len
     memory.match(req, len(req.token_ids) - 1)
-    assert memory.allocate(req, req.pages_missing(length, PAGE_SIZE)) is not None
+    assert memory.allocate(req, memory.pages_missing(req, length)) is not None
     req.kv_len = req.launched_len = length
     return req
 
