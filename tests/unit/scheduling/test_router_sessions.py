@@ -36,9 +36,9 @@ class Book:
 
     def sent(self) -> list[tuple[str, Message]]:
         """What was sent since the last look."""
-        sent = [(effect.peer, effect.message) for effect in self.effects if isinstance(effect, Send)]
+        sends = [effect for effect in self.effects if isinstance(effect, Send)]
         self.effects.clear()
-        return sent
+        return [(send.peer, send.message) for send in sends]
 
     def hear(self, *events: LinkEvent) -> list[LinkEvent | None]:
         return [self.sessions.on_link(event, 0.0) for event in events]
@@ -54,7 +54,7 @@ def test_commands_of_a_role_and_the_end_of_a_session_come_back_and_nothing_else_
     book = Book()
     book.lease("a")
     cancel, down = Received("router", Cancel("b", 1)), PeerDown("router", "gone")
-    events = [PeerUp("router", HELLO), cancel, Received("router", Release("a", 1)), down]
+    events: list[LinkEvent] = [PeerUp("router", HELLO), cancel, Received("router", Release("a", 1)), down]
     assert book.hear(*events) == [None, cancel, None, down]
     assert len(book.leases) == 0
 
