@@ -36,7 +36,7 @@ def check_states(held: Mapping[State, Iterable[Req]], live: Iterable[Req]) -> No
     """Prove that what the parts of a scheduler hold agrees with the states of its live requests.
 
     `held` are the requests by the state in which the part that holds them keeps them. Raises `InvariantError` for one
-    that is held in another state than its own, held twice, or live and held nowhere.
+    that is held in another state than its own, held twice, live and held nowhere, or held and not live any more.
     """
     place: dict[Req, State] = {}
     for state, reqs in held.items():
@@ -44,9 +44,13 @@ def check_states(held: Mapping[State, Iterable[Req]], live: Iterable[Req]) -> No
             if req.state is not state or req in place:
                 raise InvariantError(f"request {req.rid} is {_word(req)}, but held as {state.value}")
             place[req] = state
-    lost = [f"{req.rid} ({_word(req)})" for req in live if req not in place]
+    present = set(live)
+    lost = [f"{req.rid} ({_word(req)})" for req in present if req not in place]
     if lost:
-        raise InvariantError(f"requests that no part of the scheduler holds: {lost}")
+        raise InvariantError(f"requests that no part of the scheduler holds: {sorted(lost)}")
+    forgotten = [f"{req.rid} ({_word(req)})" for req in place if req not in present]
+    if forgotten:
+        raise InvariantError(f"requests that are forgotten, but still held: {forgotten}")
 
 
 def _word(req: Req) -> str:

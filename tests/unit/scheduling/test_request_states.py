@@ -48,6 +48,7 @@ def test_a_pair_that_is_not_in_the_table_raises_naming_request_state_and_event()
         pytest.param(
             {DecodeState.RUNNING: ["a", "a"]}, [], "a is running, but held as running", id="held twice"
         ),
+        pytest.param({DecodeState.RUNNING: ["a"]}, [], r"still held: \['a \(running\)'\]", id="not live"),
         pytest.param({}, ["a"], r"no part of the scheduler holds: \['a \(running\)'\]", id="held nowhere"),
     ],
 )

@@ -1,0 +1,104 @@
+"""Claims about what every worker answers its routers alike: loads, leases and the drain."""
+
+from __future__ import annotations
+
+from shared.effects import Effect, Send
+from shared.kv.kv_memory import KvMemory
+from shared.kv.leases import LeaseCounters, LeaseTable
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.messages import Cancel, DrainAck, Draining, Hello, Load, Message, Release
+from shared.scheduling.router_sessions import RouterSessions
+from tests.unit.kv.lettered_pages import request
+from tests.unit.scheduling.worker_bench import HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords
+
+LOAD_SECONDS, LEASE_SECONDS = 0.1, 5.0
+HELLO = Hello(session=1, role="router", uid="router-0", epoch=1)
+
+
+class Book:
+    """Sessions over a real lease table, and what they sent."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.load = Load(queued=1)
+        self.memory = KvMemory(8, PAGE_SIZE)
+        self.leases = LeaseTable(
+            self.memory,
+            HOLDER,
+            PlainWords([0] * 4),
+            KV_FORMAT,
+            LEASE_SECONDS,
+            LeaseCounters(),
+            self.effects,
+            on_end=lambda req, end: None,  # noqa: ARG005
+        )
+        self.sessions = RouterSessions(self.leases, lambda: self.load, LOAD_SECONDS, self.effects)
+
+    def sent(self) -> list[tuple[str, Message]]:
+        """What was sent since the last look."""
+        sends = [effect for effect in self.effects if isinstance(effect, Send)]
+        self.effects.clear()
+        return [(send.peer, send.message) for send in sends]
+
+    def hear(self, *events: LinkEvent) -> list[LinkEvent | None]:
+        return [self.sessions.on_link(event, 0.0) for event in events]
+
+    def lease(self, rid: str) -> None:
+        req = request("a", rid=rid)
+        self.memory.allocate(req, 1)
+        req.kv_len = len(req.token_ids)
+        self.leases.grant(req, 0.0)
+
+
+def test_commands_of_a_role_and_the_end_of_a_session_come_back_and_nothing_else_does() -> None:
+    book = Book()
+    book.lease("a")
+    cancel, down = Received("router", Cancel("b", 1)), PeerDown("router", "gone")
+    events: list[LinkEvent] = [PeerUp("router", HELLO), cancel, Received("router", Release("a", 1)), down]
+    assert book.hear(*events) == [None, cancel, None, down]
+    assert len(book.leases) == 0
+
+
+def test_a_router_that_has_just_come_hears_the_load_at_once_and_then_only_changes() -> None:
+    book = Book()
+    book.hear(PeerUp("first", HELLO))
+    book.sessions.tick(1.0)
+    assert book.sent() == [("first", Load(queued=1))]
+    book.sessions.tick(2.0)
+    assert book.sent() == []
+    book.load = Load(queued=2)
+    book.hear(PeerUp("second", HELLO))
+    book.sessions.tick(2.01)
+    assert book.sent() == [("first", Load(queued=2)), ("second", Load(queued=2))]
+    book.load = Load(queued=3)
+    book.sessions.tick(2.05)
+    assert book.sent() == []
+    assert book.sessions.next_deadline() == 2.01 + LOAD_SECONDS
+
+
+def test_every_router_hears_of_the_drain_also_one_that_comes_later() -> None:
+    book = Book()
+    book.hear(PeerUp("first", HELLO))
+    book.sessions.start_draining()
+    book.hear(PeerUp("second", HELLO))
+    assert book.sent() == [("first", Draining()), ("second", Draining())]
+
+
+def test_a_worker_is_drained_when_every_connected_router_has_acknowledged_and_no_lease_is_left() -> None:
+    book = Book()
+    book.lease("a")
+    book.hear(PeerUp("first", HELLO), PeerUp("second", HELLO))
+    book.sessions.start_draining()
+    book.hear(Received("first", DrainAck()), PeerDown("second", "gone"))
+    assert not book.sessions.drained
+    book.hear(Received("first", Release("a", 1)))
+    assert book.sessions.drained
+    book.hear(PeerUp("second", HELLO))
+    assert not book.sessions.drained
+
+
+def test_the_next_deadline_is_the_earliest_lease_when_every_router_knows_the_load() -> None:
+    book = Book()
+    assert book.sessions.next_deadline() is None
+    book.lease("a")
+    assert book.sessions.next_deadline() == LEASE_SECONDS
