@@ -46,6 +46,9 @@ from shared.errors import InvariantError
 from shared.messages import Message
 
 Deadline = Literal["wait", "ready", "request", "renew", "pause"]
+ROW_NAMES = {
+    (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
+}
 
 
 class RequestTable:
@@ -319,7 +322,7 @@ class RequestTable:
             live.state_since = now
             self.by_state[before] -= 1
             self.by_state[live.state] += 1
-        self._counters.transitions[f"{before.value} {event.value}"] += 1
+        self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker
