@@ -34,11 +34,11 @@ def two_decode_pods(release: HelmRelease) -> None:
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
+def test_a_decode_pod_that_is_scaled_away_migrates_its_streams_by_their_pages(
     release: HelmRelease, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
     """With a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
-    moved, again = moves(release), continuations(release)
+    migrated, again = migrations(release), continuations(release)
     before = release.cluster.pods("decode")
     victim: list[ClusterPod] = []
     ended: dict[str, float] = {}
@@ -57,10 +57,10 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
     began_there = [stream for stream in report.streams if ways[stream.rid].began_on(victim[0])]
     held = [stream for stream in began_there if report.to_come(stream) >= 1000]
     assert len(held) >= STREAMS_AT_FAULT_MIN
-    assert all(ways[stream.rid].moves == 1 for stream in held)
-    assert all(way.moves < len(way.decode) for way in ways.values())
+    assert all(ways[stream.rid].migrations == 1 for stream in held)
+    assert all(way.migrations < len(way.decode) for way in ways.values())
     assert all(way.attempts == 1 for way in ways.values())
-    assert moves(release) - moved == sum(way.moves for way in ways.values())
+    assert migrations(release) - migrated == sum(way.migrations for way in ways.values())
     assert continuations(release) == again
     assert ended["after_seconds"] < 10
     note = (
@@ -76,7 +76,7 @@ class Way:
     """Where a request went."""
 
     decode: tuple[str, ...]
-    moves: int
+    migrations: int
     attempts: int
 
     def began_on(self, pod: ClusterPod) -> bool:
@@ -86,7 +86,7 @@ class Way:
     @classmethod
     def of(cls, told: dict[str, Any]) -> Way:
         workers = tuple(visit["worker"] for visit in told["workers"] if visit["role"] == "decode")
-        return cls(workers, told["moves"], told["attempts"])
+        return cls(workers, told["migrations"], told["attempts"])
 
 
 def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, faulted: Faulted) -> None:
@@ -175,10 +175,10 @@ def test_a_decode_pod_freezes_and_thaws(release: HelmRelease, faulted: Faulted) 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
 def test_a_deployment_is_rolled(release: HelmRelease, faulted: Faulted, component: str) -> None:
     """A new pod first, then the old one goes: that is when the streams must still run."""
-    before, moved = release.cluster.pods(component), moves(release)
+    before, migrated = release.cluster.pods(component), migrations(release)
     faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before, LONG)
     if component == "decode":
-        assert moves(release) - moved >= STREAMS_AT_FAULT_MIN
+        assert migrations(release) - migrated >= STREAMS_AT_FAULT_MIN
     release.wait_for(component, 1)
 
 
@@ -251,8 +251,8 @@ def departing(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod
     return [pod for pod in before if pod.uid not in staying]
 
 
-def moves(release: HelmRelease) -> float:
-    """Requests that were moved by their pages."""
+def migrations(release: HelmRelease) -> float:
+    """Requests that migrated by their pages."""
     return release.total("router", "segue_migrations_total{outcome=migrated}")
 
 
