@@ -98,4 +98,10 @@ async def _measure_all(config: BenchConfig, chosen: Sequence[Scenario], console:
                 console.print(f"{three_digits(run.value)} {scenario.unit}")
                 runs[scenario.name].append(run)
         results = [scenario_result(scenario, runs[scenario.name]) for scenario in chosen]
-        return report(client.target, shlex.join(["segue", *sys.argv[1:]]), seed, config.size, results)
+        return report(
+            client.target,
+            shlex.join(["python", "-m", "tests.benchmarks.client", *sys.argv[1:]]),
+            seed,
+            config.size,
+            results,
+        )
