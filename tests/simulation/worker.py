@@ -101,13 +101,7 @@ class SimulatedWorker:
         self.witness = Witness(self.scheduler, world.count)
         self.notes: list[Note] = []
         self.loop = EventLoop(
-            self.witness,
-            self.device,
-            self.agent,
-            self,
-            lambda: process.now,
-            self.notes.append,
-            overlap=sizes.overlap,
+            self.witness, self.device, self.agent, self, self._now, self.notes.append, overlap=sizes.overlap
         )
         self.drain = WorkerDrain(sizes.drain_seconds)
         self.draining = False
@@ -116,6 +110,9 @@ class SimulatedWorker:
         self._turns = 0  # scheduled so far
         self._turn_at: float | None = None  # when the next begins; None while one is under way
         self.turn_at(process.now)
+
+    def _now(self) -> float:
+        return self.process.now
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """All that has come; the waiting is done by `_rest`."""
