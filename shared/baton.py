@@ -39,9 +39,7 @@ class Holder(msgspec.Struct, frozen=True):
     words_address: int  # the lease words lie in host memory, 8 bytes each
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
-    known_page: int = (
-        -1
-    )  # one that holds the same bytes in every worker, by which reads are checked; -1: none
+    known_page: int = -1  # a page with the same bytes in every worker, to check reads with; -1: none
 
     @property
     def name(self) -> str:

@@ -29,12 +29,8 @@ SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessi
 KILL_GRACE_SECONDS = 1.0  # after the time to drain: a worker that has not exited by then is killed
 
 PROOFS = (SegueError, AssertionError)  # raised on purpose, for a state that must not be
-CRASHES = (
-    LookupError,
-    AttributeError,
-    ValueError,
-    TypeError,
-)  # an accident, in the code or in a mutation of it
+# Raised by accident, in the code or in a mutation of it.
+CRASHES = (LookupError, AttributeError, ValueError, TypeError)
 
 Machine = SimulatedWorker | Router
 AnyMachine = TypeVar("AnyMachine", SimulatedWorker, Router, Machine)
