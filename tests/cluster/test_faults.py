@@ -34,11 +34,11 @@ def two_decode_pods(release: HelmRelease) -> None:
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
+def test_streams_migrate_by_their_pages_from_a_decode_pod_that_is_scaled_away(
     release: HelmRelease, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
-    """With a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
-    moved, again = moves(release), continuations(release)
+    """With a thousand tokens to come: all migrate, none is recomputed, and the process exits before they end."""
+    migrated, again = migrations(release), continuations(release)
     before = release.cluster.pods("decode")
     victim: list[ClusterPod] = []
     ended: dict[str, float] = {}
@@ -47,8 +47,8 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
         running = {pod.uid: node.process_of(pod) for pod in before}
         began = monotonic()
         release.scale("decode", 1)
-        until(lambda: departing(release, before), 30, "a pod that leaves")
-        victim.extend(departing(release, before))
+        until(lambda: terminating(release, before), 30, "a pod that terminates")
+        victim.extend(terminating(release, before))
         until(lambda: not node.is_running(running[victim[0].uid]), 30, "the end of its process")
         ended.update(after_seconds=monotonic() - began, at=monotonic())
 
@@ -57,15 +57,13 @@ def test_a_decode_pod_that_is_scaled_away_moves_its_streams_by_their_pages(
     began_there = [stream for stream in report.streams if ways[stream.rid].began_on(victim[0])]
     held = [stream for stream in began_there if report.to_come(stream) >= 1000]
     assert len(held) >= STREAMS_AT_FAULT_MIN
-    assert all(ways[stream.rid].moves == 1 for stream in held)
-    assert all(way.moves < len(way.decode) for way in ways.values())
+    assert all(ways[stream.rid].migrations == 1 for stream in held)
+    assert all(way.migrations < len(way.decode) for way in ways.values())
     assert all(way.attempts == 1 for way in ways.values())
-    assert moves(release) - moved == sum(way.moves for way in ways.values())
+    assert migrations(release) - migrated == sum(way.migrations for way in ways.values())
     assert continuations(release) == again
     assert ended["after_seconds"] < 10
-    note = (
-        f"{len(held)} moved with 1,000 tokens to come; the process ended after {ended['after_seconds']:.1f} s"
-    )
+    note = f"{len(held)} migrated with 1,000 tokens to come; the process ended after {ended['after_seconds']:.1f} s"
     pytestconfig.stash.setdefault(NOTES, []).append(note)
     assert ended["at"] < min(stream.ended_at for stream in held)
     release.wait_for("decode", 1)
@@ -76,7 +74,7 @@ class Way:
     """Where a request went."""
 
     decode: tuple[str, ...]
-    moves: int
+    migrations: int
     attempts: int
 
     def began_on(self, pod: ClusterPod) -> bool:
@@ -84,9 +82,9 @@ class Way:
         return self.decode[0].startswith(f"{pod.name}/")
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Way:
-        workers = tuple(visit["worker"] for visit in told["workers"] if visit["role"] == "decode")
-        return cls(workers, told["moves"], told["attempts"])
+    def of(cls, shown: dict[str, Any]) -> Way:
+        workers = tuple(visit["worker"] for visit in shown["workers"] if visit["role"] == "decode")
+        return cls(workers, shown["migrations"], shown["attempts"])
 
 
 def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, faulted: Faulted) -> None:
@@ -95,7 +93,7 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, fault
         release.wait_for("decode", 3)
         before = release.cluster.pods("decode")
         release.scale("decode", 1)
-        until(lambda: len(departing(release, before)) == 2, 30, "two that leave")
+        until(lambda: len(terminating(release, before)) == 2, 30, "two that terminate")
 
     faulted("`kubectl scale` decode 1 → 3 → 1", scale, tokens=LONG)
     release.wait_for("decode", 1)
@@ -175,10 +173,10 @@ def test_a_decode_pod_freezes_and_thaws(release: HelmRelease, faulted: Faulted) 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
 def test_a_deployment_is_rolled(release: HelmRelease, faulted: Faulted, component: str) -> None:
     """A new pod first, then the old one goes: that is when the streams must still run."""
-    before, moved = release.cluster.pods(component), moves(release)
+    before, migrated = release.cluster.pods(component), migrations(release)
     faulted(f"`kubectl rollout restart` {component}", lambda: release.restart(component), before, LONG)
     if component == "decode":
-        assert moves(release) - moved >= STREAMS_AT_FAULT_MIN
+        assert migrations(release) - migrated >= STREAMS_AT_FAULT_MIN
     release.wait_for(component, 1)
 
 
@@ -245,14 +243,14 @@ def killed(faulted: Faulted, name: str, pod: ClusterPod) -> None:
     faulted(name, kill, [pod], struck=lambda: not node.is_running(pid))
 
 
-def departing(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod]:
-    """Those of these pods that leave or have gone."""
-    staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.leaving}
+def terminating(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod]:
+    """Those of these pods that terminate or are gone."""
+    staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.terminating}
     return [pod for pod in before if pod.uid not in staying]
 
 
-def moves(release: HelmRelease) -> float:
-    """Requests that were moved by their pages."""
+def migrations(release: HelmRelease) -> float:
+    """Requests whose pages were fetched by another decode pod."""
     return release.total("router", "segue_migrations_total{outcome=migrated}")
 
 
