@@ -114,7 +114,7 @@ class SimulatedLink:
                 self._down_later(side, "peer died")
 
     def left(self, process: TimelineProcess) -> None:
-        """One of the two has said goodbye and gone: what it sent before arrives first."""
+        """One of the two has closed the session and exited: what it sent before arrives first."""
         side = self.router if self.router.process is process else self.worker
         other, session = self._other(side), self.session
         if side.up and not side.torn:
@@ -207,7 +207,7 @@ class Network:
             self.links.remove(link)
 
     def silent(self, process: TimelineProcess) -> None:
-        """Whoever listens to a process hears nothing any more."""
+        """The process sends nothing any more: its peers will notice the silence."""
         for link in self.links_of(process):
             link.silent(process)
 

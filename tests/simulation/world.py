@@ -194,7 +194,7 @@ class World:
         )
 
     def _end_router(self, router: Router | None, fault: Fault) -> None:
-        """A router is told to end: `RouterDrain` says when it is gone."""
+        """A router gets a signal: `RouterDrain` decides when it exits."""
         if router is None:
             return
         self.count(f"fault {fault.kind}")
