@@ -161,7 +161,7 @@ from shared.process import logs, role_main
 logs.configure("info", "json", role="router", uid="r")
 for number in range(1000):
     logs.write_note(Note("request.state", {"number": number}), "core")
-role_main._leave_at_once()
+role_main.exit_now()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert [json.loads(line)["number"] for line in ended.stderr.splitlines()] == list(range(1000))
