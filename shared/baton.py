@@ -53,7 +53,7 @@ class Baton(msgspec.Struct, frozen=True):
     rid: str
     attempt: int
     holder: Holder
-    kv_format: str  # fingerprint of page size, layout, dtype: pages move only between equals
+    kv_format: str  # fingerprint of page size, layout, dtype: a reader fetches only its own format
     lease: int  # index of the lease's word
     nonce: int  # what the word holds while the lease lives; never 0, never used before
     kv_len: int  # tokens whose KV lies in the pages

@@ -47,7 +47,7 @@ class Placement:
 
 
 def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
-    """Workers that could compute this prompt and, if more than one token is to come, hand it to somebody."""
+    """Workers that could compute this prompt and, if more than one token is to come, have a decode worker for it."""
     return [
         worker
         for worker in fleet.of_role("prefill")
