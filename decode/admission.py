@@ -3,7 +3,7 @@
 Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
 their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
 One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
-pages that the largest running one may still need. It only decides: the transfer queue allocates.
+pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the log, which the shell writes: cores do not log. `event` is `area.event`."""
+    """A line for the log, which the shell writes: cores do not log, shells and libraries use structlog directly.
+
+    `event` is `area.event`. A warning or an error needs a row in docs/troubleshooting.md: its meaning and its remedy.
+    """
 
     event: str
     fields: Mapping[str, object]

@@ -4,6 +4,10 @@ msgspec structs, frozen, tagged, one union a receiver, msgpack on the wire. Comm
 participles. Unknown fields are ignored and fields are only ever added, with defaults, so that a rolling upgrade
 may mix versions. Every message about a request carries `rid` and `attempt`; a message of an older attempt is
 dropped by its receiver. Tokens only: text exists in the router alone.
+
+A new message goes into the union of its receiver below, and into that receiver's `match`: `on_link` of the schedulers,
+or `WorkerReplies` of the router, whose `EXPECTED` says in which states it may come. `make docs` then writes it into
+docs/reference.md, and the simulation fails until it has sent it once.
 """
 
 from __future__ import annotations
