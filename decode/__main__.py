@@ -27,7 +27,7 @@ def serve(config: DecodeConfig) -> None:
         config,
         "decode",
         build,
-        leases_max=config.max_running_requests,  # all that runs may have to move
+        leases_max=config.max_running_requests,  # every running request may have to migrate
         fetch_seconds_max=config.fetch_seconds_max,
         host_fraction=config.host_fraction,
     )

@@ -1,9 +1,9 @@
-"""Whether a request may come in: never, not now, or yes.
+"""Admission of requests to a decode worker: never, not now, or yes.
 
 Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
 their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
 One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
-pages that the largest running one may still need. It decides only; it allocates nothing.
+pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.scheduling.new_token_ratio import NewTokenRatio
 
 
 class Admission:
-    """Judges new requests by the pages that `memory` has left."""
+    """Decides on new requests by the pages that are available in `memory`."""
 
     def __init__(self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str):
         self.ratio = NewTokenRatio(
@@ -76,7 +76,7 @@ class Admission:
         )
 
     def reset(self) -> None:
-        """No request is here any more."""
+        """The worker has no request any more: start over."""
         self._open = True
         self.ratio.reset()
 

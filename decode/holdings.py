@@ -1,7 +1,7 @@
 """What a request holds in each of its states, who keeps it there, and how it is given up.
 
-One place answers "where is a request on this worker?": its state says it, and `check` proves that the part which keeps
-requests of that state has it, and that pages and slots agree with the requests. It decides nothing.
+Where is a request on this worker? `Req.state` says it, and `kept` names the part that keeps requests of that state.
+`check` proves that the two agree, and that pages and slots agree with the requests. This file decides nothing.
 """
 
 from __future__ import annotations

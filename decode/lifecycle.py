@@ -4,9 +4,9 @@
 the table raises. The lists of the scheduler's parts hold requests in the order that matters to each (who came first,
 who was retracted first); `DecodeScheduler.check` proves that lists and states agree.
 
-A request that leaves the batch still has a row in the step in flight: it is `migrating` or `retracting` until that step
-has settled, which is within the same turn of the loop. So no command ever meets these two states. While its pages are
-copied nothing else may touch them: a request that is cancelled then is `aborting` until the copy has ended.
+A request that is taken out of the batch still has a row in the step in flight: it is `migrating` or `retracting` until
+that step has settled, which is within the same turn of the loop. So no command ever meets these two states. While its
+pages are copied nothing else may touch them: a request that is cancelled then is `aborting` until the copy has ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class DecodeState(enum.Enum):
     TRANSFERRING = "transferring"  # in a slot, its pages are being fetched
     JOINING = "joining"  # its pages are here; it is part of the next PREBUILT step
     RUNNING = "running"  # it decodes one token a step
-    MIGRATING = "migrating"  # it left the batch to continue elsewhere; its last step has not settled
+    MIGRATING = "migrating"  # out of the batch, to continue elsewhere; its last step has not settled
     LEASED = "leased"  # its pages are leased to the worker that continues it
-    RETRACTING = "retracting"  # it left the batch for lack of pages; its last step has not settled
+    RETRACTING = "retracting"  # out of the batch, for lack of pages; its last step has not settled
     BACKING_UP = "backing_up"  # its pages are being copied to host memory
     RETRACTED = "retracted"  # its pages lie in host memory
     RESTORING = "restoring"  # in a slot, its pages are being copied back

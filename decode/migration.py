@@ -3,8 +3,8 @@
     Migrate ─► running ─► migrating (its step in flight settles) ─► leased, `Migrating` is sent
                               └─ may still finish
 
-A request that is asked for while its pages are on their way, here or back from host memory, migrates as soon as it
-runs. One that ends by length with the step in flight, or is cancelled, never migrates.
+`Migrate` may come while the pages of a request are being fetched or restored: it then migrates as soon as it runs. One
+that ends by length with the step in flight, or is cancelled, never migrates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.scheduling.request_states import RequestStates
 
 @dataclass(slots=True)
 class Migrations:
-    """The requests that have left the batch to migrate, until their last step has settled."""
+    """Takes migrating requests out of the batch, and leases their pages once their last step has settled."""
 
     memory: KvMemory
     batch: RunningBatch

@@ -33,7 +33,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class Retraction:
-    """The retracted requests, from the step that they leave to the copy that brings them back."""
+    """The retracted requests, from their last step in the batch to the copy that brings their pages back."""
 
     memory: KvMemory
     host: PagePool
@@ -41,7 +41,7 @@ class Retraction:
     counters: DecodeCounters
     effects: list[Effect]
     steps_ahead: int  # requests are retracted until this many steps of the others fit
-    retractions_max: int  # a request retracted this often is taken last: an order, not a veto
+    retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages

@@ -3,8 +3,8 @@
     join ─► joining ─► PREBUILT ─► running ─► DECODE, DECODE, … ─► remove
 
 A step is planned before the one in flight has settled. So a row may run one step past its end, and rows that are
-certain to end by length in the step in flight are left out. A slot may be taken again as soon as it is free: the device
-applies joins in the order of the steps. It knows nothing of routers, fetches or why a request is removed.
+certain to end by length in the step in flight are not planned again. A slot may be taken as soon as it is free: the
+device applies joins in the order of the steps. It knows nothing of routers, fetches or why a request is removed.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class DecodeScheduler:
         self._sessions.tick(now)
 
     def start_draining(self) -> None:
-        """Refuse new requests; those that are here go on until they end or the routers migrate them."""
+        """Refuse new requests; those that are here continue until they end or the routers migrate them."""
         self._sessions.start_draining()
 
     def reclaim(self, completed_step: int) -> None:
@@ -205,7 +205,7 @@ class DecodeScheduler:
 
     @property
     def drained(self) -> bool:
-        """Whether no request, lease or unsent token is left, and none is on its way here."""
+        """Whether no request, lease or buffered token is left, and no request is on its way here."""
         return self._sessions.drained and not (self._reqs or self._output_buffer)
 
     @property
@@ -244,7 +244,10 @@ class DecodeScheduler:
             self._admit(req, command.baton)
 
     def _admit_waiting(self) -> None:
-        """They may wait again, for more of their prefix; after a fetch that did not land, each fetches for itself."""
+        """Try again the requests whose awaited fetch has ended.
+
+        They may wait again, for more of their prefix. After a fetch that did not land, each fetches for itself.
+        """
         for req, baton, landed in self._transfer_queue.take_waiting():
             if not (landed and self._transfer_queue.wait(req, baton)):
                 self._admit(req, baton)
@@ -281,7 +284,7 @@ class DecodeScheduler:
             self._drop(req)
 
     def _drop(self, req: Req) -> None:
-        """End a request that is not wanted any more; while its pages are copied, it ends with the copy."""
+        """Cancel the request. While its pages are copied, it ends with the copy."""
         match req.state:
             case DecodeState.BACKING_UP | DecodeState.RESTORING:
                 self.states.advance(req, DecodeEvent.CANCELLED)
@@ -292,7 +295,7 @@ class DecodeScheduler:
                 self._end(req, DecodeEvent.CANCELLED)
 
     def _finish(self, req: Req) -> None:
-        """End a request whose last token is sampled; it may have left the batch at the same step."""
+        """End a request whose last token is sampled; the same step may have taken it out of the batch."""
         self.counters.finished += 1
         self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
@@ -303,14 +306,14 @@ class DecodeScheduler:
     def _return_to_router(
         self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str, now: float
     ) -> None:
-        """Give up a request that has tokens here; another worker goes on with it."""
+        """Give up a request that has tokens here; another worker continues it."""
         self.counters.returned_to_router += 1
         self._holdings.give_up(req)
         self._flush(now)  # its last tokens, before the router forgets the attempt
         self._refuse(req, event, reason, detail)
 
     def _refuse(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
-        """Give a request that holds no pages any more back to its router."""
+        """Return a request that holds no pages any more to its router."""
         self.counters.refused += 1
         self._end(req, event)
         self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))

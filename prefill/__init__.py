@@ -1,1 +1,1 @@
-"""The prefill role: computes the KV of prompts in EXTEND batches and hands it over under leases."""
+"""The prefill role: computes the KV of prompts in EXTEND batches, and leases the pages to decode workers."""

@@ -5,7 +5,7 @@ A request's way through a prefill worker (`prefill/lifecycle.py` has every state
     Prefill ─► waiting ─► chunked ─► running ─► leased ─► released
                   └──────────────────▲   └─► finished with its first token
 
-It knows nothing of decode workers: a holder of the baton may read. Under overload requests wait before they are
+It does not know decode workers: any worker that has the baton may read. Under overload requests wait before they are
 computed: no new one starts while leases hold more than `lease_fraction` of the pool. A draining worker refuses new
 requests, and is drained once its queue is computed and its leases have ended.
 """
@@ -179,7 +179,7 @@ class PrefillScheduler:
 
     @property
     def drained(self) -> bool:
-        """Whether no request and no lease is left, and none is on its way here."""
+        """Whether no request and no lease is left, and no request is on its way here."""
         return self._sessions.drained and not (self._waiting or self._running)
 
     @property

@@ -5,7 +5,7 @@ Ready means that the tokenizer is loaded and
     discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
     discovery static        a prefill and a decode worker of the list have been up that can serve together
 
-Workers may come and go after that, to the last one.
+After that the router stays ready, even when no worker is up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
 
-SHUTTING_DOWN = RequestFailed(503, "this router is shutting down: ask again", retry_after_seconds=1.0)
+SHUTTING_DOWN = RequestFailed(503, "this router is shutting down: try again", retry_after_seconds=1.0)
 
 
 def serve(config: RouterConfig) -> None:
@@ -78,7 +78,7 @@ def _discovery(config: RouterConfig) -> Discover:
         raise ConfigError(
             "--pod-selector is required: which pods of the namespace are workers of this release"
         )
-    from router.discovery import kubernetes, pod_api  # 35 MiB that a static list needs not
+    from router.discovery import kubernetes, pod_api  # 35 MiB that static discovery does not need
 
     pace = Pace(config.relist_seconds, config.watch_read_seconds)
     namespace = config.namespace or pod_api.own_namespace()

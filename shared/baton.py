@@ -39,9 +39,7 @@ class Holder(msgspec.Struct, frozen=True):
     words_address: int  # the lease words lie in host memory, 8 bytes each
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
-    known_page: int = (
-        -1
-    )  # one that holds the same bytes in every worker, by which reads are checked; -1: none
+    known_page: int = -1  # a page with the same bytes in every worker, to check reads with; -1: none
 
     @property
     def name(self) -> str:
@@ -55,7 +53,7 @@ class Baton(msgspec.Struct, frozen=True):
     rid: str
     attempt: int
     holder: Holder
-    kv_format: str  # fingerprint of page size, layout, dtype: pages move only between equals
+    kv_format: str  # fingerprint of page size, layout, dtype: a reader fetches only its own format
     lease: int  # index of the lease's word
     nonce: int  # what the word holds while the lease lives; never 0, never used before
     kv_len: int  # tokens whose KV lies in the pages

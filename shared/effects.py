@@ -17,7 +17,7 @@ from shared.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give a message to the link of `peer`; a peer that is gone is the link's business."""
+    """Send a message to `peer`. If the session has ended, the link drops the message and counts it."""
 
     peer: str
     message: Message
@@ -35,7 +35,7 @@ class StartFetch:
 
 @dataclass(frozen=True, slots=True)
 class AbandonFetch:
-    """The pages of this fetch are wanted no more."""
+    """Stop this fetch: its request has ended."""
 
     fetch_id: int
 
@@ -60,7 +60,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the log, which the shell writes: cores do not log. `event` is `area.event`."""
+    """A line for the log, which the shell writes: cores do not log, shells and libraries use structlog directly.
+
+    `event` is `area.event`. A warning or an error needs a row in docs/troubleshooting.md: its meaning and its remedy.
+    """
 
     event: str
     fields: Mapping[str, object]

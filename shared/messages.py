@@ -4,6 +4,10 @@ msgspec structs, frozen, tagged, one union a receiver, msgpack on the wire. Comm
 participles. Unknown fields are ignored and fields are only ever added, with defaults, so that a rolling upgrade
 may mix versions. Every message about a request carries `rid` and `attempt`; a message of an older attempt is
 dropped by its receiver. Tokens only: text exists in the router alone.
+
+A new message goes into the union of its receiver below, and into that receiver's `match`: `on_link` of the schedulers,
+or `WorkerReplies` of the router, whose `EXPECTED` says in which states it may come. `make docs` then writes it into
+docs/reference.md, and the simulation fails until it has sent it once.
 """
 
 from __future__ import annotations
@@ -118,14 +122,14 @@ class Decode(Message, frozen=True):
 
 
 class Migrate(Message, frozen=True):
-    """Another worker has room for this request: lend its pages, answer `Migrating`."""
+    """Another worker has room for this request: lease its pages, answer `Migrating`."""
 
     rid: str
     attempt: int
 
 
 class DrainAck(Message, frozen=True):
-    """Answers `Draining`: nothing new comes from this router. What it sent before has arrived before."""
+    """Answers `Draining`: this router sends nothing new. All that it sent before has already arrived."""
 
 
 # ---- worker to router ------------------------------------------------------------------------------------------
@@ -153,9 +157,7 @@ class Joined(Message, frozen=True):
     fetched_bytes: int
     cached_tokens: int
     fetch_seconds: float
-    transport: str = (
-        ""  # of the link to the holder of the pages; empty: nothing fetched, or the link not measured
-    )
+    transport: str = ""  # of the link to the holder; empty: nothing fetched, or the link not measured
     link_bytes_per_second: float = 0.0  # best of the last fetches of at least 1 MiB; 0: there was none
 
 
@@ -185,7 +187,7 @@ class Finished(Message, frozen=True):
 
 
 class Migrating(Message, frozen=True):
-    """The request has left its slot with `output_len` tokens in all; the worker that fetches the pages goes on."""
+    """The request runs here no more, with `output_len` tokens in all; the worker that fetches the pages continues."""
 
     rid: str
     attempt: int
@@ -194,7 +196,7 @@ class Migrating(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """The worker takes nothing new: it ends when nothing is left, or when its time to drain is over."""
+    """The worker accepts no new requests: it exits when it holds nothing, or after `drain_seconds`."""
 
 
 class Refused(Message, frozen=True):
@@ -236,9 +238,7 @@ WorkerToRouter = (
 )
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_router: Mapping[
-    Role, Callable[[bytes], RouterToWorker]
-] = {  # by the role of the worker that reads
+decode_from_router: Mapping[Role, Callable[[bytes], RouterToWorker]] = {  # by the role of the reader
     "prefill": msgspec.msgpack.Decoder(RouterToPrefill).decode,
     "decode": msgspec.msgpack.Decoder(RouterToDecode).decode,
 }

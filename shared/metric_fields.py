@@ -132,8 +132,8 @@ REQUESTS = CounterMetric(
 )
 MIGRATIONS = CounterMetric(
     "segue_migrations_total",
-    "Requests that left a draining decode worker. The worker counts those it offered; routers count those that "
-    "migrated by their pages and those that were recomputed.",
+    "Requests that migrated from a draining decode worker. The worker counts those it offered; routers count those "
+    "whose pages were fetched (migrated) and those that were recomputed.",
     ("outcome",),
 )
 STALE_BATONS = CounterMetric(

@@ -1,9 +1,10 @@
 """State machines as data: what a state does with an event is a row of a table, and a pair that has no row raises.
 
-One class serves every table of the house: a request at the router (`router/core/lifecycle.py`), a request on a worker
-(`prefill/lifecycle.py`, `decode/lifecycle.py`), a fetch (`shared/transfer/fetch_states.py`). The table knows nothing
-of what a state holds or what an event costs. Guards are events: whoever makes the event has decided, the table has no
-conditions. The pictures in docs/request-life.md are `diagram()`. The idea is h11's (`_state.py`).
+One class serves every lifecycle: a request at the router (`router/core/lifecycle.py`), a request on a worker
+(`prefill/lifecycle.py`, `decode/lifecycle.py`), a fetch (`shared/transfer/fetch_states.py`) and the drain of a router
+(`router/core/drain.py`). The table does not know what a state holds or what an event costs. It has no conditions: the
+caller decides which event has happened. The pictures in docs/request-life.md are made by `diagram()`. The idea is
+h11's (`_state.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class StateTable(Generic[State, Event]):
         self._noun = noun
 
     def next(self, state: State, event: Event) -> State:
-        """The table's answer; raises `InvariantError` where it has none."""
+        """The state after `event`; raises `InvariantError` where the table has no row."""
         following = self.rows[state].get(event)
         if following is None:
             raise InvariantError(f"a {state.value} {self._noun} cannot meet {event.value}")

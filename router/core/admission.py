@@ -1,6 +1,6 @@
-"""What is refused at the door: requests that no worker could serve, and more of them than the queue holds.
+"""Admission of requests to a router: refuses those that no worker could serve, and those that find the queue full.
 
-Pure: an answer for a request and a fleet. What only a worker can know (its pool is full just now) is not asked here.
+A pure function of a request and the fleet. It does not ask for what only a worker knows, such as a pool that is full.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.messages import WORKER_ROLES
 def refusal(
     request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig
 ) -> RequestFailed | None:
-    """Why a request is not admitted, while `waiting` others wait; None: it is."""
+    """Why a request is not admitted, while `waiting` others wait; None if it is admitted."""
     if request.model not in fleet.models:
         message = f"The model {request.model!r} does not exist."
         return RequestFailed(404, message, code="model_not_found", param="model")

@@ -1,9 +1,8 @@
 """The router's core: what each input means, and who waits for which worker.
 
-Takes requests of clients, events of links and the time; gives effects. It has no clock, I/O, threads or chance of
-its own: the same inputs give the same effects. The steps of a request are in `request_table`, the choice of a
-worker in `placement`, the table of states in `lifecycle`, what a worker's message about a request means in
-`worker_replies`.
+Takes requests of clients, events of links and the time; gives effects. It has no clock, I/O, threads or randomness:
+the same inputs give the same effects. The steps of a request are in `request_table`, the choice of a worker in
+`placement`, the table of states in `lifecycle`, what a worker's message about a request means in `worker_replies`.
 
 Every input ends with a placement pass if it may have freed room or brought work: ready requests first, because they
 tie up pages. Requests that compete for the same workers are placed in order, so that small ones cannot starve a

@@ -3,7 +3,7 @@
     SIGTERM ─► lag: unready, answers close their connections; requests are still taken, until every proxy knows
             ─► draining: no listener; open answers go on, for `drain_seconds` at most
             ─► ended: nothing is open any more
-    SIGINT, a second SIGTERM, or time over ─► ending: open answers get an error event ─► ended, soon in any case
+    SIGINT, a second SIGTERM, or time over ─► ending: open answers get an error event ─► ended, within ENDING_SECONDS
 
 `TRANSITIONS` is all of it. The HTTP server carries the steps out, and so do the routers of the simulation.
 """
@@ -20,7 +20,7 @@ ENDING_SECONDS = 2.0  # for answers that are being written, after END_ANSWERS
 
 
 class RouterDrainState(enum.Enum):
-    """Where the end of a router is."""
+    """How far the drain of a router is."""
 
     SERVING = "serving"
     LAG = "lag"
@@ -30,7 +30,7 @@ class RouterDrainState(enum.Enum):
 
 
 class RouterDrainEvent(enum.Enum):
-    """What brings the end nearer."""
+    """What the drain of a router meets."""
 
     DRAIN_REQUESTED = "DrainRequested"
     STOP_REQUESTED = "StopRequested"

@@ -39,7 +39,7 @@ class EffectPass:
         self._running = False
 
     def run(self) -> None:
-        """Call after every input of the core. Within a pass it does nothing: that pass goes on until none is left."""
+        """Call after every input of the core. Within a pass it does nothing: that pass carries out all effects."""
         if self._running:
             return
         self._running = True

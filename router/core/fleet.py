@@ -1,4 +1,4 @@
-"""The workers as the router knows them: what they said at hello, how busy they are, what was given to them.
+"""The workers as the router knows them: their `Hello`, their load, and the requests that are assigned to them.
 
 A worker is known by its link peer, `<uid>/<epoch>`; one that restarted is another worker. Load is what the worker
 last reported plus what was assigned since, and never less than what this router alone has there. Nothing here
@@ -28,7 +28,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class AssignedTotals:
-    """Sums over some assignments, kept up to date: placement asks for them at every look at every worker."""
+    """Sums over some assignments, kept up to date because placement reads them for every worker and request."""
 
     requests: int = 0
     tokens: int = 0
@@ -115,7 +115,7 @@ class Worker:
         )
 
     def takes_prefill(self, per_slot: float, now: float) -> bool:
-        """Whether a prefill worker may be given one more: a bounded number stands before it."""
+        """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
         bound = max(1, int(self.hello.limits.slots * per_slot))
         return self.takes_work(now) and len(self.assigned) < bound
 
@@ -138,7 +138,7 @@ class Worker:
             self.unreported.subtract(assignment)
 
     def report(self, load: Load) -> None:
-        """Take the worker's own word for all that was assigned before."""
+        """Take in the load that the worker reports; it includes what was assigned before."""
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
@@ -196,7 +196,7 @@ class Fleet:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names that are no 404, in the order they were first seen."""
+        """Names that clients may ask for; another one gets 404. In the order they were first seen."""
         return tuple(self._models)
 
     def context_len(self, model: str) -> int | None:

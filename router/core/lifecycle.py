@@ -28,9 +28,8 @@ class RequestState(enum.Enum):
     CANCELLED = "cancelled"  # the client has gone
     FAILED = "failed"  # ended with an error
 
-    __hash__ = (
-        object.__hash__
-    )  # members are singletons; Enum's own hash is a Python call, paid with every token
+    # Members are singletons. Enum's own hash is a Python call, and every token would pay for it.
+    __hash__ = object.__hash__
 
 
 class RequestEvent(enum.Enum):
@@ -44,9 +43,7 @@ class RequestEvent(enum.Enum):
     NO_ROOM = "NoRoom"  # the worker refused for lack of room; what was computed remains valid
     STALE = "Stale"  # the pages cannot be fetched any more, or not by that worker
     LOST = "Lost"  # the worker that the state waits on is gone, or its messages cannot be trusted
-    MIGRATION_TARGET_LOST = (
-        "MigrationTargetLost"  # the new worker is gone before it had the pages; the lease holds
-    )
+    MIGRATION_TARGET_LOST = "MigrationTargetLost"  # the new worker is lost before it had the pages
     LEASE_ENDED = "LeaseEnded"  # the holder of the pages has given them up
     FINISHED = "Finished"  # the output is complete
     STOPPED = "Stopped"  # a stop string was found in the text

@@ -47,7 +47,7 @@ class LiveRequest:
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
     holder: Worker | None = None  # worker that leases the pages to this attempt
     target: Worker | None = None  # where room is reserved for it: its migration was requested
-    migrating: bool = False  # it has left its decode worker, and joined no other yet
+    migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
@@ -58,7 +58,7 @@ class LiveRequest:
 
     state_since: float = 0.0
     token_at: float = 0.0  # when the last token came
-    seconds: dict[str, float] = field(default_factory=dict)  # by state that was left
+    seconds: dict[str, float] = field(default_factory=dict)  # spent in each state that is over
     visits: list[Visit] = field(default_factory=list)
     cached_tokens: int | None = None  # in the first attempt's prompt
     fetched_bytes: int = 0
@@ -88,7 +88,7 @@ class LiveRequest:
 
     @property
     def waits_on(self) -> Worker | None:
-        """The worker whose loss the state feels: that which works on it, else that which holds its pages."""
+        """The worker whose loss the request suffers: the one that works on it, else the one that holds its pages."""
         return self.worker or self.holder
 
     @property
@@ -111,7 +111,7 @@ class LiveRequest:
         return (serving.hello.eos_token_ids if serving else ()) or self.request.eos_token_ids
 
     def refresh_need(self) -> None:
-        """Bring `need` up to the present: what the next worker must have to go on with it."""
+        """Bring `need` up to date: what the next worker must have to continue the request."""
         request = self.request
         self.need = Need(
             rid=self.rid,

@@ -47,7 +47,7 @@ class Placement:
 
 
 def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
-    """Workers that could compute this prompt and, if more than one token is to come, hand it to somebody."""
+    """Workers that could compute this prompt and, if more than one token is to come, have a decode worker for it."""
     return [
         worker
         for worker in fleet.of_role("prefill")
@@ -142,7 +142,7 @@ def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig
 
 
 def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Placement:
-    """One session, one worker, by rendezvous hashing: only the sessions of a lost worker move."""
+    """One session, one worker, by rendezvous hashing: only the sessions of a lost worker get another one."""
     if not need.session:
         return _total_tokens(need, workers, settings)
     best = max(workers, key=lambda worker: (_weight(need.session, worker.hello.uid), worker.peer))

@@ -9,9 +9,8 @@ here, together, and nowhere else, so that nothing stays behind:
     ready        ready      ready, renew           -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
-A request that migrates goes from decoding to ready once more: then its decode worker is the holder.
-
-Why a step is taken is known to `dispatch`.
+A request that migrates goes from decoding to ready once more: then its decode worker is the holder. `dispatch` and
+`worker_replies` decide which step is taken.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class RequestTable:
         return live
 
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
-        """A request that never became one."""
+        """Answer a request that is not admitted."""
         self._counters.requests[str(failed.status)] += 1
         self._effects.append(RequestEnded(request.rid, failed))
 
@@ -127,14 +126,14 @@ class RequestTable:
         self._become_ready(live, baton, RequestEvent.PREFILLED, now)
 
     def request_migration(self, live: LiveRequest, choice: Placement) -> None:
-        """There is room elsewhere: reserve it, and have the pages leased."""
+        """Another decode worker has room: reserve it, and ask the present one to lease the pages."""
         assert live.worker is not None, live.rid
         live.target = choice.worker
         choice.worker.reserved[live.rid] = choice.worker.pages_for(live.need.tokens)
         self.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
-        """decoding → ready: the decode worker leases the pages out; where they go is decided anew."""
+        """decoding → ready: the decode worker leases the pages; the worker that fetches them is chosen anew."""
         live.migrating = True
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
@@ -201,7 +200,7 @@ class RequestTable:
     def requeue(
         self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
     ) -> None:
-        """The worker `peer` holds nothing of it: back into the queue, with the same attempt and the same deadline."""
+        """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         self._unassign(live)
         self._advance(live, event, now, peer, cause)
         if live.state is RequestState.READY:
@@ -210,7 +209,7 @@ class RequestTable:
             self._enqueue_waiting(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
-        """The worker that the state waits on is gone; if it was to fetch migrating pages, another one can."""
+        """The worker that the request waits on is gone. If it was to fetch migrating pages, another one can."""
         leased = live.migrating and live.worker is not None and live.holder is not None
         if leased and live.losses + 1 < self._settings.losses_max:
             live.losses += 1
@@ -298,7 +297,7 @@ class RequestTable:
             self.deadlines.clear(("renew", live.rid))
 
     def forget_target(self, live: LiveRequest) -> None:
-        """No room is kept for it anywhere."""
+        """Give up the room that is reserved for its migration, if any."""
         if live.target is not None:
             del live.target.reserved[live.rid]
             live.target = None

@@ -1,7 +1,7 @@
 """What a worker's message about a request means, by the request's state.
 
 A message is taken only from the worker that the request's state waits on, and only for its attempt; all others are
-dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that leaves out tokens
+dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that skips tokens
 cannot be trusted: the request counts as lost there and is tried again.
 """
 
@@ -156,7 +156,7 @@ class WorkerReplies:
     def _lost(
         self, live: LiveRequest, worker: Worker, cause: str, now: float, *, worker_has_released: bool = False
     ) -> None:
-        """The worker's messages leave something out."""
+        """The worker's messages skip something."""
         self._requests.try_again(
             live,
             RequestEvent.LOST,

@@ -3,10 +3,10 @@
     unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> terminating --gone--> unknown
                          `--------------------- deletionTimestamp, gone ---------------------^
 
-Takes observations, returns changes and notes; no clock, thread or I/O, and no log. A pod is its uid: one that was
-recreated under the same name is another. Only a Ready pod is dialed. A pod that stops being Ready keeps its link: it
-may still be decoding, and a dead peer is noticed by the link first. When it becomes Ready again, redial at once instead
-of waiting for the backoff. An outage of the API server changes no link: the last known fleet goes on serving.
+Takes observations, returns changes and notes; no clock, thread or I/O, and no log. A pod is known by its uid: one that
+was recreated under the same name is another. Only a Ready pod is dialed. A pod that stops being Ready keeps its link:
+it may still be decoding, and a dead peer is noticed by the link first. When it becomes Ready again, it is redialed at
+once, without waiting for the backoff. An outage of the API server changes no link: the last known fleet serves on.
 
 Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
 An address is hung up when no pod has it any more; that another process answers there is noticed by the link.

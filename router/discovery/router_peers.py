@@ -2,7 +2,7 @@
 
 A request's id begins with the prefix of the router that drew it. A client asks the router that its connection came
 to; a router that has not served the request asks the owner. A router never asks for ids with its own prefix, so no
-question goes in a circle.
+question is passed on twice.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Discovery(Protocol):
 
 
 class StaticDiscovery:
-    """Workers that are listed in the settings: all are dialed at once, and for ever."""
+    """Workers that are listed in the settings: all are dialed at the start, and whenever their link is down."""
 
     def __init__(self, workers: Sequence[WorkerAddress], links: Dialer, health: Health):
         self._workers = workers

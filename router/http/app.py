@@ -1,9 +1,8 @@
 """The router's HTTP application: which endpoint answers which path, and OpenAI's shape for every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
-(`completions`, `tokenize`), so its validation and its 422 never take part. Around everything lies
-`RequestIdMiddleware`: it draws the request's id, writes the one log line of a request, and turns an uncaught error into
-a 500 without details.
+(`completions`, `tokenize`), so its validation and its 422 are not used. `RequestIdMiddleware` wraps everything: it
+draws the request's id, writes the one log line of a request, and turns an uncaught error into a 500 without details.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
     del request
     assert isinstance(error, HTTPException)
-    messages = {404: "there is nothing at this path", 405: "this path does not know this method"}
+    messages = {404: "there is nothing at this path", 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
@@ -161,7 +160,7 @@ class RequestIdMiddleware:
         except Exception as error:  # a bug: log the place, never the values
             log.error("http.error", rid=rid, error=type(error).__name__, at=_places(error))
             if status == 0:
-                body = error_body(500, "the server failed; its log knows where")
+                body = error_body(500, "the router failed; its log says where")
                 await send_json(send_with_id, 500, body)
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
 

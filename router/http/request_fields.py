@@ -23,7 +23,7 @@ STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
-# Known, not implemented: the values that ask for nothing.
+# Known fields that are not implemented, and their neutral values, which are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),

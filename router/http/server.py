@@ -1,7 +1,7 @@
 """The router's HTTP server: uvicorn, with the things it does not do by itself.
 
 A port in use is one sentence. A request that is not HTTP is answered in OpenAI's error shape. A connection can be
-dropped with unread data in it, which ASGI has no word for: `scope["extensions"]["segue.abort"]`. A signal only ends
+dropped with unread data in it, which ASGI does not offer: `scope["extensions"]["segue.abort"]`. A signal only ends
 the serving: uvicorn would raise it once more and so kill the process before its links are closed. What a signal means
 and when the server may end is decided by `router.core.drain`; it is carried out here.
 """
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         yield
 
     def start_draining(self) -> None:
-        """Let `serve` return when nothing is open any more; asked twice, soon."""
+        """Let `serve` return when nothing is open any more. Called twice, it stops as `stop` does."""
         self._drain.sigterm(asyncio.get_running_loop().time())
         self._carry_out()
 

@@ -40,10 +40,8 @@ class Detokenizer:
         """`skip` are ids without text (special tokens); `context` the end of the text that is continued."""
         self._decoder = decoder
         self._skip = skip
-        kept = (
-            token_id for token_id in reversed(context) if token_id not in skip
-        )  # reads no further than needed
-        self._window = list(islice(kept, CONTEXT_TOKENS))[::-1]
+        newest_first = (token_id for token_id in reversed(context) if token_id not in skip)
+        self._window = list(islice(newest_first, CONTEXT_TOKENS))[::-1]
         self._pending = 0  # tokens at the end of the window whose text was not wholly emitted
         self._emitted = len(decoder.decode(self._window).rstrip(BROKEN)) if self._window else 0
 

@@ -98,6 +98,6 @@ def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
 
 
 def kv_format(config: ModelConfig, page_size: int, dtype: torch.dtype) -> str:
-    """Fingerprint of the layout: pages move only between workers with equal ones."""
+    """Fingerprint of the layout: a worker fetches pages only from workers with an equal one."""
     shape = f"layers={config.layers},kv_heads={config.kv_heads},head_dim={config.head_dim}"
     return f"page-major-2,page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"

@@ -47,9 +47,7 @@ class Authenticator:
         router_socket.curve_publickey = keys.public
         router_socket.zap_domain = ZAP_DOMAIN
         self.monitor: zmq.Socket[bytes] = router_socket.get_monitor_socket()
-        self._pending_handshakes: dict[
-            int, None
-        ] = {}  # descriptors whose handshake has no outcome yet, oldest first
+        self._pending_handshakes: dict[int, None] = {}  # descriptors without an outcome yet, oldest first
         self._counted = False  # the failure that the next disconnection belongs to has been counted
 
     def answer(self) -> None:

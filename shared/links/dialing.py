@@ -32,9 +32,7 @@ from shared.links.session import (
 )
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
 
-UNREACHABLE_SECONDS = (
-    60.0  # a starting worker may load its model for this long; after that it is worth a warning
-)
+UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
 
 @dataclass(frozen=True, slots=True)

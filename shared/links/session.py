@@ -45,12 +45,8 @@ class SessionError(Exception):
     """The frames cannot be the next ones of this session; the message says why."""
 
 
-UNREADABLE = (
-    SessionError,
-    msgspec.MsgspecError,
-    ValueError,
-    RecursionError,
-)  # all that bytes of a peer can raise
+# All that the bytes of a peer can raise.
+UNREADABLE = (SessionError, msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The `segue` command: `up` is the whole deployment on this machine; a role is `python -m ROLE`.
 
-Whatever is wrong is answered with one sentence and status 1, never with a traceback; also Ctrl-C while the rest is
-imported, which is why all of it is imported late.
+A failure is one sentence and status 1, never a traceback. That includes Ctrl-C while modules are imported, so
+everything heavy is imported inside functions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
-        run_or_leave(sys.argv[1:])
+        run_and_exit(sys.argv[1:])
     except KeyboardInterrupt:
         sys.stderr.write("segue up: interrupted\n")
         sys.exit(130)
 
 
-def run_or_leave(argv: list[str]) -> NoReturn:
+def run_and_exit(argv: list[str]) -> NoReturn:
     """Carry out the command and exit; where it cannot start, exit with one sentence."""
     from shared.errors import StartError
     from shared.process.role_main import exit_now, exit_with_error

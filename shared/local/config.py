@@ -1,4 +1,4 @@
-"""What `segue up` is told: its own flags, and a file in the shape of the chart's values.
+"""The settings of `segue up`: its own flags, and a file in the shape of the chart's values.
 
     model: smollm2
     router:  {config: {maxQueuedRequests: 100}}
@@ -105,7 +105,7 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """All that `segue up` is told."""
+    """All settings of one deployment: its own, and those of each role."""
 
     config: LocalConfig
     roles: dict[str, RoleSettings]

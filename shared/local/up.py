@@ -5,8 +5,8 @@
                └── python -m decode  --links-port … --http-port …
 
 Ports are reserved without a race: each is bound here, not listened on, for as long as the deployment lives. Linux
-lets a child listen on it (both set SO_REUSEADDR), never lends it to anybody who asks for a free one, and a child that
-starts again finds its own. Here is decided what runs and with which settings; `children` runs it.
+lets a child listen on it (both set SO_REUSEADDR), but gives it to no process that asks for any free port. A child that
+starts again gets its own port back. This file decides what runs and with which settings; `children` runs it.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[s
 
 
 def _roles_that_share(settings: LocalSettings) -> list[Role]:
-    """The workers whose settings leave it to us how much memory each may take."""
+    """The roles whose settings name no memory size: they share what the machine has."""
     configs = {role: settings.roles[role].config for role in WORKERS}
     return [
-        role for role, told in configs.items() if isinstance(told, WorkerConfig) and not told.memory_bytes
+        role for role, each in configs.items() if isinstance(each, WorkerConfig) and not each.memory_bytes
     ]
 
 

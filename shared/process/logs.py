@@ -109,7 +109,7 @@ class NoteWriter(logging.StreamHandler[TextIO]):
         """Queue a note whose level is on; never blocks."""
         if _LEVELS[note.level] < self._threshold:
             return
-        if not self._json:  # a console is read by a person, who is slow
+        if not self._json:  # people read a console, so its lines are few and need no batches
             structlog.get_logger(logger).log(_LEVELS[note.level], note.event, **note.fields)
         elif len(self._waiting) >= NOTES_MAX:
             self._dropped += 1

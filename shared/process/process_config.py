@@ -28,7 +28,7 @@ class ProcessConfig(Settings):
     )
     link_seed_file: str = Field(
         default="",
-        description="File with the 32-byte seed of the link keys. A command line would show it to everybody.",
+        description="File with the 32-byte seed of the link keys. A command line would show it to every user.",
     )
     heartbeat_seconds: Seconds = Field(
         default=1.0,

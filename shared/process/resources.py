@@ -1,6 +1,6 @@
 """How many cores and how much memory this process may use: what its control group allows, else the machine's figures.
 
-In a container the machine's own figures count for nothing, and there are two forms of limits. Version 1 of control
+In a container the machine's own figures do not apply, and there are two forms of limits. Version 1 of control
 groups has a tree of folders for each controller, version 2 one tree for all. The limits of every parent hold too, so
 the lowest one counts. This file is the only reader of control groups; what the memory is spent on, it does not know.
 """

@@ -31,10 +31,7 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
 
     `serve` imports heavy modules (torch, nixl, transformers) itself, so that `--help` and a wrong flag answer at once.
     """
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a signal ends a process that loads; `serve` handles them later
+    for number in (signal.SIGINT, signal.SIGTERM):  # until `serve` handles them, they end the process
         signal.signal(number, _end_by_signal if os.getpid() == 1 else signal.SIG_DFL)
     try:
         config = load(struct, sys.argv[1:], os.environ)
@@ -42,7 +39,7 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
             hold_lifeline(config.lifeline_fd)
         configure(config.log_level, config.log_format, role=role, uid=config.uid)
         for variable in unknown_variables(struct, os.environ):
-            log.warning("unknown variable", variable=variable)
+            log.warning("settings.unknown_variable", variable=variable)
         serve(config)
     except StartError as error:
         exit_with_error(f"{role}: {error}")

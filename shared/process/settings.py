@@ -107,10 +107,8 @@ def read_flags(model: type[Settings], argv: Sequence[str]) -> tuple[dict[str, An
         files.append(flags.config)
         return flags
 
-    read: Any = (
-        CliSettingsSource  # asks of a class only what every model has, though it is declared for its own
-    )
-    values = read(
+    source: Any = CliSettingsSource  # declared for pydantic-settings' own models, but any model will do
+    values = source(
         model,
         root_parser=parser,
         parse_args_method=parse,

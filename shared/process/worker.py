@@ -3,7 +3,7 @@
 What a worker *does* is its scheduler's business; the roles differ only in which one they build here. Readiness means:
 weights loaded, a fetch from itself passed, links open, not draining.
 
-SIGTERM lets it drain, a second one or SIGINT ends it at once; `shared/scheduling/drain.py` decides when it may exit.
+SIGTERM makes it drain, a second one or SIGINT ends it at once; `shared/scheduling/drain.py` decides when it may exit.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engin
 
 
 def _listen_to_signals(drain: WorkerDrain) -> None:
-    """From now on the process drains when asked to end. Before it serves, signals just end it: nothing is held yet."""
+    """From now on SIGTERM drains the process. Before, it just ends it, because the worker holds nothing yet."""
     signal.signal(signal.SIGTERM, lambda *_: drain.sigterm(monotonic()))
     signal.signal(signal.SIGINT, lambda *_: drain.sigint())
 
@@ -184,7 +184,7 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
 
 
 def _let_reads_end(transfer: NixlTransfer) -> None:
-    """A reader that goes away in the middle of a read can take its holder with it (over TCP): wait a little."""
+    """Wait a little for reads under way: over TCP, the holder may abort when its reader exits in the middle of one."""
     deadline = monotonic() + LAST_READS_SECONDS_MAX
     while transfer.outstanding and monotonic() < deadline:
         transfer.poll()

@@ -17,7 +17,7 @@ from shared.effects import Note
 
 
 class DrainFacts(Protocol):
-    """What the decision depends on; a scheduler has it."""
+    """What the decision depends on; every scheduler implements it."""
 
     @property
     def drained(self) -> bool: ...

@@ -1,7 +1,7 @@
 """How much fits into one EXTEND step: the admission of waiting requests, whole or in chunks.
 
 It plans rows and allocates their pages. It launches nothing, removes nothing from a queue and reserves nothing for
-output: a request leaves a prefill worker after its first token. The rules are SGLang's (schedule_policy.py).
+output: a prefill worker samples one token of a request. The rules are SGLang's (schedule_policy.py).
 """
 
 from __future__ import annotations

@@ -66,9 +66,8 @@ def _dfs_weight(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -
     assert root is not None
     backwards: list[Req] = []
     pending = [root]
-    while (
-        pending
-    ):  # each node before its children, the lightest first: read backwards, deepest and heaviest first
+    # Visits each node before its children, the lightest child first. Backwards: deepest and heaviest first.
+    while pending:
         node = pending.pop()
         backwards.extend(reversed(ends_at.get(node, [])))
         pending.extend(sorted(children.get(node, {}), key=lambda child: -weights[child]))

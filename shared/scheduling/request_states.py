@@ -1,7 +1,7 @@
 """The one writer of a request's state on a worker.
 
 Each role has a table of its own (`prefill/lifecycle.py`, `decode/lifecycle.py`); this follows it, for every part of the
-role's scheduler. It knows nothing of what a state holds: the part that moves a request's pages says what happened.
+role's scheduler. It does not know what a request holds in a state: the part that acts on the request gives the event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.state_table import Event, State, StateTable
 
 
 class RequestStates(Generic[State, Event]):
-    """Moves requests along a table and counts how often each row of it was taken."""
+    """Advances requests along a table, and counts how often each of its rows was taken."""
 
     def __init__(self, table: StateTable[State, Event]):
         self._table = table

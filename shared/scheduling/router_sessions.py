@@ -1,7 +1,7 @@
-"""The routers that have a session with this worker, and what both roles answer them alike.
+"""The routers that have a session with this worker, and the messages that both roles handle alike.
 
-It keeps which routers are here, pushes them the worker's load, tells them when the worker drains and hears their
-acknowledgements, passes `Renew` and `Release` on to the leases, and ends leases that were not renewed. A scheduler
+It knows which routers are connected, pushes the worker's load to them, sends `Draining` and takes in their `DrainAck`s,
+passes `Renew` and `Release` on to the leases, and ends leases that were not renewed. A scheduler
 gives it every link event first and handles what comes back: the commands of its own role, and a session's end, at
 which the requests of that router end.
 
@@ -19,7 +19,7 @@ from shared.messages import DrainAck, Draining, Load, Release, Renew
 
 
 class RouterSessions:
-    """The routers with a session now, in the order they came. Effects are appended in the order of their causes."""
+    """The routers with a session, in the order they connected. Effects are appended in the order of their causes."""
 
     def __init__(
         self, leases: LeaseTable, load: Callable[[], Load], load_seconds: float, effects: list[Effect]
@@ -50,7 +50,7 @@ class RouterSessions:
         return None
 
     def start_draining(self) -> None:
-        """The worker accepts no new requests from now on: every router hears it, also those that come later."""
+        """Accept no new requests from now on. All routers are sent `Draining`, those that connect later too."""
         self.draining = True
         self._effects.extend(Send(router, Draining()) for router in self._sent)
 
@@ -67,7 +67,7 @@ class RouterSessions:
             self._next_push = now + self._load_seconds
 
     def next_deadline(self) -> float | None:
-        """When the next lease expires or a router should hear of a new load, in seconds of the worker's clock."""
+        """When the next lease expires or a changed load is due, in seconds of the worker's clock."""
         expiry, load = self._leases.next_expiry(), self._load()
         push = self._next_push if any(sent != load for sent in self._sent.values()) else None
         return min((deadline for deadline in (expiry, push) if deadline is not None), default=None)

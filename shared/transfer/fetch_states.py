@@ -7,8 +7,8 @@
           └──read failed, timed out, abandoned──► given_up ──read done, fenced──► ended
 
 `failed` is for a fetch of which nothing is under way: it was refused, or the peer's known page had other bytes. A
-fetch in `given_up` has sent its owner `FetchFailed` (unless the owner abandoned it) and owes one `FetchEnded`. What the
-events cost is not known here.
+fetch in `given_up` has sent its owner `FetchFailed` (unless the owner abandoned it) and owes one `FetchEnded`. The
+table does not know which reads an event ends.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ pages of the request overwrite it. So the check is one more read of the fetch, u
 
 Pages are read in batches. Where the transport copies within the post (shared memory), a long prompt would otherwise
 hold up the worker's loop, and with it every stream: when a turn has spent its time on posting, the rest waits for the
-next turn. So a healthy fetch may take long: it is late when its *peer* has been silent for too long, not when it is
-big.
+next turn. So a healthy fetch may take long. It is late only when its *peer* has been silent for `fetch_seconds_max`.
 """
 
 from __future__ import annotations

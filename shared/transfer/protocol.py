@@ -1,7 +1,7 @@
-"""Fetching pages: the one protocol behind handoff, move and prefix reuse.
+"""Fetching pages from another worker: after a prefill, and for a migration.
 
 A fetch reads a baton's pages into pages of the reader; when all those reads are DONE, it reads the lease word. The
-holder takes no part and hears nothing: the router's `Release` ends the lease. **Only DONE proves that a read has
+holder takes no part and is not notified: the router's `Release` ends the lease. **Only DONE proves that a read has
 ended**: after `FetchFailed` or `abandon` bytes may still land, so the target pages stay quarantined until `FetchEnded`
 for the same fetch.
 """

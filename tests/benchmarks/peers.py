@@ -17,7 +17,7 @@ from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf
 from shared.local.model_store import cache_folder, resolve
 
 CORES = 2
-SLOTS = 16  # llama.cpp serves so many at a time
+SLOTS = 16  # requests that llama.cpp serves at a time
 SLOT_TOKENS = 5120  # and gives each so much context: 4,000 in and some out
 KV_GIB = 4  # vLLM: 93,000 tokens in float32
 SMALL_CHUNK = 256  # tokens of a prompt that may delay a decode step

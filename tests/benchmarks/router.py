@@ -52,7 +52,7 @@ class ScriptedLinks:
         return events
 
     def send(self, peer: str, message: Message) -> None:
-        """A prefill or decode worker is given a request, or told something that the script does not care for."""
+        """Note which worker was sent a request; other messages are ignored."""
         if hasattr(message, "token_ids"):
             self.peers[message.rid] = peer  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
 )
 
-# From whom → to whom, at port: whether it is allowed by default.
+# Source → destination, at port: whether it is allowed by default.
 INGRESS = [
     ("stranger", "router", ROUTER, True),
     ("elsewhere", "router", ROUTER, True),

@@ -1,4 +1,4 @@
-"""What an upgrade leaves alone, because it belongs to whoever set it since: replicas, and the seed of the links."""
+"""What an upgrade does not change, because others may have set it since: replicas, and the seed of the links."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class ClusterPod:
     uid: str
     component: str
     ready: bool
-    leaving: bool
+    terminating: bool
     running: bool  # its container
     restarts: int
 
@@ -39,7 +39,7 @@ class ClusterPod:
             uid=meta["uid"],
             component=meta["labels"].get("app.kubernetes.io/component", ""),
             ready=conditions.get("Ready") == "True",
-            leaving="deletionTimestamp" in meta,
+            terminating="deletionTimestamp" in meta,
             running=all("running" in each["state"] for each in status.get("containerStatuses", [])),
             restarts=sum(each["restartCount"] for each in status.get("containerStatuses", [])),
         )

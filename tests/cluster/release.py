@@ -49,11 +49,11 @@ class HelmRelease:
         self.cluster.kubectl("rollout", "status", f"deployment/{NAME}-{component}", "--timeout=5m")
 
     def wait_for(self, component: str, replicas: int) -> None:
-        """Until exactly so many pods of a component are there, all ready, and every router gives work to them."""
+        """Until a component has exactly this many pods, all ready, and every router gives work to them."""
 
         def there() -> bool:
             pods = self.cluster.pods(component)
-            ready = len(pods) == replicas and all(pod.ready and not pod.leaving for pod in pods)
+            ready = len(pods) == replicas and all(pod.ready and not pod.terminating for pod in pods)
             return ready and (component == "router" or self._known(component) == {replicas})
 
         until(there, READY_SECONDS_MAX, f"{replicas} ready {component} pods")
@@ -70,7 +70,7 @@ class HelmRelease:
             page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
         except AssertionError:
             now = self.cluster.now(pod)
-            if now is None or now.leaving:
+            if now is None or now.terminating:
                 return {}  # its process ended since it was listed
             raise
         return samples_of(page)
@@ -82,19 +82,19 @@ class HelmRelease:
 
     def busiest(self, component: str) -> ClusterPod:
         """The pod with the most requests in slots."""
-        pods = [pod for pod in self.cluster.pods(component) if pod.ready and not pod.leaving]
+        pods = [pod for pod in self.cluster.pods(component) if pod.ready and not pod.terminating]
         return max(pods, key=lambda pod: self.metrics(pod).get("segue_slots_used", 0.0))
 
     def has_changed(self, pod: ClusterPod) -> bool:
-        """Whether it is leaving or gone, or its container has ended or was started again."""
+        """Whether it is terminating or gone, or its container has ended or was started again."""
         now = self.cluster.now(pod)
-        return now is None or now.leaving or not now.running or now.restarts > pod.restarts
+        return now is None or now.terminating or not now.running or now.restarts > pod.restarts
 
     def debug(self, rid: str) -> dict[str, Any]:
         """What the routers tell of a request."""
         answer = httpx2.get(f"{self.url}/debug/requests/{rid}", timeout=30).raise_for_status()
-        told: dict[str, Any] = answer.json()
-        return told
+        answered: dict[str, Any] = answer.json()
+        return answered
 
     def held(self) -> dict[str, float]:
         """What requests still hold anywhere; empty when all is as before the first request."""

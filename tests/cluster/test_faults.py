@@ -34,10 +34,10 @@ def two_decode_pods(release: HelmRelease) -> None:
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_a_decode_pod_that_is_scaled_away_migrates_its_streams_by_their_pages(
+def test_streams_migrate_by_their_pages_from_a_decode_pod_that_is_scaled_away(
     release: HelmRelease, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
-    """With a thousand tokens to come: moved by pages, none recomputed, and the process gone before they end."""
+    """With a thousand tokens to come: all migrate, none is recomputed, and the process exits before they end."""
     migrated, again = migrations(release), continuations(release)
     before = release.cluster.pods("decode")
     victim: list[ClusterPod] = []
@@ -47,8 +47,8 @@ def test_a_decode_pod_that_is_scaled_away_migrates_its_streams_by_their_pages(
         running = {pod.uid: node.process_of(pod) for pod in before}
         began = monotonic()
         release.scale("decode", 1)
-        until(lambda: departing(release, before), 30, "a pod that leaves")
-        victim.extend(departing(release, before))
+        until(lambda: terminating(release, before), 30, "a pod that terminates")
+        victim.extend(terminating(release, before))
         until(lambda: not node.is_running(running[victim[0].uid]), 30, "the end of its process")
         ended.update(after_seconds=monotonic() - began, at=monotonic())
 
@@ -63,9 +63,7 @@ def test_a_decode_pod_that_is_scaled_away_migrates_its_streams_by_their_pages(
     assert migrations(release) - migrated == sum(way.migrations for way in ways.values())
     assert continuations(release) == again
     assert ended["after_seconds"] < 10
-    note = (
-        f"{len(held)} moved with 1,000 tokens to come; the process ended after {ended['after_seconds']:.1f} s"
-    )
+    note = f"{len(held)} migrated with 1,000 tokens to come; the process ended after {ended['after_seconds']:.1f} s"
     pytestconfig.stash.setdefault(NOTES, []).append(note)
     assert ended["at"] < min(stream.ended_at for stream in held)
     release.wait_for("decode", 1)
@@ -84,9 +82,9 @@ class Way:
         return self.decode[0].startswith(f"{pod.name}/")
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Way:
-        workers = tuple(visit["worker"] for visit in told["workers"] if visit["role"] == "decode")
-        return cls(workers, told["migrations"], told["attempts"])
+    def of(cls, shown: dict[str, Any]) -> Way:
+        workers = tuple(visit["worker"] for visit in shown["workers"] if visit["role"] == "decode")
+        return cls(workers, shown["migrations"], shown["attempts"])
 
 
 def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, faulted: Faulted) -> None:
@@ -95,7 +93,7 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, fault
         release.wait_for("decode", 3)
         before = release.cluster.pods("decode")
         release.scale("decode", 1)
-        until(lambda: len(departing(release, before)) == 2, 30, "two that leave")
+        until(lambda: len(terminating(release, before)) == 2, 30, "two that terminate")
 
     faulted("`kubectl scale` decode 1 → 3 → 1", scale, tokens=LONG)
     release.wait_for("decode", 1)
@@ -245,14 +243,14 @@ def killed(faulted: Faulted, name: str, pod: ClusterPod) -> None:
     faulted(name, kill, [pod], struck=lambda: not node.is_running(pid))
 
 
-def departing(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod]:
-    """Those of these pods that leave or have gone."""
-    staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.leaving}
+def terminating(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterPod]:
+    """Those of these pods that terminate or are gone."""
+    staying = {pod.uid for pod in release.cluster.pods(before[0].component) if not pod.terminating}
     return [pod for pod in before if pod.uid not in staying]
 
 
 def migrations(release: HelmRelease) -> float:
-    """Requests that migrated by their pages."""
+    """Requests whose pages were fetched by another decode pod."""
     return release.total("router", "segue_migrations_total{outcome=migrated}")
 
 

@@ -62,11 +62,11 @@ def test_every_router_tells_of_a_request_that_one_of_them_served(release: HelmRe
     body = {"model": "smollm2", "prompt": "One", "max_tokens": 2}
     rid = httpx2.post(f"{release.url}/v1/completions", json=body, timeout=30).headers["x-request-id"]
     routers = release.cluster.pods("router")
-    told = [release.cluster.page(pod, PORTS["router"], f"/debug/requests/{rid}") for pod in routers]
-    assert len(told) == 2
-    assert told[0] == told[1]
+    shown = [release.cluster.page(pod, PORTS["router"], f"/debug/requests/{rid}") for pod in routers]
+    assert len(shown) == 2
+    assert shown[0] == shown[1]
     for component in ("prefill", "decode"):
-        assert f'"{release.cluster.pods(component)[0].name}/' in told[0]
+        assert f'"{release.cluster.pods(component)[0].name}/' in shown[0]
     release.scale("router", 1)
     release.wait_for("router", 1)
 

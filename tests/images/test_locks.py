@@ -16,9 +16,8 @@ from tests.images.containerfiles import IMAGES, ROOT
 
 EXTRAS = {"router": "router", "worker-cpu": "worker", "worker-cuda": "worker"}
 ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
-INSTEAD = {
-    "nixl-cu12": "nixl-cu13"
-}  # NIXL's libraries come in two builds, of which one is enough: see images/lock
+# NIXL's libraries come in two builds, of which one is enough: see images/lock.
+INSTEAD = {"nixl-cu12": "nixl-cu13"}
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 FOR_GPUS = re.compile(r"nvidia-.*|cuda-.*|triton")
 FOR_WORKERS = re.compile(r"torch|nixl.*|gguf|accelerate|nvidia-.*|triton")

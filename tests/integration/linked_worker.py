@@ -52,7 +52,7 @@ class LinkedWorker:
         self._thread.start()
 
     def close(self) -> None:
-        """Say goodbye and end."""
+        """Close the links."""
         self._closing = True
         self._links.wake()
         self._thread.join()

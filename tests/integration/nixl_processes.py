@@ -82,26 +82,26 @@ class NixlHolder:
 
 
 class HolderPool:
-    """Holders that outlive a test: to start one takes seconds. One that was frozen or killed is never lent again."""
+    """Holders that outlive a test, since to start one takes seconds. One that was frozen or killed is not reused."""
 
     def __init__(self) -> None:
         self._started: list[NixlHolder] = []
         self._idle: list[NixlHolder] = []
 
     @contextmanager
-    def lend(self) -> Iterator[Callable[[], NixlHolder]]:
-        """A way to get holders for one test."""
-        lent: list[NixlHolder] = []
+    def check_out(self) -> Iterator[Callable[[], NixlHolder]]:
+        """A function that gives a test one more holder; all of them return to the pool when the test ends."""
+        checked_out: list[NixlHolder] = []
 
         def take() -> NixlHolder:
             if not self._idle:
                 self._idle.append(NixlHolder("holder", next(epochs)))
                 self._started.append(self._idle[0])
-            lent.append(self._idle.pop())
-            return lent[-1]
+            checked_out.append(self._idle.pop())
+            return checked_out[-1]
 
         yield take
-        for holder in lent:
+        for holder in checked_out:
             if holder.spoiled:
                 holder.kill()
             else:

@@ -1,8 +1,8 @@
 """A prefill and a decode worker in one process, with everything real but the sockets, turned by hand.
 
 Real: both schedulers, the event loop, the engine with pages of its own for each, the page-by-page transfer of real
-bytes, and messages that cross as bytes. All KV memory is filled with NaN at the start, so whoever reads a cell that
-nobody wrote shows it. The clock moves with the turns.
+bytes, and messages that cross as bytes. All KV memory is filled with NaN at the start, so a read of a cell that was
+never written shows. The clock advances with the turns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CollectedAnswer:
 
 @dataclass(slots=True)
 class SteadyClock:
-    """Moves when told to."""
+    """A clock that changes only when `now` is set."""
 
     now: float = 100.0
 

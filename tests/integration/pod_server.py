@@ -31,7 +31,7 @@ def pod_manifest(
     port: int = 8002,
     *,
     ready: bool = True,
-    leaving: bool = False,
+    terminating: bool = False,
     release: str = "demo",
 ) -> Manifest:
     """A pod of the chart, as the API server shows it."""
@@ -42,7 +42,7 @@ def pod_manifest(
         "labels": name | {"app.kubernetes.io/component": role},
         "managedFields": [{"fieldsV1": PADDING}],
     }
-    if leaving:
+    if terminating:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     ports = [{"name": "http", "containerPort": 8001}, {"name": "links", "containerPort": port}]
     status: Manifest = {

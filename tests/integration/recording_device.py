@@ -23,7 +23,7 @@ class Logbook:
         self.logits: dict[Place, list[Tensor]] = {}  # more than one: the same place was computed again
         self._planned: dict[
             int, tuple[tuple[int, ...], list[Place]]
-        ] = {}  # slots and places of a step's rows
+        ] = {}  # slots and places of rows, by step
         self._slots: dict[int, tuple[int, int, int]] = {}  # seed, prompt_len, kv_len
 
     def plan(self, batch: ScheduleBatch) -> None:
@@ -60,9 +60,7 @@ class RecordingDevice:
         self._device = device
         self._logbook = logbook
         self._unsettled = 0
-        self.unsettled_max = (
-            0  # steps launched and not waited for: 1 in the normal loop, 2 in the overlap loop
-        )
+        self.unsettled_max = 0  # steps launched, not waited for: 1 in the normal loop, 2 with overlap
         self.rows_max: dict[ForwardMode, int] = dict.fromkeys(ForwardMode, 0)
 
     def launch(self, batch: ScheduleBatch) -> None:

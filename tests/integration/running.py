@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ended_within(pids: list[int], seconds: float) -> bool:
-    """Whether all these processes end within so many seconds; needs no parenthood (pidfd)."""
+    """Whether all these processes end within `seconds`. They need not be children of this one (pidfd)."""
     deadline = monotonic() + seconds
     for pid in pids:
         try:

@@ -85,7 +85,7 @@ def test_a_frozen_decode_worker_doubles_no_token(two_each: LocalDeployment, undi
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
 
 
-def test_what_a_leaving_client_held_is_given_back_within_a_second(two_each: LocalDeployment) -> None:
+def test_what_a_client_that_hangs_up_held_is_given_back_within_a_second(two_each: LocalDeployment) -> None:
     async def leave() -> None:
         async with client_of(two_each.url) as client:
             stream = await client.completions.create(
@@ -104,12 +104,12 @@ def test_two_hundred_requests_half_of_them_aborted_leave_nothing_behind(two_each
     draw = random.Random(1)
     plans = [(draw.randint(1, 400), draw.random() * 2 if k % 2 else None) for k in range(200)]
     ended = asyncio.run(abort_some(two_each, plans))
-    assert (ended.count("finished"), ended.count("left")) == (100, 100)
+    assert (ended.count("finished"), ended.count("aborted")) == (100, 100)
     until(lambda: not two_each.held(), 5, "everything given back")
 
 
 async def abort_some(running: LocalDeployment, plans: list[tuple[int, float | None]]) -> list[str]:
-    """Requests of so many prompt tokens, cut by their client after so many seconds."""
+    """Send one request a plan: its prompt's tokens, and the seconds after which its client aborts it (None: never)."""
     gate = asyncio.Semaphore(32)
 
     async def one(client: openai.AsyncOpenAI, number: int, length: int, patience: float | None) -> str:
@@ -120,7 +120,7 @@ async def abort_some(running: LocalDeployment, plans: list[tuple[int, float | No
                     complete(client, prompt, **(BRIEF if patience is None else ENDLESS)), patience
                 )
             except TimeoutError:
-                return "left"
+                return "aborted"
             return "finished"
 
     async with client_of(running.url) as client:
@@ -130,7 +130,7 @@ async def abort_some(running: LocalDeployment, plans: list[tuple[int, float | No
 async def disturb(
     running: LocalDeployment, *, pieces: int, with_worker: Callable[[RunningProcess], None]
 ) -> StreamedAnswer:
-    """Complete PROMPT, and after so many pieces of text do this with the decode worker that serves it."""
+    """Complete PROMPT, and after some pieces of text do this to the decode worker that serves it."""
     arrived = asyncio.Event()
     seen = 0
 

@@ -119,9 +119,9 @@ def url(number: int) -> str:
     return f"tcp://10.0.{number // 250}.{number % 250}:8002"
 
 
-def decode(number: int, *, ready: bool = True, leaving: bool = False) -> Manifest:
+def decode(number: int, *, ready: bool = True, terminating: bool = False) -> Manifest:
     ip = f"10.0.{number // 250}.{number % 250}"
-    return pod_manifest(f"u{number}", "decode", ip, ready=ready, leaving=leaving)
+    return pod_manifest(f"u{number}", "decode", ip, ready=ready, terminating=terminating)
 
 
 def verbs(server: PodServer) -> list[str]:
@@ -146,7 +146,7 @@ def test_a_namespace_without_pods_makes_a_router_ready(server: PodServer) -> Non
         assert server.asked[0].namespace == NAMESPACE
 
 
-def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
+def test_pods_come_become_ready_terminate_and_go(server: PodServer) -> None:
     server.put(decode(1), decode(2, ready=False), pod_manifest("router", "router", "10.0.0.9"))
     with RunningDiscovery() as discovery:
         discovery.until_dialed(url(1))
@@ -155,7 +155,7 @@ def test_pods_come_become_ready_leave_and_go(server: PodServer) -> None:
         server.put(decode(2, ready=False))
         server.put(decode(2))
         until(lambda: discovery.links.redialed == [url(2)], 5, "dialing one that is Ready again")
-        server.put(decode(1, leaving=True), decode(3, leaving=True))
+        server.put(decode(1, terminating=True), decode(3, terminating=True))
         until(lambda: discovery.metric("segue_discovery_pods", "state=terminating") == 2, 5, "terminating")
         assert discovery.links.dialed == {url(1), url(2)}
         server.remove("u1", "u3")

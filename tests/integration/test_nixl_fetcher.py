@@ -64,7 +64,7 @@ def make_world(pool: HolderPool) -> Iterator[FetchWorld]:
         limits=LIMITS,
         clock=clock,
     )
-    with pool.lend() as make_holder:
+    with pool.check_out() as make_holder:
         yield FetchWorld(reader, buffer, clock, make_holder)
         reader.close()
 

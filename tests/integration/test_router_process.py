@@ -102,7 +102,7 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
     assert "Traceback" not in said
 
 
-def test_a_router_that_leaves_takes_requests_for_a_while_and_waits_for_its_streams(
+def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(
     folder: Path, port: int, workers: str
 ) -> None:
     flags = ("--keepalive-seconds", "0.1", "--endpoint-lag-seconds", "3", "--drain-seconds", "2")
@@ -164,8 +164,8 @@ def test_a_router_with_listed_workers_is_ready_once_a_pair_of_them_can_serve(fol
     router.communicate(timeout=10)
 
 
-def test_a_router_that_is_process_1_and_still_loads_ends_when_it_is_told_to(folder: Path, port: int) -> None:
-    """Process 1 of a container has no default action for SIGTERM; a pod is told only once, whatever it is doing."""
+def test_a_router_that_is_process_1_and_still_loads_ends_by_sigterm(folder: Path, port: int) -> None:
+    """Process 1 of a container has no default action for SIGTERM, and a pod gets only one, whatever it is doing."""
     isolated = ("unshare", "--pid", "--fork", "--kill-child")
     if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespace for processes can be made here")
@@ -175,12 +175,12 @@ def test_a_router_that_is_process_1_and_still_loads_ends_when_it_is_told_to(fold
     first = int(children.read_text())
     until(lambda: b"router" in Path(f"/proc/{first}/cmdline").read_bytes(), 10, "the router's beginning")
 
-    def told() -> bool:
+    def ended() -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(first, signal.SIGTERM)
         return router.poll() is not None
 
-    until(told, 10, "the end of a router that loads")
+    until(ended, 10, "the end of a router that loads")
     _, said = router.communicate()
     assert "listening" not in said, "it came to serve before it ended"
     assert "Traceback" not in said

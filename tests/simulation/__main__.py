@@ -19,7 +19,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
 
 MUTATION_SEEDS_MAX = 300
-STORIES_MAX = 10  # failures told in full; more of them are of the same few kinds
+STORIES_MAX = 10  # failures printed in full; more of them are of the same few kinds
 
 
 def main() -> int:

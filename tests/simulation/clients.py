@@ -33,7 +33,7 @@ class SimulatedClient:
     planned: PlannedRequest
     output: list[int] = field(default_factory=list)
     outcome: Outcome | None = None
-    disconnected: bool = False  # its router crashed, or listens no more: there is no answer
+    disconnected: bool = False  # its router crashed, or no longer listens: there is no answer
     cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
@@ -112,7 +112,7 @@ class Router:
         self._count = world.count
         self.drain = RouterDrain(sizes.endpoint_lag_seconds, sizes.drain_seconds)
         self._listening = True
-        self._drained_at: float | None = None  # when it was first told to end
+        self._drained_at: float | None = None  # when the first SIGTERM came
         self._stopped = False  # … and at once
         self._exit: Callable[[], None] = lambda: None
 

@@ -62,9 +62,7 @@ class Read:
     into: tuple[int, ...]
     pending: int  # pages that have not landed
     begun_at: float
-    given_up: bool = (
-        False  # Failed was sent or the reader has abandoned it: bytes may land, no other event follows
-    )
+    given_up: bool = False  # failed or abandoned: bytes may land, only `FetchEnded` follows
     ended: bool = False  # nothing lands any more
 
 

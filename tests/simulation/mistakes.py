@@ -125,9 +125,7 @@ def _epoch_ignored() -> list[Patch]:
 
 @_mistake("baton", "a baton is made before its step has settled")
 def _baton_too_early() -> list[Patch]:
-    written: dict[
-        tuple[int, int, int], float
-    ] = {}  # when a cell is really there: 50 ms after the baton says so
+    written: dict[tuple[int, int, int], float] = {}  # when a cell is there: 50 ms after the baton says so
     clock = [0.0]
 
     def append(self: OracleDevice, slot: Slot, cells: list[int], token_id: int) -> None:

@@ -129,7 +129,7 @@ def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:
     return msgspec.structs.replace(moving, baton=msgspec.structs.replace(moving.baton, pages=pages))
 
 
-@_mistake("router drain", "a draining router does not wait for its open answers")
+@_mistake("router_drain", "a draining router does not wait for its open answers")
 def _answers_ignored() -> list[Patch]:
     def tick(self: RouterDrain, now: float, open_answers: int) -> None:
         del open_answers
@@ -139,7 +139,7 @@ def _answers_ignored() -> list[Patch]:
     return [(RouterDrain, "tick", tick)]
 
 
-@_mistake("router drain", "a draining router refuses requests before proxies know")
+@_mistake("router_drain", "a draining router refuses requests before proxies know")
 def _no_lag() -> list[Patch]:
     def without_lag(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
         real(self, 0 * lag_seconds, drain_seconds)
@@ -148,7 +148,7 @@ def _no_lag() -> list[Patch]:
     return [(RouterDrain, "__init__", without_lag)]
 
 
-@_mistake("router drain", "a draining router cuts its answers with the end of the lag")
+@_mistake("router_drain", "a draining router cuts its answers with the end of the lag")
 def _no_drain() -> list[Patch]:
     def without_drain(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
         real(self, lag_seconds, 0 * drain_seconds)

@@ -113,8 +113,8 @@ class SimulatedLink:
             else:
                 self._down_later(side, "peer died")
 
-    def left(self, process: TimelineProcess) -> None:
-        """One of the two has said goodbye and gone: what it sent before arrives first."""
+    def closed(self, process: TimelineProcess) -> None:
+        """One of the two has closed the session and exited: what it sent before arrives first."""
         side = self.router if self.router.process is process else self.worker
         other, session = self._other(side), self.session
         if side.up and not side.torn:
@@ -197,17 +197,17 @@ class Network:
                 if side.endpoint is sender and peer_name(other.endpoint.hello) == peer:
                     link.send(side, message)
 
-    def died(self, process: TimelineProcess, *, goodbye: bool = False) -> None:
-        """Links of a dead process end; they are not dialled again. `goodbye`: it ended by itself, and said so."""
+    def died(self, process: TimelineProcess, *, closes_links: bool = False) -> None:
+        """Links of a dead process end; they are not dialled again. `closes_links`: it closed them before it exited."""
         for link in self.links_of(process):
-            if goodbye:
-                link.left(process)
+            if closes_links:
+                link.closed(process)
             else:
                 link.died(process)
             self.links.remove(link)
 
     def silent(self, process: TimelineProcess) -> None:
-        """Whoever listens to a process hears nothing any more."""
+        """The process sends nothing any more: its peers will notice the silence."""
         for link in self.links_of(process):
             link.silent(process)
 

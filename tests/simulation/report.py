@@ -23,9 +23,8 @@ from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import World
 
 LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
-UNREACHED_ROWS = [
-    "row ready Finished"
-]  # router and worker disagree on end tokens: no oracle could judge that output
+# Router and worker disagree on end tokens: no oracle could judge that output.
+UNREACHED_ROWS = ["row ready Finished"]
 ROWS = [f"row {state.value} {event.value}" for state, row in TRANSITIONS.rows.items() for event in row]
 MESSAGES = [
     f"message {message.__name__}"

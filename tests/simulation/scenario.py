@@ -108,9 +108,9 @@ class ScenarioSizes:
     radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
-    small_pages: int = 0  # the first worker of each role has so many pages; 0: as many as the others …
-    reticent: bool = False  # … and does not tell its limits
-    odd_kv_format: bool = False  # the last decode worker's pages go with nobody's
+    small_pages: int = 0  # pages of the first worker of each role; 0: as many as the others …
+    reticent: bool = False  # … and its Hello has no limits
+    odd_kv_format: bool = False  # the last decode worker has a KV format of its own
 
     def pages(self, role: Role, number: int) -> int:
         """KV pages of a worker."""

@@ -16,7 +16,7 @@ from tests.simulation.timeline import Timeline, TimelineProcess
 
 @dataclass
 class Peer:
-    """An endpoint that remembers what it was told."""
+    """An endpoint that records its events."""
 
     process: TimelineProcess
     hello: Hello
@@ -74,7 +74,7 @@ def test_messages_arrive_in_order_however_long_each_takes() -> None:
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_a_broken_session_is_told_to_both_sides_before_the_next_begins(both_ways: bool) -> None:
+def test_both_sides_learn_of_a_broken_session_before_the_next_begins(both_ways: bool) -> None:
     wire = EchoWire()
     wire.link.break_off("loss", both_ways=both_ways)
     wire.settle()

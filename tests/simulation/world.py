@@ -29,12 +29,8 @@ SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessi
 KILL_GRACE_SECONDS = 1.0  # after the time to drain: a worker that has not exited by then is killed
 
 PROOFS = (SegueError, AssertionError)  # raised on purpose, for a state that must not be
-CRASHES = (
-    LookupError,
-    AttributeError,
-    ValueError,
-    TypeError,
-)  # an accident, in the code or in a mutation of it
+# Raised by accident, in the code or in a mutation of it.
+CRASHES = (LookupError, AttributeError, ValueError, TypeError)
 
 Machine = SimulatedWorker | Router
 AnyMachine = TypeVar("AnyMachine", SimulatedWorker, Router, Machine)
@@ -164,7 +160,7 @@ class World:
         if machine is None:
             return
         self.count(f"fault {fault.kind}")
-        self._bury(machine)
+        self._remove(machine)
         uid = machine.hello.uid
         if isinstance(machine, SimulatedWorker):
             role = machine.hello.role
@@ -178,41 +174,41 @@ class World:
             return
         self.count(f"fault {fault.kind}")
 
-        def ended(*, goodbye: bool) -> None:
+        def ended(*, closes_links: bool) -> None:
             if not worker.process.alive:
                 return
-            if not goodbye:
+            if not closes_links:
                 self.count("path killed")
-            self._bury(worker, goodbye=goodbye)
+            self._remove(worker, closes_links=closes_links)
             self.timeline.after(
                 fault.seconds, lambda: self._start_worker(worker.hello.role, worker.hello.uid)
             )
 
         def exits() -> None:
             self.count(f"path exit {worker.notes[-1].event}")
-            ended(goodbye=True)
+            ended(closes_links=True)
 
         worker.sigterm(exits)
         self.timeline.after(
-            self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(goodbye=False)
+            self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(closes_links=False)
         )
 
     def _end_router(self, router: Router | None, fault: Fault) -> None:
-        """A router is told to end: `RouterDrain` says when it is gone."""
+        """A router gets a signal: `RouterDrain` decides when it exits."""
         if router is None:
             return
         self.count(f"fault {fault.kind}")
 
         def exit_now() -> None:
             self.count("path router ended")
-            self._bury(router, goodbye=True)
+            self._remove(router, closes_links=True)
             self.timeline.after(fault.seconds, lambda: self._start_router(router.hello.uid))
 
         router.end(exit_now, at_once=fault.kind == "stop router")
 
-    def _bury(self, machine: Machine, *, goodbye: bool = False) -> None:
+    def _remove(self, machine: Machine, *, closes_links: bool = False) -> None:
         machine.process.kill()
-        self.network.died(machine.process, goodbye=goodbye)
+        self.network.died(machine.process, closes_links=closes_links)
         if isinstance(machine, SimulatedWorker):
             del self.workers[machine.hello.uid]
             self.fabric.died(machine.agent.holder.agent)

@@ -15,7 +15,7 @@
 {{- $prefill := get (default dict $.Values.prefill.config) $setting | toString -}}
 {{- $decode := get (default dict $.Values.decode.config) $setting | toString -}}
 {{- if ne $prefill $decode -}}
-{{- fail (printf "prefill.config.%s is %s and decode.config.%s is %s: pages move only between equals, so no request could be served" $setting (default "not set" $prefill) $setting (default "not set" $decode)) -}}
+{{- fail (printf "prefill.config.%s is %s and decode.config.%s is %s: decode fetches pages only of its own KV format, so no request could be served" $setting (default "not set" $prefill) $setting (default "not set" $decode)) -}}
 {{- end -}}
 {{- end -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}

@@ -180,7 +180,7 @@ timeoutSeconds: 5
 failureThreshold: 3
 {{- end -}}
 
-{{/* (root, path) → so many seconds to start. */}}
+{{/* (root, path) → a probe that gives the process `startupSeconds` to start. */}}
 {{- define "segue.startupProbe" -}}
 httpGet:
   path: {{ index . 1 }}

@@ -49,7 +49,7 @@ class BenchRequest:
             self._reached.set()
 
     async def events(self, count: int) -> None:
-        """Wait until so many more events have come; raises BenchError when the stream ends before."""
+        """Wait for this many more events; raises BenchError when the stream ends before."""
         self._reached.clear()
         self._awaited_events = self._events + count
         assert self.task is not None
@@ -86,7 +86,7 @@ class BenchClient:
         self.target = target
 
     def start(self, prompt: str, output_tokens: int) -> BenchRequest:
-        """Ask for a greedy completion of exactly so many tokens, and read it in the background."""
+        """Ask for a greedy completion of exactly this many tokens, and read it in the background."""
         request = BenchRequest(Recording(output_tokens))
         body = {
             "model": self.target.model,

@@ -1,4 +1,4 @@
-"""What `python -m tests.benchmarks.client` can be told."""
+"""The flags of `python -m tests.benchmarks.client`."""
 
 from __future__ import annotations
 

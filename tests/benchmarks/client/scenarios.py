@@ -120,7 +120,7 @@ async def prompt512(client: BenchClient, prompts: DrawnPrompts, size: Size) -> O
 
 
 async def mixed(client: BenchClient, prompts: DrawnPrompts, size: Size) -> Outcome:
-    """Output tokens a second of requests of many lengths, always so many of them under way."""
+    """Output tokens a second of requests of many lengths, a fixed number of them at a time."""
     lengths = random.Random(LENGTHS_SEED)
     drawn = [
         (lengths.randint(*size.mixed_prompt), lengths.randint(*size.mixed_output))

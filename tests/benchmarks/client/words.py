@@ -35,6 +35,6 @@ class DrawnPrompts:
         self._random = random.Random(seed)
 
     def draw(self, tokens: int, prefix: str = "") -> str:
-        """A prompt of so many tokens, behind those of `prefix`, which was drawn here too."""
+        """A prompt of this many tokens, after those of `prefix`, which was drawn here too."""
         text = " ".join(self._random.choices(WORDS, k=tokens))
         return f"{prefix} {text}" if prefix else text

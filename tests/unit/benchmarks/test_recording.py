@@ -16,9 +16,9 @@ def event(text: str = "", reason: str | None = None) -> bytes:
 
 
 def usage(prompt: int, output: int, cached: int | None = None) -> bytes:
-    told = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
-    return b"data: " + json.dumps({"choices": [], "usage": {**told, **details}}).encode() + b"\n\n"
+    return b"data: " + json.dumps({"choices": [], "usage": {**counts, **details}}).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

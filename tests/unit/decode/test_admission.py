@@ -67,7 +67,7 @@ def test_expected_growth_of_those_here_is_kept_free() -> None:
         assert refusals(bench) == refused
 
 
-def test_arriving_requests_leave_the_room_that_the_largest_running_one_may_need() -> None:
+def test_transferring_requests_leave_the_room_that_the_largest_running_one_may_need() -> None:
     bench = DecodeBench(pages=12)
     bench.send(decode("large", prompt(8), max_new_tokens=25))  # up to 8 pages
     bench.turn()

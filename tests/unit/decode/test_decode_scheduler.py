@@ -239,7 +239,7 @@ def test_a_request_says_joined_before_its_first_token_and_finished_after_its_las
     assert kinds == [Joined, Generated, Generated, Finished]
 
 
-def test_the_load_of_a_worker_that_fell_quiet_is_told_in_time() -> None:
+def test_the_load_of_a_worker_that_became_idle_is_sent_in_time() -> None:
     bench = running()
     bench.run()
     assert bench.said(Load)[-1].running == 0 or 0 < bench.loop.patience_seconds() <= 0.1

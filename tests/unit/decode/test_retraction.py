@@ -209,11 +209,8 @@ def test_twins_in_a_pool_for_one_both_finish() -> None:
 
 # ---- ends while retracted --------------------------------------------------------------------------------------
 
-STATES = [
-    DecodeState.BACKING_UP,
-    DecodeState.RETRACTED,
-    DecodeState.RESTORING,
-]  # those that a command can meet
+# Those that a command can meet.
+STATES = [DecodeState.BACKING_UP, DecodeState.RETRACTED, DecodeState.RESTORING]
 
 
 def in_state(bench: DecodeBench, state: DecodeState) -> Req | None:

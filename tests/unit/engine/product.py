@@ -21,9 +21,7 @@ class Product:
 
     def __init__(self, name: str, threads: int):
         self._library = Kernels(build(choose(name)))
-        nothing = (
-            kernels.NativeShape()
-        )  # of a model: a decoder without layers has threads, which is all it takes
+        nothing = kernels.NativeShape()  # a decoder without layers: only its threads are used
         self._decoder = self._library.decoder_new(
             ctypes.byref(nothing), (kernels.NativeLayer * 1)(), 0, threads
         )

@@ -10,9 +10,10 @@ from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_page
 from shared.errors import ConfigError, ModelError
 
 GIB = 2**30
+# A full request is 256 pages, a quarter of a GiB.
 DEMAND = Demand(
     weights_bytes=GIB, page_bytes=2**20, page_size=16, host_fraction=0.0, slots=64, context_len=4096
-)  # a full request is 256 pages, a quarter of a GiB
+)
 
 
 def test_pages_get_what_weights_and_reserve_leave() -> None:

@@ -63,7 +63,7 @@ def test_a_row_chooses_the_same_alone_and_in_any_batch(
 ) -> None:
     sampler = Sampler(slots=9, vocab_size=VOCAB, eos_token_ids=[EOS])
     slots = data.draw(st.permutations(range(9)))[: len(rows)]
-    for slot in slots:  # whoever had the slot before leaves nothing behind
+    for slot in slots:  # nothing remains of the request that had the slot before
         sampler.join(SlotJoin(slot, (), 0, data.draw(any_params), 1, data.draw(histories)))
     for slot, (params, tokens, _) in zip(slots, rows, strict=True):
         sampler.join(SlotJoin(slot, (), 0, params, 1, tokens))

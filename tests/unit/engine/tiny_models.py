@@ -136,8 +136,7 @@ def _save(make: Callable[[], PreTrainedModel], folder: Path, shard_bytes: int) -
     model.train(False)
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:
-            torch.nn.init.uniform_(
-                parameter, 0.5, 1.5
-            )  # as made they are ones and zeros, which hides mistakes
+            # As made they are ones and zeros, which hides mistakes.
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_bytes)
     return model

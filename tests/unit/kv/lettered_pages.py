@@ -20,7 +20,7 @@ def new_memory(pages: int = 64) -> KvMemory:
 
 
 def block(name: str) -> list[int]:
-    """One page of tokens, told by a letter."""
+    """One page of tokens, named by a letter."""
     return [ord(name)] * PAGE
 
 

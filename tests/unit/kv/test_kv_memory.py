@@ -13,7 +13,7 @@ def request(length: int, family: int = 1, sequence: int = 1) -> Req:
 
 
 def computed(memory: KvMemory, req: Req, kv_len: int | None = None) -> Req:
-    """The request with its pages given and so many tokens settled."""
+    """The request with its pages allocated and this many tokens settled."""
     length = len(req.token_ids) if kv_len is None else kv_len
     memory.match(req, len(req.token_ids) - 1)
     assert memory.allocate(req, memory.pages_missing(req, length)) is not None

@@ -55,7 +55,7 @@ class Recorded:
     def close(self, now: float) -> None:
         del now
         self.calls.append("close")
-        self.notes.append(Note("closed", {}))
+        self.notes.append(Note("link.closed", {}))
 
     def write(self, note: Note) -> None:
         self.written.append(note.event)
@@ -105,10 +105,10 @@ def test_a_freeze_in_the_middle_of_a_turn_is_a_freeze(recorded: Recorded, thread
 
 
 def test_notes_are_written_once_each_also_those_of_closing(recorded: Recorded, thread: ThreadedLinks) -> None:
-    thread.command(lambda _: recorded.notes.append(Note("noted", {})))
-    until(lambda: recorded.written == ["noted"], 5, "the note")
+    thread.command(lambda _: recorded.notes.append(Note("link.noted", {})))
+    until(lambda: recorded.written == ["link.noted"], 5, "the note")
     thread.close()
-    assert recorded.written == ["noted", "closed"]
+    assert recorded.written == ["link.noted", "link.closed"]
 
 
 def test_what_was_sent_while_the_thread_was_busy_goes_before_the_closing(

@@ -339,7 +339,7 @@ def test_a_request_cancelled_in_flight_keeps_its_pages_until_the_step_is_over() 
 # ---- load ------------------------------------------------------------------------------------------------------
 
 
-def test_the_load_of_a_worker_that_fell_quiet_is_told_in_time() -> None:
+def test_the_load_of_a_worker_that_became_idle_is_sent_in_time() -> None:
     bench = leased()
     assert bench.loop.patience_seconds() <= 0.1
     bench.now += 0.1
@@ -348,7 +348,7 @@ def test_the_load_of_a_worker_that_fell_quiet_is_told_in_time() -> None:
     assert bench.loop.patience_seconds() > 0.1
 
 
-def test_a_leaving_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
+def test_a_draining_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
     bench = PrefillBench()
     bench.send(prefill("a", prompt(6)))
     bench.turn()
@@ -364,7 +364,7 @@ def test_a_leaving_worker_finishes_its_queue_and_waits_for_its_leases() -> None:
     assert bench.core.drained
 
 
-def test_a_router_that_comes_to_a_leaving_worker_hears_so() -> None:
+def test_a_router_that_connects_to_a_draining_worker_is_sent_draining() -> None:
     bench = PrefillBench(routers=2)
     bench.turn()
     bench.core.start_draining()

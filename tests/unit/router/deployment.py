@@ -175,9 +175,9 @@ class ScriptedDeployment:
         return ends[0] if ends else None
 
     def state(self, rid: str) -> object:
-        told = self.core.debug(rid)
-        assert told is not None
-        return told["state"]
+        shown = self.core.debug(rid)
+        assert shown is not None
+        return shown["state"]
 
     def assert_nothing_left(self) -> None:
         """No request, assignment, lease or deadline remains."""

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker that say what a test told them to, over links in memory, and a router around them.
+"""A prefill and a decode worker that answer by script, over links in memory, and a router around them.
 
 `RunningRouter` is the real application on the real server, in a thread of its own: clients reach it over HTTP. Only the
 workers are written for tests; they follow the messages' contract and have no model.

@@ -108,17 +108,17 @@ def test_debug_tells_where_a_request_was_and_why_but_no_token() -> None:
     world = decoding()
     world.wait(2.0)
     world.finished("d0", "r", 2)
-    told = world.core.debug("r")
-    assert told is not None
-    workers = told["workers"]
+    shown = world.core.debug("r")
+    assert shown is not None
+    workers = shown["workers"]
     assert isinstance(workers, list)
     assert [(worker["role"], worker["worker"]) for worker in workers] == [("prefill", "p0"), ("decode", "d0")]
     assert all(worker["why"] for worker in workers)
-    assert (told["fetched_bytes"], told["cached_tokens"], told["completion_tokens"]) == (64, 2, 2)
-    assert told["fetch_milliseconds"] == 10.0
-    assert (told["transport"], told["link_bytes_per_second"]) == ("tcp/eth0", 5_000_000_000)
-    assert told["stage_milliseconds"]["decoding"] == 2000.0  # type: ignore[index]
-    assert "token_ids" not in str(told)
+    assert (shown["fetched_bytes"], shown["cached_tokens"], shown["completion_tokens"]) == (64, 2, 2)
+    assert shown["fetch_milliseconds"] == 10.0
+    assert (shown["transport"], shown["link_bytes_per_second"]) == ("tcp/eth0", 5_000_000_000)
+    assert shown["stage_milliseconds"]["decoding"] == 2000.0  # type: ignore[index]
+    assert "token_ids" not in str(shown)
     assert world.core.debug("unknown") is None
 
 

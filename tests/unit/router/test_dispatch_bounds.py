@@ -83,7 +83,7 @@ def test_without_workers_of_a_role_a_bounded_number_is_held_and_served_once_they
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(0, 0), (0, 1), (1, 0)])
-def test_what_waits_in_vain_for_workers_of_a_role_is_told_when_to_come_again(
+def test_a_request_that_waited_in_vain_for_a_role_gets_503_with_retry_after(
     prefill: int, decode: int
 ) -> None:
     world = ScriptedDeployment(prefill, decode, waiting_seconds_max=7.0)
@@ -107,7 +107,7 @@ def test_a_request_no_worker_takes_in_time_is_a_503() -> None:
     assert outcome.status == 503
 
 
-def test_a_request_past_its_time_limit_is_a_504_and_called_off() -> None:
+def test_a_request_past_its_time_limit_is_a_504_and_cancelled() -> None:
     world = decoding(request_seconds_max=20.0)
     world.wait(20.0)
     outcome = world.outcome("r")

@@ -193,8 +193,8 @@ class AnyOrder(RuleBasedStateMachine):
     def nobody_waits_for_a_worker_that_is_gone(self) -> None:
         for worker in self.world.core.fleet.workers.values():
             assert worker.up
-        told = [self.world.core.debug(rid) for rid in self.submitted if self.world.outcome(rid) is None]
-        ready = sum(debug is not None and debug["state"] == "ready" for debug in told)
+        shown = [self.world.core.debug(rid) for rid in self.submitted if self.world.outcome(rid) is None]
+        ready = sum(debug is not None and debug["state"] == "ready" for debug in shown)
         assert ready <= len(self.leases), "a ready request has no pages"
 
     @invariant()

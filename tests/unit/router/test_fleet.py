@@ -14,9 +14,9 @@ from tests.unit.router.deployment import ScriptedDeployment, hello
 def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
     fleet = Fleet(16, ("named",))
     assert "named" in fleet.models
-    fleet.up("p", hello("prefill", "p", model_name="told"))
+    fleet.up("p", hello("prefill", "p", model_name="announced"))
     fleet.down("p")
-    assert fleet.models == ("named", "told")
+    assert fleet.models == ("named", "announced")
 
 
 def test_names_of_gone_models_are_bounded_and_the_configured_one_stays() -> None:
@@ -51,7 +51,7 @@ def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
         worker.assign("r", 1, 1)
 
 
-def test_whoever_holds_a_worker_sees_that_it_is_down() -> None:
+def test_a_worker_that_is_down_says_so_itself() -> None:
     fleet = Fleet(16)
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")

@@ -122,7 +122,7 @@ def test_pages_that_retire_under_a_waiting_request_wake_it(overlap: bool) -> Non
 
 
 @pytest.mark.parametrize("message", [Release("a", 1), Cancel("a", 1)])
-def test_the_end_of_a_lease_starts_whoever_waits_in_the_same_turn(message: Message) -> None:
+def test_the_end_of_a_lease_starts_a_waiting_request_in_the_same_turn(message: Message) -> None:
     bench = PrefillBench(words=1)
     bench.send(prefill("a", prompt(8)), prefill("b", prompt(8, 2)))
     bench.run()

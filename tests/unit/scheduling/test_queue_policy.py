@@ -122,7 +122,7 @@ def test_a_long_queue_is_not_looked_up_in_the_cache(policy: str, waiting: int, a
     assert (order == list(range(waiting))) is not aware
 
 
-def test_random_draws_anew_with_every_arrival_so_nobody_is_unlucky_for_ever() -> None:
+def test_random_draws_anew_with_every_arrival_so_no_request_is_always_last() -> None:
     firsts = {_order("random", [request("a", i) for i in range(newest + 1)])[0] for newest in range(40)}
     assert len(firsts) > 10
     assert _order("random", [request("a", i) for i in range(40)]) != list(range(40))

@@ -243,7 +243,7 @@ def prompt(length: int, family: int = 1) -> tuple[int, ...]:
 def prefill(
     rid: str, token_ids: Sequence[int], max_new_tokens: int = 8, attempt: int = 1, seed: int = 1
 ) -> Prefill:
-    """A first-attempt `Prefill`, unless told otherwise."""
+    """A `Prefill`, of the first attempt by default."""
     return Prefill(rid, attempt, tuple(token_ids), len(token_ids), params(max_new_tokens, seed))
 
 

@@ -1,4 +1,4 @@
-"""Workers are told to end while they serve: what they do moves by its pages, and no token is lost or computed twice."""
+"""Workers drain while they serve: their requests migrate by their pages, and no token is lost or computed twice."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FITTING = SAMPLED | {"max_tokens": 600}  # all of them on one worker, without re
 PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn, and" for number in range(8)]
 
 
-def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: LocalDeployment) -> None:
+def test_streams_migrate_by_their_pages_from_a_draining_decode_worker(two_each: LocalDeployment) -> None:
     undisturbed = crowd(two_each.url, PROMPTS, 8, **FITTING)
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
-    moved = two_each.total("router", "segue_migrations_total{outcome=migrated}")
-    answers, away, seconds = asyncio.run(let_a_decode_worker_leave(two_each))
+    migrated = two_each.total("router", "segue_migrations_total{outcome=migrated}")
+    answers, held, seconds = asyncio.run(drain_a_decode_worker(two_each))
     assert answers == undisturbed
-    assert away >= 3
-    assert two_each.total("router", "segue_migrations_total{outcome=migrated}") == moved + away
+    assert held >= 3
+    assert two_each.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
     assert continuations(two_each) == tried_again, what_happened(two_each)
     computed = two_each.total("prefill", "segue_extend_tokens_total") - extended
     assert computed <= sum(len(prompt) for prompt in PROMPTS), "nothing but prompts was computed"
@@ -33,14 +33,14 @@ def test_streams_move_by_their_pages_from_a_decode_worker_that_leaves(two_each: 
 
 
 def what_happened(running: LocalDeployment) -> list[str]:
-    """What a failure is explained by."""
+    """Figures that explain a failure."""
     names = ("segue_continuations", "segue_migrations", "segue_refusals", "segue_stale", "segue_retractions")
     figures = running.metrics(running.processes("router")[0])
     return [f"{name} {value:g}" for name, value in figures.items() if name.startswith(names)]
 
 
-async def let_a_decode_worker_leave(running: LocalDeployment) -> tuple[list[StreamedAnswer], int, float]:
-    """The answers; how many requests the worker had when it was told; seconds until it had ended, all streams open."""
+async def drain_a_decode_worker(running: LocalDeployment) -> tuple[list[StreamedAnswer], int, float]:
+    """The answers, the requests that the worker held at SIGTERM, and the seconds until it exited: all streams open."""
     started = asyncio.Event()
     pieces = [0] * len(PROMPTS)
 
@@ -66,7 +66,7 @@ async def let_a_decode_worker_leave(running: LocalDeployment) -> tuple[list[Stre
         return list(await asyncio.gather(*tasks)), held, seconds
 
 
-def test_a_prefill_worker_that_leaves_finishes_what_it_has(two_each: LocalDeployment) -> None:
+def test_a_draining_prefill_worker_finishes_what_it_has(two_each: LocalDeployment) -> None:
     prompts = [list(range(1000 + 50 * number, 2500 + 50 * number)) for number in range(6)]
     before = continuations(two_each)
 
