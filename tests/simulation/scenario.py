@@ -150,9 +150,7 @@ def draw(seed: int) -> SimulationScenario:
         sizes=sizes,
         speed=Speed(
             step=rng.choice((0.01, 0.03) if overflowing else (0.002, 0.01, 0.03)),
-            copied_page=rng.choice(
-                (0.0005, 0.02, 0.1)
-            ),  # slow ones so that requests end while they are copied
+            copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
         fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
