@@ -153,12 +153,18 @@ class NoteWriter(logging.StreamHandler[TextIO]):
                 lines.append(
                     self._line(time.time(), Note("log.dropped", {"lines": dropped}, "warning"), __name__)
                 )
-            self.stream.write(self._encoder.encode_lines(lines).decode())
+            self.stream.write(self._text(lines))
             self.stream.flush()
         except (OSError, ValueError):  # stderr is closed
             pass
         finally:
             self.release()
+
+    def _text(self, lines: list[dict[str, object]]) -> str:
+        try:
+            return self._encoder.encode_lines(lines).decode()
+        except UnicodeEncodeError:  # a file name that is no UTF-8: one such line must not lose the others
+            return self._encoder.encode_lines([_printable(line) for line in lines]).decode()
 
     def _line(self, at: float, note: Note, logger: str) -> dict[str, object]:
         fields = note.fields
@@ -175,6 +181,13 @@ class NoteWriter(logging.StreamHandler[TextIO]):
 
 
 _notes: NoteWriter | None = None
+
+
+def _printable(line: dict[str, object]) -> dict[str, object]:
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in line.items()
+    }
 
 
 def _rendering(form: LogForm) -> list[Processor]:

@@ -115,6 +115,7 @@ def read_flags(model: type[Settings], argv: Sequence[str]) -> tuple[dict[str, An
         cli_parse_args=list(argv),
         cli_kebab_case=True,
         cli_avoid_json=True,
+        cli_parse_none_str="\0",  # no argument can be this: every value is text, "None" too
     )()
     return values, files[0]
 
@@ -145,6 +146,8 @@ def check_file_settings(model: type[Settings], content: Mapping[str, Any], place
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{to_camel(str(first['loc'][0]))} in {place} {_reason(first)}") from None
+    except (TypeError, ValueError) as error:  # a mapping with a date as its key, or a list that holds itself
+        raise ConfigError(f"{place} holds a value that no setting can have: {error}") from None
     return {name: getattr(checked, name) for name in values}
 
 
@@ -173,7 +176,8 @@ class _Variables(EnvSettingsSource):
     """Reads the variables it is given in place of the process's own."""
 
     def __init__(self, model: Any, environ: Mapping[str, str]):
-        self._given = {name.lower(): value for name, value in environ.items()}
+        # pydantic-settings reads names in lower case; only those in capitals are ours.
+        self._given = {name.lower(): value for name, value in environ.items() if name == name.upper()}
         super().__init__(model)
 
     def _load_env_vars(self) -> Mapping[str, str | None]:

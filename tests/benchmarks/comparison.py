@@ -1,6 +1,6 @@
 """Several servers, the same scenarios, in turns: scenario by scenario, round by round, so that a machine that grows
-slower or warmer does so for all. All run; who spins while idle is frozen while it is not its turn, and a turn begins
-when the others are done with what nobody waits for any more."""
+slower or warmer does so for all. All servers run. One that spins while idle is frozen while it is not its turn, and a
+turn begins when the others have finished the work of streams that were cut."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compare(
     for number in range(rounds):
         for scenario in scenarios:
             taking_part = _taking_part(servers, scenario)
-            first = number % len(taking_part)  # nobody always comes after the same one
+            first = number % len(taking_part)  # no server always comes after the same one
             for server in [*taking_part[first:], *taking_part[:first]]:
                 wait_until_idle(say)
                 with server.awake():

@@ -18,7 +18,7 @@ from shared.local.model_store import cache_folder, resolve
 
 CORES = 2
 SLOTS = 16  # requests that llama.cpp serves at a time
-SLOT_TOKENS = 5120  # and gives each so much context: 4,000 in and some out
+SLOT_TOKENS = 5120  # context of each: 4,000 in and some out
 KV_GIB = 4  # vLLM: 93,000 tokens in float32
 SMALL_CHUNK = 256  # tokens of a prompt that may delay a decode step
 PLAIN_FILES = (
@@ -56,7 +56,7 @@ def contenders(peers: Path, segue_flags: str, scratch: Path) -> list[Contender]:
 
 
 def default_peers_folder() -> Path:
-    """Where the peers are installed when nobody says otherwise."""
+    """Where the peers are installed by default."""
     return cache_folder() / "peers"
 
 

@@ -65,7 +65,7 @@ class BenchServer:
             )
 
     def look_at_idleness(self) -> None:
-        """Learn how much CPU it takes while nobody asks for anything."""
+        """Measure how much CPU it takes without any request."""
         start, before = monotonic(), self._cpu_seconds()
         threading.Event().wait(IDLE_LOOK_SECONDS)
         self.idle_share = (self._cpu_seconds() - before) / (monotonic() - start)

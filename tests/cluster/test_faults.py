@@ -34,7 +34,7 @@ def two_decode_pods(release: HelmRelease) -> None:
 
 
 @pytest.mark.usefixtures("two_decode_pods")
-def test_streams_migrate_by_their_pages_from_a_decode_pod_that_is_scaled_away(
+def test_a_decode_pod_that_is_scaled_away_migrates_its_streams_by_their_pages(
     release: HelmRelease, faulted: Faulted, pytestconfig: pytest.Config
 ) -> None:
     """With a thousand tokens to come: all migrate, none is recomputed, and the process exits before they end."""

@@ -67,7 +67,7 @@ def fresh_seed(seed: int) -> int:
 
 
 async def warm_up(client: BenchClient) -> None:
-    """One short request, so that nobody is measured while something is made ready at first use."""
+    """Send one short request, so that no figure includes what a server prepares at its first use."""
     await client.complete(DrawnPrompts(str(secrets.randbits(SEED_BITS))).draw(WARM_UP[0]), WARM_UP[1])
 
 

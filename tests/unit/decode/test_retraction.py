@@ -1,4 +1,4 @@
-"""KV pressure: which requests are retracted, how they come back, and that one always goes on."""
+"""KV pressure: which requests are retracted, how they resume, and that one always keeps running."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def test_a_lone_request_finishes_in_a_pool_of_its_own_size(host_pages: int) -> N
 
 
 def test_twins_in_a_pool_for_one_both_finish() -> None:
-    """Their prompt is fetched twice, for the fetch they waited for fails; held twice, it would leave neither of them
-    the room to finish."""
+    """Their prompt is fetched twice, because the fetch they waited for fails. If it were also held twice, neither
+    would have the room to finish."""
     bench = DecodeBench(pages=11)
     bench.send(*(decode(rid, prompt(16), 28) for rid in ("lost", "a", "b")))
     bench.turn()

@@ -62,13 +62,13 @@ def test_the_word_holds_the_nonce_as_long_as_the_lease_lives() -> None:
 def test_the_word_is_clear_before_the_pages_are_unlocked() -> None:
     seen: list[int] = []
 
-    class Watched(PlainWords):
+    class WatchedWords(PlainWords):
         def clear(self, lease: int) -> None:
             super().clear(lease)
             seen.append(book.memory.pool.count(PageState.OWNED))
 
     book = Book()
-    book.table._words = Watched([0] * 4)
+    book.table._words = WatchedWords([0] * 4)
     book.grant("a")
     book.table.cancel("a", 1)
     assert seen == [2]  # still the request's when its word was cleared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -126,6 +127,16 @@ def test_a_note_below_the_level_is_not_written(
     assert "request.state" not in shown
 
 
+@contextlib.contextmanager
+def stream_held(writer: NoteWriter) -> Iterator[None]:
+    """Notes of this time are one batch: the thread waits for the lock that every write takes."""
+    writer.acquire()
+    try:
+        yield
+    finally:
+        writer.release()
+
+
 class BlockedStream(io.StringIO):
     """Nobody reads: a write waits."""
 
@@ -152,6 +163,17 @@ def test_a_stderr_that_nobody_reads_blocks_no_core_and_what_was_dropped_is_count
     written = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert len(written) == 1 + NOTES_MAX + 1
     assert written[-1].items() >= {"event": "log.dropped", "lines": 7, "level": "warning"}.items()
+
+
+def test_a_note_with_a_name_that_is_no_text_loses_no_other() -> None:
+    stream = io.StringIO()
+    writer = NoteWriter(stream, logging.INFO, {}, "json")
+    with stream_held(writer):
+        for name in ("one", "\udcff", "two"):
+            writer.write_note(Note("link.down", {"reason": name}), "links")
+    writer.close()
+    reasons = [json.loads(line)["reason"] for line in stream.getvalue().splitlines()]
+    assert reasons == ["one", "\\udcff", "two"]
 
 
 def test_a_process_that_exits_at_once_has_written_its_notes() -> None:

@@ -205,10 +205,10 @@ def test_a_counter_names_the_labels_of_its_metric() -> None:
 
 def test_measurements_that_nobody_publishes_are_bounded() -> None:
     @dataclass
-    class Measured:
+    class WaitCounters:
         waited_seconds: deque[float] = durations("segue_waited_seconds", "Seconds waited.")
 
-    assert Measured().waited_seconds.maxlen
+    assert WaitCounters().waited_seconds.maxlen
 
 
 def test_all_processes_together_declare_each_name_once() -> None:

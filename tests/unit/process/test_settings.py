@@ -96,6 +96,8 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], words: tupl
         ("overlap: 1", ("overlap in", "boolean")),
         ("kvPages: 2020-01-01", ("kvPages in", "integer")),
         ("7: 3", ("unknown setting 7",)),
+        ("uid: {2020-01-01: 1}", ("no setting can have",)),
+        ("uid: &itself [*itself]", ("no setting can have",)),
         ("kvPages: [", ("not YAML",)),
     ],
 )
@@ -119,6 +121,18 @@ def test_an_unknown_variable_is_no_error_but_known_to_be_unknown() -> None:
     environ = {"SEGUE_ROUTER_PORT": "tcp://10.0.0.1:80", "SEGUE_KV_PAGES": "5", "HOME": "/"}
     assert load(DecodeConfig, [], environ).kv_pages == 5
     assert unknown_variables(DecodeConfig, environ) == ["SEGUE_ROUTER_PORT"]
+
+
+def test_variables_are_in_capitals_as_they_are_written_here() -> None:
+    environ = {"SEGUE_UID": "decode-0", "segue_uid": "somebody else's", "Segue_Host": "0.0.0.0"}
+    config = load(DecodeConfig, [], environ)
+    assert (config.uid, config.host) == ("decode-0", "127.0.0.1")
+
+
+@pytest.mark.parametrize("text", ["None", "null", "[a]", '{"a": 1}', '"quoted"', "a,b", "007"])
+def test_a_text_is_taken_as_it_is_written(text: str) -> None:
+    assert load(DecodeConfig, ["--uid", text], {}).uid == text
+    assert load(DecodeConfig, [], {"SEGUE_UID": text}).uid == text
 
 
 @pytest.mark.parametrize("choice", ["--device=cuda", "--dtype=bfloat16", "--dtype=float16"])

@@ -245,7 +245,9 @@ def test_a_first_token_out_of_place_is_a_gap() -> None:
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
 
 
-def test_a_migrating_stream_that_ends_only_for_the_router_is_finished_when_its_lender_is_lost() -> None:
+def test_a_migrating_stream_that_ends_only_for_the_router_is_finished_when_the_holder_of_its_pages_is_lost() -> (
+    None
+):
     """Router and worker read the end tokens apart and may disagree: that must end the request, not the router."""
     world = ScriptedDeployment(1, 2)
     world.submit(request("r", eos_token_ids=frozenset({99})))

@@ -1,7 +1,7 @@
 """Whatever workers, clients and time do: tokens come once and in order, and every request ends exactly once.
 
 The workers here are honest about what they say but not about when they die, and they keep saying what nobody waits
-for any more. Token i of every request is i, whoever computes it, so a doubled, lost or swapped token shows.
+for any more. Token i of every request is i on every worker, so a doubled, lost or swapped token shows.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.say(peer, Finished(rid, attempt, LENGTH, "length"))
 
     @rule(steps=st.integers(1, 3))
-    def everybody_works(self, steps: int) -> None:
+    def all_workers_work(self, steps: int) -> None:
         """Without this nearly every request would meet a fault before its end."""
         for _ in range(steps):
             self.prefill_answers(0)

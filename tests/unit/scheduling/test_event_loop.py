@@ -102,7 +102,7 @@ def run_without_sleeping(bench: WorkerBench, done: Callable[[], bool], copy_turn
 @pytest.mark.parametrize("pages", [8, 9, 10, 12, 16])
 @pytest.mark.parametrize("retract_steps", [1, 4, 20])
 def test_a_crowd_never_puts_the_loop_to_sleep(pages: int, overlap: bool, retract_steps: int) -> None:
-    """Rows that sit out, pages that retire, copies under way: something always wakes the loop."""
+    """Rows without a page, pages that retire, copies under way: something always wakes the loop."""
     bench = DecodeBench(pages=pages, overlap=overlap, retract_steps=retract_steps, flush_seconds=1000.0)
     bench.send(*(decode(rid, prompt(7, n), 20, seed=n) for n, rid in enumerate("abcd", 1)))
     bench.turn()

@@ -15,7 +15,7 @@ LOAD_SECONDS, LEASE_SECONDS = 0.1, 5.0
 HELLO = Hello(session=1, role="router", uid="router-0", epoch=1)
 
 
-class Book:
+class SessionsAndLeases:
     """Sessions over a real lease table, and what they sent."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Book:
 
 
 def test_commands_of_a_role_and_the_end_of_a_session_come_back_and_nothing_else_does() -> None:
-    book = Book()
+    book = SessionsAndLeases()
     book.lease("a")
     cancel, down = Received("router", Cancel("b", 1)), PeerDown("router", "gone")
     events: list[LinkEvent] = [PeerUp("router", HELLO), cancel, Received("router", Release("a", 1)), down]
@@ -60,7 +60,7 @@ def test_commands_of_a_role_and_the_end_of_a_session_come_back_and_nothing_else_
 
 
 def test_a_router_that_has_just_come_hears_the_load_at_once_and_then_only_changes() -> None:
-    book = Book()
+    book = SessionsAndLeases()
     book.hear(PeerUp("first", HELLO))
     book.sessions.tick(1.0)
     assert book.sent() == [("first", Load(queued=1))]
@@ -77,7 +77,7 @@ def test_a_router_that_has_just_come_hears_the_load_at_once_and_then_only_change
 
 
 def test_every_router_hears_of_the_drain_also_one_that_comes_later() -> None:
-    book = Book()
+    book = SessionsAndLeases()
     book.hear(PeerUp("first", HELLO))
     book.sessions.start_draining()
     book.hear(PeerUp("second", HELLO))
@@ -85,7 +85,7 @@ def test_every_router_hears_of_the_drain_also_one_that_comes_later() -> None:
 
 
 def test_a_worker_is_drained_when_every_connected_router_has_acknowledged_and_no_lease_is_left() -> None:
-    book = Book()
+    book = SessionsAndLeases()
     book.lease("a")
     book.hear(PeerUp("first", HELLO), PeerUp("second", HELLO))
     book.sessions.start_draining()
@@ -98,7 +98,7 @@ def test_a_worker_is_drained_when_every_connected_router_has_acknowledged_and_no
 
 
 def test_the_next_deadline_is_the_earliest_lease_when_every_router_knows_the_load() -> None:
-    book = Book()
+    book = SessionsAndLeases()
     assert book.sessions.next_deadline() is None
     book.lease("a")
     assert book.sessions.next_deadline() == LEASE_SECONDS
