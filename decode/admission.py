@@ -47,7 +47,7 @@ class Admission:
             return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
         return None
 
-    def has_room(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
+    def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
         """Whether the request can have its `missing` pages beside the growth of the others.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own

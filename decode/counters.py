@@ -30,7 +30,7 @@ class DecodeCounters(LeaseCounters):
     refused: int = counted(REQUESTS, outcome="refused")
     cancelled: int = counted(REQUESTS, outcome="cancelled")
     finished: int = counted(REQUESTS, outcome="finished")
-    stale: int = counted(STALE_BATONS, cause="lease_ended")  # before all pages were read
+    stale: int = counted(STALE_BATONS, cause="stale")  # before all pages were read
     unreachable: int = counted(STALE_BATONS, cause="unreachable")
     no_room: int = total("segue_no_room_total", "Requests refused because pages or slots were lacking.")
     joined: int = total("segue_joins_total", "Requests that joined the running batch from a baton.")

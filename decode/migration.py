@@ -15,7 +15,7 @@ from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.running_batch import RunningBatch
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
 from shared.messages import Migrating
@@ -33,7 +33,7 @@ class Migrations:
     output_buffer: OutputBuffer
     states: RequestStates[DecodeState, DecodeEvent]
     counters: DecodeCounters
-    effects: list[Effect]
+    effects: list[WorkerEffect]
     settling: list[Req] = field(default_factory=list)
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
-from shared.effects import Backup, Effect, Restore
+from shared.effects import Backup, Restore, WorkerEffect
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
 from shared.req import Req
@@ -39,7 +39,7 @@ class Retraction:
     host: PagePool
     states: RequestStates[DecodeState, DecodeEvent]
     counters: DecodeCounters
-    effects: list[Effect]
+    effects: list[WorkerEffect]
     steps_ahead: int  # requests are retracted until this many steps of the others fit
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight

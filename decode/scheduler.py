@@ -26,7 +26,7 @@ from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
 from shared.baton import Baton, Holder
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
@@ -62,7 +62,7 @@ class DecodeScheduler:
         self.states = RequestStates(TRANSITIONS)
         self._sequence = 0  # of the last request that came
         self._reqs: dict[str, Req] = {}  # every request that is here and not leased
-        self._effects = effects = list[Effect]()
+        self._effects = effects = list[WorkerEffect]()
         memory, states, counters = self.memory, self.states, self.counters
         self.leases = LeaseTable(
             memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
@@ -178,7 +178,7 @@ class DecodeScheduler:
 
     # ---- what the loop and the process ask ----
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[WorkerEffect]:
         """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
@@ -258,7 +258,7 @@ class DecodeScheduler:
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
         open_now = bool(self._batch.free_slots) and not self._retraction.active
         others = self._batch.reqs, self._transfer_queue.transferring
-        if not (open_now and self._admission.has_room(req, missing, *others)):
+        if not (open_now and self._admission.make_room_for(req, missing, *others)):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
 from shared.baton import Baton
-from shared.effects import AbandonFetch, Effect, StartFetch
+from shared.effects import AbandonFetch, StartFetch, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
@@ -69,7 +69,7 @@ class TransferQueue:
     memory: KvMemory
     states: RequestStates[DecodeState, DecodeEvent]
     counters: DecodeCounters
-    effects: list[Effect]
+    effects: list[WorkerEffect]
     _transferring: dict[int, Req] = field(default_factory=dict)  # by fetch
     _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last fetches what it waits for
     _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch

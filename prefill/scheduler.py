@@ -18,7 +18,7 @@ from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
 from shared.baton import Holder
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
@@ -54,7 +54,7 @@ class PrefillScheduler:
         self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.counters = PrefillCounters()
         self.states = RequestStates(TRANSITIONS)
-        self._effects: list[Effect] = []
+        self._effects: list[WorkerEffect] = []
         self.leases = LeaseTable(
             self.memory,
             holder,
@@ -153,7 +153,7 @@ class PrefillScheduler:
 
     # ---- what goes out ----
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[WorkerEffect]:
         """What is to be done, in order; each effect is given once."""
         effects = list(self._effects)
         self._effects.clear()
@@ -215,6 +215,7 @@ class PrefillScheduler:
         self._cancel(command.rid, command.attempt - 1)
         if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
             return  # the same attempt or a newer one is here already
+        self.counters.requests += 1
         total_tokens = len(command.token_ids)
         if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
             self.counters.refused += 1
@@ -227,7 +228,6 @@ class PrefillScheduler:
             self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
             return
         self._sequence += 1
-        self.counters.requests += 1
         self._waiting[command.rid] = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
 
     def _cancel(self, rid: str, attempt: int) -> None:

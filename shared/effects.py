@@ -70,4 +70,4 @@ class Note:
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-Effect = Send | StartFetch | AbandonFetch | Backup | Restore | Note
+WorkerEffect = Send | StartFetch | AbandonFetch | Backup | Restore | Note

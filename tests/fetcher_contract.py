@@ -31,7 +31,7 @@ PAGES = 512
 LEASES = 8
 KV_FORMAT = "test-format"
 LIMITS = FetchLimits(
-    fetches_max=16, fetch_seconds_max=10.0, fence_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES
+    fetches_max=16, fetch_seconds_max=10.0, quarantine_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES
 )
 PATIENCE_SECONDS = 30.0
 
@@ -271,7 +271,7 @@ class AnsweredReadsContract:
     def test_a_read_from_a_holder_that_stays_frozen_is_fenced(self, world: FetchWorld) -> None:
         source, other = self.freeze_in_mid_fetch(world), world.make_holder()
         other.write(3, 77)
-        world.clock.now += LIMITS.fence_seconds
+        world.clock.now += LIMITS.quarantine_seconds
         assert world.next_event() == FetchEnded(1)
         assert world.reader.readers_fenced == 1
         world.reader.start(2, world.baton(other, (5,)), 0, [300])
@@ -286,7 +286,7 @@ class AnsweredReadsContract:
         assert isinstance(world.next_event(), FetchLanded)
         slow.freeze()
         world.reader.start(3, world.baton(slow, (6,)), 0, [301])
-        world.clock.now += LIMITS.fence_seconds
+        world.clock.now += LIMITS.quarantine_seconds
         for _ in range(100):
             assert world.reader.poll() == []
         slow.thaw()

@@ -1,9 +1,12 @@
-"""The times of a link as every process has them by default."""
+"""What the owner of a link gives it: the times that every process has by default, and a writer for its log lines."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import structlog
+
+from shared.effects import Note
 from shared.links.session import LinkSettings
 from shared.process.process_config import ProcessConfig
 
@@ -13,3 +16,8 @@ def link_settings(**changes: Any) -> LinkSettings:
     config = ProcessConfig()
     times = {"heartbeat_seconds": config.heartbeat_seconds, "silence_seconds": config.silence_seconds}
     return LinkSettings(**times | changes)
+
+
+def write_note(note: Note) -> None:
+    """Write a link's note with structlog, where a test can capture it."""
+    getattr(structlog.get_logger("links"), note.level)(note.event, **note.fields)

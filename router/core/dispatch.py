@@ -19,11 +19,11 @@ from router.core.admission import refusal
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
-    Effect,
     FleetPaired,
     RequestAborted,
     RequestCompleted,
     RequestFailed,
+    RouterEffect,
 )
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
@@ -44,7 +44,7 @@ class RouterCore:
         self.settings = settings
         self.counters = RouterCounters()
         self.fleet = Fleet(settings.prefix_blocks_max, (settings.model_name,))
-        self._effects: list[Effect] = []
+        self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, self._effects)
         self._replies = WorkerReplies(settings, self._requests, self.counters)
         self._missing_roles = self.fleet.missing
@@ -63,7 +63,7 @@ class RouterCore:
         self._requests.admit(request, now)
         self.counters.prompt_tokens += len(request.token_ids)
         self._placeable = True
-        self._settle(now)
+        self._place_pending(now)
 
     def cancel(self, rid: str, now: float) -> None:
         """The client has gone."""
@@ -71,7 +71,7 @@ class RouterCore:
         if live is not None:
             self._requests.end(live, RequestEvent.CANCELLED, RequestAborted(), now)
             self._placeable = True
-        self._settle(now)
+        self._place_pending(now)
 
     def stop(self, rid: str, now: float) -> None:
         """A stop string was found in the text: the request is complete."""
@@ -79,7 +79,7 @@ class RouterCore:
         if live is not None:
             self._requests.end(live, RequestEvent.STOPPED, RequestCompleted("stop", live.usage), now)
             self._placeable = True
-        self._settle(now)
+        self._place_pending(now)
 
     def link(self, event: LinkEvent, now: float) -> None:
         """A worker came, went or sent a message."""
@@ -91,7 +91,7 @@ class RouterCore:
                 self._peer_down(event, now)
             case Received():
                 self._received(event.peer, event.message, now)
-        self._settle(now)
+        self._place_pending(now)
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
@@ -102,7 +102,7 @@ class RouterCore:
                 self._requests.renew(self._requests.live[name], now)
             else:
                 self._expire(self._requests.live[name], kind, now)
-        self._settle(now)
+        self._place_pending(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do at the latest; None: nothing."""
@@ -110,7 +110,7 @@ class RouterCore:
 
     # ---- outputs -----------------------------------------------------------------------------------------------
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[RouterEffect]:
         """The effects since the last call, to be carried out in order."""
         effects = self._effects.copy()
         self._effects.clear()
@@ -136,7 +136,9 @@ class RouterCore:
         worker = self.fleet.up(event.peer, event.hello)
         if isinstance(worker, str):
             self.counters.workers_refused[worker] += 1
-            self._effects.append(Note("worker.refused", {"worker": event.peer, "cause": worker}, "warning"))
+            self._effects.append(
+                Note("fleet.worker_refused", {"worker": event.peer, "cause": worker}, "warning")
+            )
             return
         self._note_missing_roles()
         if not self.fleet.paired(worker):
@@ -150,7 +152,7 @@ class RouterCore:
         """No worker of the other role has an equal model and KV format: this one cannot serve yet."""
         alone = not self.fleet.of_role("decode" if worker.hello.role == "prefill" else "prefill")
         fields = {"worker": worker.peer, "model": worker.hello.model, "kv_format": worker.hello.kv_format}
-        self._effects.append(Note("worker.unpaired", fields, "info" if alone else "warning"))
+        self._effects.append(Note("fleet.worker_unpaired", fields, "info" if alone else "warning"))
 
     def _note_missing_roles(self) -> None:
         """Roles that have lost their last worker, or have one again."""
@@ -184,7 +186,7 @@ class RouterCore:
         self._requests.send(worker, messages.DrainAck())
         self._placeable = True
         fields = {"worker": worker.peer, "requests": len(worker.assigned), "leases": len(worker.leases)}
-        self._effects.append(Note("worker.draining", fields))
+        self._effects.append(Note("fleet.worker_draining", fields))
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class RouterCore:
 
     # ---- placement ---------------------------------------------------------------------------------------------
 
-    def _settle(self, now: float) -> None:
+    def _place_pending(self, now: float) -> None:
         assert now >= self._now, (now, self._now)
         self._now = now
         if self._placeable:

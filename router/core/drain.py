@@ -143,4 +143,4 @@ class RouterDrain:
         self._deadline = now + self._seconds.get(self.state, 0.0)
         self._looked_at = now
         fields = {"from": before.value, "on": event.value, "to": self.state.value}
-        self._effects += [Note("drain.state", fields), *STEPS[self.state]]
+        self._effects += [Note("router.drain", fields), *STEPS[self.state]]

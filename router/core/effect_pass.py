@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.core.dispatch import RouterCore
-from router.core.effects import Effect, NewTokens, Outcome, RequestEnded
+from router.core.effects import NewTokens, Outcome, RequestEnded, RouterEffect
 from shared.effects import Note, Send
 from shared.messages import Message
 
@@ -51,7 +51,7 @@ class EffectPass:
             self._running = False
         self._set_timer(self._core.next_deadline())
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: RouterEffect) -> None:
         if isinstance(effect, NewTokens):  # by far the most frequent first
             self._sink.tokens(effect.rid, effect.index, effect.token_ids)
         elif isinstance(effect, Send):

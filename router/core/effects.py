@@ -96,4 +96,4 @@ class FleetPaired:
     """For the first time a prefill and a decode worker are up that can exchange pages: requests can be served."""
 
 
-Effect = Send | Note | NewTokens | RequestEnded | FleetPaired
+RouterEffect = Send | Note | NewTokens | RequestEnded | FleetPaired

@@ -24,12 +24,12 @@ from router.core.counters import RouterCounters
 from router.core.deadlines import Deadlines
 from router.core.effects import (
     ClientRequest,
-    Effect,
     NewTokens,
     Outcome,
     RequestCompleted,
     RequestEnded,
     RequestFailed,
+    RouterEffect,
     outcome_word,
 )
 from router.core.fleet import Worker
@@ -53,7 +53,7 @@ ROW_NAMES = {
 class RequestTable:
     """The requests between arrival and end. Effects are appended to `effects` in the order of their causes."""
 
-    def __init__(self, settings: RouterConfig, counters: RouterCounters, effects: list[Effect]):
+    def __init__(self, settings: RouterConfig, counters: RouterCounters, effects: list[RouterEffect]):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
         self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug shows of them

@@ -141,7 +141,7 @@ class KnownPods:
         else:
             self._heard_at = now
             self._take_in(observation, now)
-            changes = self._settle()
+            changes = self._update_links()
         notes, self._notes = self._notes, []
         return [*changes, *notes]
 
@@ -186,7 +186,7 @@ class KnownPods:
 
     # ---- links -------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> list[Change]:
+    def _update_links(self) -> list[Change]:
         before = _by_url(self._workers.values())
         self._workers = {pod.uid: worker for pod in self._pods.values() if (worker := self._wanted(pod))}
         after = _by_url(self._workers.values())

@@ -31,8 +31,8 @@ from router.discovery.static import Dialer
 from router.discovery.worker_address import WorkerAddress
 from shared.effects import Note
 from shared.process import gauges
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 
 CLOSING_SECONDS_MAX = 1.0  # the thread may be in the middle of a list, which nothing interrupts
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from router.discovery.worker_address import WorkerAddress
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 
 
 class Dialer(Protocol):

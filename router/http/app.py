@@ -25,8 +25,8 @@ from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from router.shell import RouterShell
+from shared.process.health import Health
 from shared.process.metrics import CONTENT_TYPE
-from shared.process.probes import Health
 
 log = structlog.get_logger(__name__)
 

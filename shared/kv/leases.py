@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.baton import Baton, Holder
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.messages import Refused, Release, Renew
@@ -72,7 +72,7 @@ class LeaseTable:
         kv_format: str,
         lease_seconds: float,
         counters: LeaseCounters,
-        effects: list[Effect],
+        effects: list[WorkerEffect],
         on_end: Callable[[Req, LeaseEnd], None],
     ):
         self._memory = memory

@@ -24,7 +24,7 @@ from shared.links.dialing import Dial, RouterEnd, SendFrames
 from shared.links.keys import derive_keys
 from shared.links.listening import WorkerEnd
 from shared.links.session import LinkSettings
-from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote, write_note
+from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote
 from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
@@ -120,7 +120,7 @@ class WorkerLinks(ThreadedLinks):
         hello: Hello,
         settings: LinkSettings,
         *,
-        write_note: WriteNote = write_note,
+        write_note: WriteNote,
     ):
         self.counters = LinkCounters()
         end = WorkerEnd(hello, settings, self.counters)
@@ -231,7 +231,7 @@ class RouterLinks(ThreadedLinks):
         settings: LinkSettings,
         on_ready: Callable[[], None] | None = None,
         *,
-        write_note: WriteNote = write_note,
+        write_note: WriteNote,
     ):
         self.counters = LinkCounters()
         self._sessions = RouterEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))

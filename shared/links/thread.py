@@ -39,11 +39,6 @@ Command = Callable[[float], None]  # called on the link thread with `now`
 WriteNote = Callable[[Note], None]
 
 
-def write_note(note: Note) -> None:
-    """Write a note with structlog, for owners that have no writer of their own."""
-    getattr(log, note.level)(note.event, **note.fields)
-
-
 class End(Protocol):
     """What decides: `WorkerEnd` or `RouterEnd`."""
 
@@ -133,7 +128,7 @@ class ThreadedLinks:
         settings: LinkSettings,
         *,
         on_ready: Callable[[], None] | None = None,
-        write_note: WriteNote = write_note,
+        write_note: WriteNote,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._end = end

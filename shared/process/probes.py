@@ -8,62 +8,14 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import msgspec
-
 from shared.errors import StartError
+from shared.process.health import Health
 from shared.process.metrics import CONTENT_TYPE, Metrics
 
 CLOSING_POLL_SECONDS = 0.1  # how often the server checks whether it should end; a request wakes it at once
 REQUEST_SECONDS_MAX = 5.0  # a client that sends nothing occupies a thread for this long
-
-
-class Health:
-    """The state that probes report; written by the main thread, read by the threads of the probes.
-
-    A process is not ready at first. `doing` is what it does until then, `facts` what it chose (device, pages, …).
-    """
-
-    def __init__(self, loop_seconds_max: float, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._loop_seconds_max = loop_seconds_max
-        self._beat_at: float | None = None
-        self._draining = False
-        self.ready = False
-        self.doing = "starting"
-        self.facts: dict[str, str | int] = {}
-
-    def beat(self) -> None:
-        """The main loop runs; called in every turn. Before the first beat the process counts as alive."""
-        self._beat_at = self._clock()
-
-    def become_ready(self) -> None:
-        """The process takes work: it is loaded and its self-fetch passed. A draining one stays unready."""
-        if self._draining:
-            return
-        self.doing = "serving"
-        self.ready = True
-
-    def become_unready(self, why: str) -> None:
-        """The process takes no new work, for this reason."""
-        if not self._draining:
-            self.ready, self.doing = False, why
-
-    def start_draining(self) -> None:
-        """The process takes no new work until it ends."""
-        self._draining = True
-        self.ready, self.doing = False, "draining"
-
-    def alive(self) -> bool:
-        """Whether the last beat is recent, or the loop is not running yet."""
-        return self._beat_at is None or self._clock() - self._beat_at <= self._loop_seconds_max
-
-    def report(self) -> bytes:
-        """The body of `/readyz`."""
-        return msgspec.json.encode({"ready": self.ready, "doing": self.doing, "facts": self.facts})
 
 
 class _ProbeServer(ThreadingHTTPServer):

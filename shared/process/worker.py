@@ -28,9 +28,10 @@ from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
 from shared.process import gauges
+from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
-from shared.process.probes import Health, Probes
+from shared.process.probes import Probes
 from shared.process.process_config import ProcessConfig
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
@@ -81,7 +82,9 @@ def serve(
     seed = read_seed(Path(config.link_seed_file))
     drain = WorkerDrain(config.drain_seconds)
     _listen_to_signals(drain)
-    links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
+    links = WorkerLinks(
+        config.host, config.links_port, seed, hello, _link_settings(config), write_note=_write_note
+    )
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
@@ -170,7 +173,7 @@ def _open_transfer(
         limits=FetchLimits(
             fetches_max=FETCHES_PER_SLOT * config.max_running_requests,
             fetch_seconds_max=fetch_seconds_max,
-            fence_seconds=config.quarantine_seconds,
+            quarantine_seconds=config.quarantine_seconds,
         ),
         clock=monotonic,
     )

@@ -12,8 +12,8 @@ from typing import Protocol
 from shared.effects import Note
 from shared.kv.kv_memory import KvMemory
 from shared.process import gauges
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 from shared.scheduling.drain import DrainFacts, DrainStep, WorkerDrain
 from shared.scheduling.event_loop import EventLoop, Scheduler
 

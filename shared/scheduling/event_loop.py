@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.effects import AbandonFetch, Backup, Effect, Note, Restore, Send, StartFetch
+from shared.effects import AbandonFetch, Backup, Note, Restore, Send, StartFetch, WorkerEffect
 from shared.links.events import LinkEvent
 from shared.messages import Message
 from shared.schedule_batch import ScheduleBatch
@@ -80,7 +80,7 @@ class Scheduler(Protocol):
         Requests may have ended since it was planned: what was sampled for them is discarded.
         """
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[WorkerEffect]:
         """The effects since the last call, in the order in which to carry them out; each is given once."""
 
     def next_deadline(self) -> float | None:

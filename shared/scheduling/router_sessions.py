@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.kv.leases import LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import DrainAck, Draining, Load, Release, Renew
@@ -22,7 +22,7 @@ class RouterSessions:
     """The routers with a session, in the order they connected. Effects are appended in the order of their causes."""
 
     def __init__(
-        self, leases: LeaseTable, load: Callable[[], Load], load_seconds: float, effects: list[Effect]
+        self, leases: LeaseTable, load: Callable[[], Load], load_seconds: float, effects: list[WorkerEffect]
     ):
         self.draining = False  # the worker accepts no new requests
         self._leases = leases

@@ -4,10 +4,10 @@ Knows nothing of NIXL: it drives a `Reader`, which posts one-sided reads and rep
 class around a reader of its own, so a scheduler sees the same behaviour from all of them.
 
 **Only DONE proves that a read has ended.** Over UCX, bytes were seen to land after a read was released and after the
-peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer never
-removed. A read that failed, or stays undone for `fence_seconds`, costs the reader that made it: new fetches go to a
-fresh reader, and the old one is closed once its healthy reads are over. Closing destroys its endpoints and its threads;
-nothing lands after that. It is the fence, and it harms no other fetch.
+peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer
+never removed. A read that failed, or stays undone for `quarantine_seconds`, costs the reader that made it: new
+fetches go to a fresh reader, and the old one is closed once its healthy reads are over. Closing destroys its
+endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch.
 
 The first fetch from a peer reads the peer's known page into its own first target page and compares the bytes. The
 pages of the request overwrite it. So the check is one more read of the fetch, under the fetch's own bounds.
@@ -66,7 +66,7 @@ class FetchLimits:
 
     fetches_max: int
     fetch_seconds_max: float  # from one read that is DONE to the next, not for the whole of a fetch
-    fence_seconds: float
+    quarantine_seconds: float
     read_batch_bytes: int = 8 * 2**20  # of one read of pages: a few milliseconds of copying
     # Stop posting once this much time was spent since the last poll; the batch in hand is still posted.
     post_seconds: float = 0.004
@@ -355,4 +355,4 @@ class Fetches:
     def _overdue(self, fetch: _Fetch) -> bool:
         if fetch.state is not FetchState.GIVEN_UP or fetch.reader is not self._reader:
             return False
-        return fetch.broken or self._clock() - fetch.given_up >= self._limits.fence_seconds
+        return fetch.broken or self._clock() - fetch.given_up >= self._limits.quarantine_seconds

@@ -18,7 +18,7 @@ from shared.links.events import LinkEvent, PeerUp, Received
 from shared.links.keys import read_seed
 from shared.links.sockets import RouterLinks
 from shared.messages import Cancel, Hello
-from tests.link_settings import link_settings
+from tests.link_settings import link_settings, write_note
 from tests.seed import write_new_seed
 
 ROUND_TRIPS = 3000
@@ -86,7 +86,7 @@ def main() -> None:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             hello = Hello(session=0, role="router", uid="router", epoch=1)
-            links = RouterLinks(read_seed(seed_file), hello, link_settings())
+            links = RouterLinks(read_seed(seed_file), hello, link_settings(), write_note=write_note)
             links.connect(address)
             [up] = receive_some(links)
             assert isinstance(up, PeerUp)

@@ -19,7 +19,7 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.baton import Baton, Holder
-from shared.effects import Effect, Send, StartFetch
+from shared.effects import Send, StartFetch, WorkerEffect
 from shared.links.events import PeerUp, Received
 from shared.messages import Decode, Hello, Prefill, Release
 from shared.sampling_params import SamplingParams
@@ -132,7 +132,7 @@ def prefill(steps: int) -> float:
     return _seconds(prompt, steps)
 
 
-def _sent(effects: list[Effect]) -> int:
+def _sent(effects: list[WorkerEffect]) -> int:
     return sum(isinstance(effect, Send) for effect in effects)
 
 

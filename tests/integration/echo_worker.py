@@ -15,12 +15,14 @@ from shared.links.events import Received
 from shared.links.keys import read_seed
 from shared.links.sockets import WorkerLinks
 from shared.messages import Cancel, Hello, Refused
-from tests.link_settings import link_settings
+from tests.link_settings import link_settings, write_note
 
 
 def main(seed_file: str, epoch: str, port: str = "0") -> None:
     hello = Hello(session=0, role="decode", uid="echo", epoch=int(epoch))
-    links = WorkerLinks("127.0.0.1", int(port), read_seed(Path(seed_file)), hello, link_settings())
+    links = WorkerLinks(
+        "127.0.0.1", int(port), read_seed(Path(seed_file)), hello, link_settings(), write_note=write_note
+    )
     sys.stdout.write(links.address + "\n")
     sys.stdout.flush()
     ended = threading.Event()

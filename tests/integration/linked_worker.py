@@ -14,7 +14,7 @@ from shared.links.events import PeerUp, Received
 from shared.links.keys import read_seed
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
-from tests.link_settings import link_settings
+from tests.link_settings import link_settings, write_note
 
 LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_size=400)
 
@@ -44,7 +44,9 @@ class LinkedWorker:
         )
         self.routers = 0  # sessions that ever began
         self.prefills: list[Prefill] = []
-        self._links = WorkerLinks("127.0.0.1", port, read_seed(seed_file), hello, link_settings())
+        self._links = WorkerLinks(
+            "127.0.0.1", port, read_seed(seed_file), hello, link_settings(), write_note=write_note
+        )
         self.port = int(self._links.address.rpartition(":")[2])
         self._closing = False
         self._hands_over = hands_over

@@ -20,8 +20,9 @@ from shared.errors import StartError
 from shared.local.child_process import HOST, Child
 from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health, Probes
+from shared.process.probes import Probes
 from shared.process.role_main import exit_with_error, hold_lifeline
 
 MODULE = "tests.integration.small_deployment"

@@ -20,8 +20,8 @@ from router.discovery.known_pods import Listed
 from router.discovery.kubernetes import KubernetesDiscovery
 from router.discovery.polling import Pace
 from shared.errors import StartError
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
 from tests.integration.service_account import TOKEN, write_service_account
 from tests.metric_pages import samples_of

@@ -22,7 +22,7 @@ from shared.links.keys import derive_keys, read_seed
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
 from shared.messages import Cancel, Hello, Message, Migrate, Refused, encode
-from tests.link_settings import link_settings
+from tests.link_settings import link_settings, write_note
 from tests.seed import write_new_seed
 
 PATIENCE_SECONDS = 20.0
@@ -78,13 +78,15 @@ def seed_file(tmp_path: Path) -> Path:
 
 
 def listen(stack: ExitStack, seed: bytes, settings: LinkSettings | None = None) -> WorkerLinks:
-    links = WorkerLinks("127.0.0.1", 0, seed, WORKER_HELLO, settings or link_settings())
+    links = WorkerLinks(
+        "127.0.0.1", 0, seed, WORKER_HELLO, settings or link_settings(), write_note=write_note
+    )
     stack.callback(links.close)
     return links
 
 
 def dial(stack: ExitStack, seed: bytes, address: str, settings: LinkSettings | None = None) -> RouterLinks:
-    links = RouterLinks(seed, ROUTER_HELLO, settings or link_settings())
+    links = RouterLinks(seed, ROUTER_HELLO, settings or link_settings(), write_note=write_note)
     stack.callback(links.close)
     links.connect(address)
     return links
@@ -309,7 +311,7 @@ def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_b
 def test_a_port_in_use_is_a_start_error(stack: ExitStack) -> None:
     port = int(listen(stack, SEED).address.rpartition(":")[2])
     with pytest.raises(StartError, match=f"cannot listen for routers on 127.0.0.1:{port}"):
-        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, link_settings())
+        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, link_settings(), write_note=write_note)
 
 
 def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitStack, seed_file: Path) -> None:
@@ -325,7 +327,13 @@ def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitSta
 def test_on_ready_is_called_once_for_each_batch_that_waits(stack: ExitStack) -> None:
     worker = Watched(listen(stack, SEED))
     calls: list[float] = []
-    router = RouterLinks(SEED, ROUTER_HELLO, link_settings(), on_ready=lambda: calls.append(time.monotonic()))
+    router = RouterLinks(
+        SEED,
+        ROUTER_HELLO,
+        link_settings(),
+        on_ready=lambda: calls.append(time.monotonic()),
+        write_note=write_note,
+    )
     stack.callback(router.close)
     router.connect(address_of(worker))
     worker.until_up()

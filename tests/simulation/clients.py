@@ -90,6 +90,7 @@ class Router:
         self.process = process
         self.hello = Hello(session=0, role="router", uid=uid, epoch=world.rng.getrandbits(64))
         self.clients: dict[str, SimulatedClient] = {}
+        self._accepted: dict[str, SimulatedClient] = {}
         settings = RouterConfig(
             served_model_name=MODEL_NAME,
             prefill_policy=sizes.prefill_policy,
@@ -130,6 +131,7 @@ class Router:
             assert self._may_refuse(), "a router refused a connection before every proxy knew that it drains"
             client.disconnected = True
             return
+        self._accepted[client.planned.rid] = client
         if self._drained_at is not None:
             self._count("path request taken while draining")
         planned = client.planned
@@ -200,7 +202,8 @@ class Router:
         self._pass.run()
 
     def _open(self) -> list[str]:
-        return [rid for rid, client in self.clients.items() if not client.ended]
+        """Requests whose answer is not written; a connection that waits while the process is frozen is none yet."""
+        return [rid for rid, client in self._accepted.items() if not client.ended]
 
     def _may_refuse(self) -> bool:
         return self._stopped or self._drains_for(self._sizes.endpoint_lag_seconds)

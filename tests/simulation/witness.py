@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decode.lifecycle import DecodeState
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
-from shared.effects import Effect
+from shared.effects import WorkerEffect
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel
 from shared.schedule_batch import ScheduleBatch
@@ -68,7 +68,7 @@ class Witness:
         self.steps.append(f"settle {batch.step}")
         self.scheduler.settle(batch, token_ids, now)
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[WorkerEffect]:
         return self.scheduler.take_effects()
 
     def next_deadline(self) -> float | None:

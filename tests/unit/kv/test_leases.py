@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.baton import Baton, Holder
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseEnd, LeaseTable
@@ -24,7 +24,7 @@ class Book:
     def __init__(self, words: int = 4, epoch: int = 5):
         self.memory = KvMemory(pages=32, page_size=PAGE)
         self.words = PlainWords([0] * words)
-        self.effects: list[Effect] = []
+        self.effects: list[WorkerEffect] = []
         holder = Holder("decode-0", epoch, "agent", b"", 0, 64, 0)
         self.ended: list[tuple[str, LeaseEnd]] = []
         self.table = LeaseTable(

@@ -14,8 +14,9 @@ import pytest
 
 from shared.errors import StartError
 from shared.process import gauges
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health, Probes
+from shared.process.probes import Probes
 from tests.waiting import until
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
-from router.core.effects import ClientRequest, Effect, FleetPaired, NewTokens, Outcome, RequestEnded
+from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
 from shared.baton import Baton, Holder
 from shared.effects import Note, Send
 from shared.links.events import PeerDown, PeerUp, Received
@@ -58,7 +58,7 @@ class ScriptedDeployment:
     def __init__(self, prefill: int = 1, decode: int = 1, *, limits: Limits = LIMITS, **settings: object):
         self.core = RouterCore(RouterConfig(served_model_name="m", **settings), 0.0)  # type: ignore[arg-type]
         self.now = 0.0
-        self.effects: list[Effect] = []
+        self.effects: list[RouterEffect] = []
         self.unread = 0
         for number in range(prefill):
             self.up("prefill", f"p{number}", limits=limits)
@@ -137,7 +137,7 @@ class ScriptedDeployment:
 
     # ---- outputs
 
-    def news(self) -> list[Effect]:
+    def news(self) -> list[RouterEffect]:
         """Effects about requests since the last call."""
         fresh, self.unread = self.effects[self.unread :], len(self.effects)
         return [effect for effect in fresh if not isinstance(effect, Note | FleetPaired)]

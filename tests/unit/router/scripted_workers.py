@@ -44,8 +44,8 @@ from shared.messages import (
     Role,
     Row,
 )
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 

@@ -95,7 +95,7 @@ def test_a_role_without_workers_is_logged_once_and_so_is_its_return() -> None:
 def test_a_worker_that_nobody_can_exchange_pages_with_is_a_warning_once_there_is_another_role() -> None:
     world = ScriptedDeployment(prefill=1, decode=0)
     world.up("decode", "d0", kv_format="another layout")
-    assert [(note.fields["worker"], note.level) for note in world.notes("worker.unpaired")] == [
+    assert [(note.fields["worker"], note.level) for note in world.notes("fleet.worker_unpaired")] == [
         ("p0", "info"),
         ("d0", "warning"),
     ]

@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 
 from shared.messages import DrainAck, Draining, Prefilled, Release
+from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Health
 from shared.process.worker_loop import publish_scheduler, turn_until_exit
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from tests.metric_pages import samples_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.effects import Effect, Send
+from shared.effects import Send, WorkerEffect
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
@@ -19,7 +19,7 @@ class SessionsAndLeases:
     """Sessions over a real lease table, and what they sent."""
 
     def __init__(self) -> None:
-        self.effects: list[Effect] = []
+        self.effects: list[WorkerEffect] = []
         self.load = Load(queued=1)
         self.memory = KvMemory(8, PAGE_SIZE)
         self.leases = LeaseTable(

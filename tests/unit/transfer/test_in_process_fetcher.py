@@ -168,7 +168,7 @@ def retire_the_reader(world: FetchWorld) -> HolderUnderTest:
     world.clock.now += LIMITS.fetch_seconds_max
     assert isinstance(world.next_event(), FetchFailed)
     start(world, 2, slow, 0)
-    world.clock.now += LIMITS.fence_seconds
+    world.clock.now += LIMITS.quarantine_seconds
     assert world.reader.poll() == []
     assert not any(arrived(world, 4, SIX_BATCHES[2:]))
     return slow

@@ -332,7 +332,7 @@ def test_a_peer_that_is_frozen_during_its_check_times_out_and_holds_up_nobody(wo
     failed = world.next_event()
     assert isinstance(failed, FetchFailed)
     assert not failed.ended
-    world.clock.now += LIMITS.fence_seconds
+    world.clock.now += LIMITS.quarantine_seconds
     with capture_logs() as lines:
         assert world.next_event() == FetchEnded(1)
     assert [(line["event"], line["peers"]) for line in lines] == [
