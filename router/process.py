@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
 from shared.process import gauges
+from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import Health
 
@@ -96,7 +98,13 @@ async def _serve(
     core = RouterCore(config, asyncio.get_running_loop().time())
     health = Health(config.loop_seconds_max)
     hello = _hello(config)
-    links = RouterLinks(seed, hello, _link_settings(config), on_ready=lambda: shell.links_ready())
+    links = RouterLinks(
+        seed,
+        hello,
+        _link_settings(config),
+        on_ready=lambda: shell.links_ready(),
+        write_note=partial(write_note, logger="shared.links"),
+    )
     listed = config.discovery == "static"
     shell = RouterShell(core, links, health.become_ready if listed else lambda: None)
     prompts = Prompts(tokenizer, config)

@@ -81,7 +81,9 @@ def serve(
     seed = read_seed(Path(config.link_seed_file))
     drain = WorkerDrain(config.drain_seconds)
     _listen_to_signals(drain)
-    links = WorkerLinks(config.host, config.links_port, seed, hello, _link_settings(config))
+    links = WorkerLinks(
+        config.host, config.links_port, seed, hello, _link_settings(config), write_note=_write_note
+    )
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
