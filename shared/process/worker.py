@@ -96,6 +96,7 @@ def serve(
         turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
     finally:
         health.become_unready("ending")
+        publish()  # segue_ready is what /readyz says, to the last
         links.close()
         _let_reads_end(transfer)
         transfer.close()

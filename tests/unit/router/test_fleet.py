@@ -87,7 +87,9 @@ def test_a_role_without_workers_is_logged_once_and_so_is_its_return() -> None:
     world.down("p0")
     role = {"worker_role": "prefill"}
     lines = [
-        effect for effect in world.effects if isinstance(effect, Note) and effect.event.startswith("fleet.")
+        effect
+        for effect in world.effects
+        if isinstance(effect, Note) and effect.event.startswith("fleet.role_")
     ]
     assert lines == [Note("fleet.role_present", role), Note("fleet.role_missing", role, "warning")]
 
