@@ -7,8 +7,8 @@ Speed is measured by real fetches, from the first post to the last page: those o
 smaller ones measure the worker's loop. The best of a peer's last `RECENT_FETCHES` counts, since either side may be busy
 at times. A link is slow when it stays below `SLOW_SHARE` of the best link; each slow link is logged once.
 
-Logs what an operator must know of a peer, and knows no requests. Doubtful: a fetch is seen to be done only when the loop looks, so a fetch that is
-short beside a step looks slower than its link is.
+Logs what an operator must know of a peer, and knows no requests. Doubtful: a fetch is seen to be done only when the
+loop looks, so a fetch that is short beside a step looks slower than its link is.
 """
 
 from __future__ import annotations
