@@ -71,7 +71,7 @@ class Running:
     def children(self) -> dict[int, str]:
         """Command lines of the direct children, by pid."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        pids = [int(pid) for task in tasks for pid in _read(task / "children").split()]
         lines = {pid: _command_line(pid) for pid in pids}
         return {pid: line for pid, line in lines.items() if line}
 
@@ -98,4 +98,12 @@ def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
+        return ""
+
+
+def _read(file: Path) -> str:
+    """The file, or nothing: a thread may end between being listed and being read."""
+    try:
+        return file.read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return ""
