@@ -9,6 +9,7 @@ same reason. Everything goes to stderr, by two ways that meet in one handler:
 
 A note costs its caller an append: a request is four of them at the router. A note that finds the queue full is
 dropped and counted. A line that is written at once writes the waiting notes first, so that lines stay in order.
+A process that is killed loses the notes of its last 20 ms (`BATCH_SECONDS`).
 """
 
 from __future__ import annotations
