@@ -85,7 +85,9 @@ def _discovery(config: RouterConfig) -> Discover:
     pace = Pace(config.relist_seconds, config.watch_read_seconds)
     namespace = config.namespace or pod_api.own_namespace()
     api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
-    return lambda links, health: kubernetes.KubernetesDiscovery(api, pace, links, health)
+    return lambda links, health: kubernetes.KubernetesDiscovery(
+        api, pace, links, health, partial(write_note, logger="router.discovery")
+    )
 
 
 async def _serve(

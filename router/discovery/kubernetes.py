@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -42,11 +42,14 @@ log = structlog.get_logger(__name__)
 class KubernetesDiscovery:
     """All methods belong to the event loop's thread; the class has one more of its own."""
 
-    def __init__(self, api: PodApi, pace: Pace, links: Dialer, health: Health):
+    def __init__(
+        self, api: PodApi, pace: Pace, links: Dialer, health: Health, write_note: Callable[[Note], None]
+    ):
         self._api = api
         self._polling = Polling(pace)
         self._links = links
         self._health = health
+        self._write_note = write_note
         self._loop = asyncio.get_running_loop()
         self._pods = KnownPods(self._loop.time())
         self._closing = threading.Event()
@@ -101,8 +104,8 @@ class KubernetesDiscovery:
             case HangUpPod(worker):
                 self._links.disconnect(worker.url)
                 log.info("discovery.gone", **_fields(worker))
-            case Note(event, fields, level):
-                getattr(log, level)(event, **fields)
+            case Note() as note:
+                self._write_note(note)
 
     # ---- on the thread -----------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from shared.process.health import Health
 from shared.process.metrics import Metrics
 from tests.integration.pod_server import Manifest, PodServer, Trouble, pod_manifest
 from tests.integration.service_account import TOKEN, write_service_account
+from tests.link_settings import write_note
 from tests.metric_pages import samples_of
 from tests.waiting import comes_true, soon, until
 
@@ -88,7 +89,7 @@ class RunningDiscovery:
 
     def _make(self) -> KubernetesDiscovery:
         api = self._kind(pod_api.connect(), self._namespace or pod_api.own_namespace(), SELECTOR)
-        return KubernetesDiscovery(api, self._pace, self.links, self.health)
+        return KubernetesDiscovery(api, self._pace, self.links, self.health, write_note)
 
     def call(self, work: Callable[[], T]) -> T:
         async def working() -> T:
