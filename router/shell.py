@@ -39,7 +39,10 @@ class RouterShell:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._sinks: dict[str, TokenSink] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at: float | None = (
+            None  # remembered here: uvloop's handle of a deadline that is due has no `when`
+        )
         self._pass = EffectPass(core, self, self._set_timer)
         self.paired = on_paired
 
@@ -111,10 +114,11 @@ class RouterShell:
         self._pass.run()
 
     def _set_timer(self, deadline: float | None) -> None:
-        if self._timer and self._timer.when() == deadline:
+        if self._timer and self._timer_at == deadline:
             return
         if self._timer:
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._tick) if deadline is not None else None
 
     def _tick(self) -> None:
