@@ -29,6 +29,9 @@ from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
 
+SOCKETS_MAX = (
+    65_536  # of a router: a link takes three, and ZMQ's own bound of 1,023 is reached by 341 workers
+)
 LINGER_SECONDS = 0.1  # enough for a last `Closed`
 
 
@@ -136,6 +139,7 @@ class _RouterWire:
         self._end = end
         self._settings = settings
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._keys = derive_keys(seed, "router")
         self._worker_key = derive_keys(seed, "worker").public
         self._sockets: dict[str, tuple[Socket, Socket]] = {}  # address: dealer and its monitor
@@ -176,20 +180,28 @@ class _RouterWire:
                 return
 
     def _dial(self, address: str, now: float) -> None:
-        dealer = self._context.socket(zmq.DEALER)
-        _limit(dealer, self._settings)
-        dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
-        dealer.curve_secretkey = self._keys.secret
-        dealer.curve_publickey = self._keys.public
-        dealer.curve_serverkey = self._worker_key
-        monitor = dealer.get_monitor_socket()
-        self._sockets[address] = (dealer, monitor)
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""
         try:
+            self._sockets[address] = dealer, monitor = self._open()
+            self._poller.register(dealer, zmq.POLLIN)
+            self._poller.register(monitor, zmq.POLLIN)
             dealer.connect(address)
         except zmq.ZMQError as error:
             self._end.end(address, f"cannot dial: {error.strerror}", now)
+
+    def _open(self) -> tuple[Socket, Socket]:
+        """A dealer and its monitor; raises ZMQError, and keeps neither, when there is no socket for one of them."""
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            _limit(dealer, self._settings)
+            dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
+            dealer.curve_secretkey = self._keys.secret
+            dealer.curve_publickey = self._keys.public
+            dealer.curve_serverkey = self._worker_key
+            return dealer, dealer.get_monitor_socket()
+        except zmq.ZMQError:
+            dealer.close(linger=0)
+            raise
 
     def _send(self, step: SendFrames, now: float) -> None:
         try:

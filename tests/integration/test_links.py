@@ -15,8 +15,10 @@ from typing import TypeVar
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from shared.errors import StartError
+from shared.links import sockets
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.keys import derive_keys, read_seed
 from shared.links.session import LinkSettings, seal
@@ -342,3 +344,20 @@ def test_on_ready_is_called_once_for_each_batch_that_waits(stack: ExitStack) -> 
     watched = Watched(router)
     watched.until(lambda: len(watched.messages()) == 100, "all answers")
     assert 1 <= len(calls) <= 101
+
+
+def test_workers_that_cannot_be_dialed_when_sockets_are_used_up_cost_no_other_its_link(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "SOCKETS_MAX", 6)  # a link takes three
+    worker = Watched(listen(stack, SEED))
+    links = dial(stack, SEED, address_of(worker))
+    router = Watched(links)
+    router.until_up()
+    with capture_logs() as lines:
+        for number in range(5):
+            links.connect(f"tcp://127.0.0.1:{number + 1}")
+        router.until(lambda: any("cannot dial" in str(line) for line in lines), "a dial that failed")
+    router.links.send(WORKER, Cancel("still here", 0))
+    worker.until(lambda: bool(worker.messages()), "a message over the link that was there")
+    assert router.of(PeerDown) == []
