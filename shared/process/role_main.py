@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         config = load(struct, sys.argv[1:], os.environ)
         if config.lifeline_fd >= 0:
             hold_lifeline(config.lifeline_fd)
+        raise_descriptor_limit()
         configure(config.log_level, config.log_format, role=role, uid=config.uid)
         for variable in unknown_variables(struct, os.environ):
             log.warning("settings.unknown_variable", variable=variable)
@@ -67,6 +69,16 @@ def exit_with_error(sentence: str) -> NoReturn:
     """Write one line to stderr and exit with status 1."""
     sys.stderr.write(f"segue {' '.join(sentence.split())}\n")
     sys.exit(1)
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many open descriptors as it may have; many systems start it with 1,024.
+
+    A router needs about four a worker and one a client, a worker one a peer and one a router.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a limit that the system does not grant stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def hold_lifeline(descriptor: int) -> None:
