@@ -42,6 +42,13 @@ class ProcessConfig(Settings):
         default=60.0,
         description="Seconds that one turn of the main loop may take before /livez fails. The longest step must fit.",
     )
+    tenant_share_max: float = Field(
+        default=0.95,
+        gt=0.0,
+        le=1.0,
+        description="Share of queues, slots and KV pages that one tenant may take. The rest is kept for others, so "
+        "that a newcomer finds room at once.",
+    )
     log_level: LogLevel = Field(
         default="info", description="Least severe level that is logged. info logs one line a state change."
     )
