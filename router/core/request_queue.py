@@ -19,7 +19,7 @@ class RequestQueue:
     def __init__(self, state: RequestState) -> None:
         self._state = state
         self._queue: list[LiveRequest] = []
-        self._clock = FairClock()
+        self.clock = FairClock()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -27,7 +27,7 @@ class RequestQueue:
     def push(self, live: LiveRequest, tokens: int) -> None:
         """Put a request in its place; `tokens` is what it costs here, if it has not been charged before."""
         if self._state not in live.starts:
-            live.starts[self._state] = self._clock.start(live.tenant.name, tokens / live.tenant.weight)
+            live.starts[self._state] = self.clock.start(live.tenant.name, tokens / live.tenant.weight)
         insort(self._queue, live, key=self._order)
 
     def remove(self, live: LiveRequest) -> None:
@@ -36,17 +36,17 @@ class RequestQueue:
         assert self._queue[place] is live, live.rid
         del self._queue[place]
         if not self._queue:
-            self._clock.rest()
+            self.clock.rest()
 
     def serve(self, live: LiveRequest) -> None:
         """Take out a request that goes to a worker."""
-        self._clock.serve(live.starts[self._state])
+        self.clock.serve(live.starts[self._state])
         self.remove(live)
 
     def give_back(self, live: LiveRequest, tokens: int) -> None:
         """A request that has ended needed so much less than it was charged."""
         if self._state in live.starts:
-            self._clock.give_back(live.tenant.name, tokens / live.tenant.weight)
+            self.clock.give_back(live.tenant.name, tokens / live.tenant.weight)
 
     def in_order(self) -> list[LiveRequest]:
         """A copy, so that requests may be removed while it is walked."""

@@ -26,6 +26,7 @@ AREAS = {
     "retraction",
     "lifecycle",
     "placement",
+    "tenants",
 }
 
 
