@@ -6,8 +6,6 @@ from typing import Any
 
 import decode.admission
 import prefill.scheduler
-from router.core.fair_clock import FairClock
-from router.core.fleet import Worker
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant, Tenants
@@ -38,12 +36,11 @@ def _charged_twice() -> list[Patch]:
 
 @_mistake("tenants", "what a client that hung up did not use is not given back")
 def _nothing_given_back() -> list[Patch]:
-    def give_back(self: RequestQueue, live: LiveRequest, tokens: int) -> None:
-        if live.visits:
-            real(self, live, tokens)
+    def ended(self: RequestQueue, live: LiveRequest, unused: int) -> None:
+        real(self, live, unused if live.visits else 0)
 
-    real = RequestQueue.give_back
-    return [(RequestQueue, "give_back", give_back)]
+    real = RequestQueue.ended
+    return [(RequestQueue, "ended", ended)]
 
 
 @_mistake("tenants", "a tenant is not forgotten when its last request ends")
@@ -65,20 +62,11 @@ def _nobody_is_light() -> list[Patch]:
     return [(decode.admission, "is_light", is_light), (prefill.scheduler, "is_light", is_light)]
 
 
-@_mistake("tenants", "a full worker is not asked for a tenant that has nothing there")
-def _nobody_is_new() -> list[Patch]:
-    def newcomer(self: Worker, tenant: str) -> bool:
-        del self, tenant
-        return False
+@_mistake("tenants", "a request that a worker refused stands before newcomers")
+def _refusals_advance_the_clock() -> list[Patch]:
+    def remove(self: RequestQueue, live: LiveRequest) -> None:
+        real(self, live)
+        self.served(live)
 
-    return [(Worker, "_newcomer", newcomer)]
-
-
-@_mistake("tenants", "a newcomer goes behind all who wait")
-def _first_come() -> list[Patch]:
-    def start(self: FairClock, tenant: str, cost: float) -> float:
-        self._now = max([self._now, *(end for _, end in self._last.values())])
-        return real(self, tenant, cost)
-
-    real = FairClock.start
-    return [(FairClock, "start", start)]
+    real = RequestQueue.remove
+    return [(RequestQueue, "remove", remove)]
