@@ -17,7 +17,7 @@ _mistake = into(MISTAKES)
 
 @_mistake("tenants", "tenants read each other's caches")
 def _caches_shared() -> list[Patch]:
-    def cache_key(self: Tenant, salt: str, *, shared: bool) -> str:
+    def cache_key(self: Tenant, salt: str, shared: bool) -> str:
         del self, shared
         return salt
 
@@ -60,13 +60,3 @@ def _nobody_is_light() -> list[Patch]:
         return False
 
     return [(decode.admission, "is_light", is_light), (prefill.scheduler, "is_light", is_light)]
-
-
-@_mistake("tenants", "a request that a worker refused stands before newcomers")
-def _refusals_advance_the_clock() -> list[Patch]:
-    def remove(self: RequestQueue, live: LiveRequest) -> None:
-        real(self, live)
-        self.served(live)
-
-    real = RequestQueue.remove
-    return [(RequestQueue, "remove", remove)]
