@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from router.discovery.slice_api import COMPONENT, PORTS
 from shared.errors import ConfigError
 from shared.local.config import ROLE_CONFIGS
 from shared.messages import Role
@@ -25,6 +27,7 @@ from tests.charts.rendering import (
     of_kind,
     pods,
     run_helm,
+    selects,
     values_file,
 )
 
@@ -302,10 +305,10 @@ def test_the_seed_is_closed_to_others_and_no_pod_carries_its_checksum() -> None:
         assert [key for key in pod["metadata"]["annotations"] if "checksum" in key] == ["checksum/config"]
 
 
-def test_the_router_may_look_at_pods_and_nothing_else() -> None:
+def test_the_router_may_look_at_endpointslices_and_nothing_else() -> None:
     rendered = objects(None)
     assert of_kind(rendered, "Role")["segue-router"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     ]
     subjects = of_kind(rendered, "RoleBinding")["segue-router"]["subjects"]
     assert [subject["name"] for subject in subjects] == [
@@ -314,12 +317,32 @@ def test_the_router_may_look_at_pods_and_nothing_else() -> None:
     assert pods(rendered)["decode"]["spec"]["serviceAccountName"] != subjects[0]["name"]
 
 
-def test_the_router_selects_the_pods_of_its_own_release() -> None:
-    selector = environment(pods(objects(None, release="other"))["router"])["SEGUE_POD_SELECTOR"]
-    labels = pods(objects(None, release="other"))["decode"]["metadata"]["labels"]
-    pairs = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
-    assert pairs == {key: labels[key] for key in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
-    assert "app.kubernetes.io/component in (router,prefill,decode)" in selector
+def test_the_router_selects_the_slices_of_its_own_release() -> None:
+    rendered = objects(None, release="other")
+    selector = environment(pods(rendered)["router"])["SEGUE_SLICE_SELECTOR"]
+    named = re.fullmatch(r"kubernetes\.io/service-name in \((.*)\)", selector)
+    assert named
+    headless = [each for each in of_kind(rendered, "Service").values() if each["spec"].get("clusterIP")]
+    assert {each["metadata"]["name"] for each in headless} == set(named[1].split(","))
+
+
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_slices_name_the_pods_of_each_role_and_the_port_that_discovery_looks_for(role: str) -> None:
+    """A slice has its Service's labels; the Service's port name is the slice's."""
+    rendered = objects(None)
+    services = of_kind(rendered, "Service").values()
+    [service] = [
+        each
+        for each in services
+        if each["spec"].get("clusterIP") == "None" and each["metadata"]["labels"][COMPONENT] == role
+    ]
+    pod = pods(rendered)[role]
+    assert selects({"matchLabels": service["spec"]["selector"]}, pod["metadata"]["labels"])
+    [port] = service["spec"]["ports"]
+    ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+    assert port["name"] == PORTS[role][1]
+    assert ports[port["targetPort"]] == port["port"]
+    assert "publishNotReadyAddresses" not in service["spec"]
 
 
 def test_the_schema_is_closed_but_for_objects_of_kubernetes() -> None:

@@ -36,7 +36,7 @@
 {{- end -}}
 {{- end -}}
 {{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
-{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to get, list and watch pods" -}}
+{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
