@@ -10,7 +10,7 @@ import pytest
 from tests.charts.pod_security import violations
 from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
 
-OURS = {"router", "prefill", "decode", "test"}
+OURS = {"router", "prefill", "decode", "test", "isolation-test"}
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
     "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),
@@ -86,4 +86,4 @@ def test_the_root_file_system_is_read_only_and_no_service_is_injected(values: st
 
 def test_only_routers_hold_a_token() -> None:
     tokens = {name: pod["spec"]["automountServiceAccountToken"] for name, pod in pods(objects(None)).items()}
-    assert tokens == {"router": True, "prefill": False, "decode": False, "test": False}
+    assert tokens == {name: name == "router" for name in OURS}

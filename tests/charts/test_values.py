@@ -77,6 +77,7 @@ CONTRADICTIONS = {
     "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
     "links.existingSecret=segue-links": "give yours another name",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
+    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits only pods, so no client could connect",
 }
 
 
