@@ -25,6 +25,7 @@ from router.core.drain import RouterDrain, RouterDrainStep
 from router.http.responses import error_body
 from shared.effects import Note
 from shared.errors import StartError
+from shared.process.listening import listening_socket
 from shared.process.logs import write_note
 
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
@@ -142,10 +143,8 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises `StartError` when the port is taken or not allowed."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener, address = listening_socket(host)
+        listener.bind((address, port))
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listener

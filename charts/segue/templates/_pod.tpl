@@ -122,7 +122,7 @@ volumeMounts:
     fieldRef:
       fieldPath: metadata.name
 - name: SEGUE_HOST
-  value: 0.0.0.0
+  value: "*"
 - name: SEGUE_LINK_KEYS_FILE
   value: /etc/segue-links/keys.pem
 - name: SEGUE_MODEL
