@@ -24,7 +24,7 @@ class ProcessConfig(Settings):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on; * is all, of both IP families. Loopback, the default, opens no port by accident.",
+        description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
     link_keys_file: str = Field(
         default="",

@@ -14,6 +14,8 @@ METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
 )
 
+HUB = ("model=Qwen/Qwen3-0.6B", "modelSource.hub.allowMovingRevision=true")
+
 # Source → destination, at port: whether it is allowed by default.
 INGRESS = [
     ("stranger", "router", ROUTER, True),
@@ -163,8 +165,8 @@ def test_clients_from_nowhere_in_particular_are_everybody() -> None:
 
 def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
     for source in ("decode", "router"):
-        assert allowed(source, "outside", 443, "model=Qwen/Qwen3-0.6B")
-        assert allowed(source, "outside", 53, "model=Qwen/Qwen3-0.6B")
+        assert allowed(source, "outside", 443, *HUB)
+        assert allowed(source, "outside", 53, *HUB)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
     ],
 )
 def test_closed_egress_opens_the_port_of_a_mirror(endpoint: str, port: int) -> None:
-    sets = ("model=a/b", f"modelSource.hub.endpoint={endpoint}")
+    sets = (*HUB, f"modelSource.hub.endpoint={endpoint}")
     assert allowed("decode", "outside", port, *sets)
     assert not allowed("decode", "outside", port + 1, *sets)
 

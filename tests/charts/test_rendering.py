@@ -22,7 +22,8 @@ from tests.charts.rendering import (
 VERSIONS = versions()
 EVERYTHING = (
     "rdma.enabled=true",
-    "sameNodeGpuIpc=true",
+    "sameNodeGpuIpc.enabled=true",
+    "sameNodeGpuIpc.runAsUser=10007",
     "router.service.type=LoadBalancer",
     "networkPolicy.clientsFrom[0].ipBlock.cidr=0.0.0.0/0",
 )

@@ -55,6 +55,7 @@ MISTAKES = {
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+    "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
@@ -70,7 +71,11 @@ CONTRADICTIONS = {
     "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
-    "sameNodeGpuIpc=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
+    "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
+    "model=a/b": "modelSource.hub.revision is main, which can move",
+    "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
