@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -75,10 +75,10 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> JSONResponse:
-        if name != serving.settings.model_name:
+        if unquote(name) != serving.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
             return JSONResponse(body, 404)
-        return JSONResponse(model(name))
+        return JSONResponse(model(unquote(name)))
 
 
 def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes]) -> None:
