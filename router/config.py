@@ -89,6 +89,16 @@ class RouterConfig(ProcessConfig):
         default=30.0,
         description="Seconds in which a client may read nothing of an answer that waits for it. Then it is cut.",
     )
+    allowed_hosts: Texts = Field(
+        default=(),
+        description="Names in the Host header that are served, besides localhost and IP addresses. Empty: all names; "
+        "but where host is loopback, only names that public DNS cannot have: web pages could point theirs here.",
+    )
+    allowed_origins: Texts = Field(
+        default=(),
+        description="Origins of web pages (https://chat.example.com) that may use the API, or *. Pages that have the "
+        "router's own address always may.",
+    )
     prompts_max: PositiveInt = Field(
         default=64, description="Prompts in one HTTP request. Each is a request to the workers."
     )
