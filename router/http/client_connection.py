@@ -334,8 +334,11 @@ class ClientConnection(asyncio.Protocol):
         if progress != self._write_progress or self._write_deadline == math.inf:
             self._write_progress = progress
             self._write_deadline = now + self._settings.write_seconds_max
+        # What follows an answer has its time from when the answer has left.
         if self._phase is Phase.CLOSING:
-            self._deadline = now + LINGER_SECONDS  # it begins when the answer has left
+            self._deadline = now + LINGER_SECONDS
+        elif self._phase is Phase.HEAD and not self._parser.spent_bytes:
+            self._deadline = now + self._settings.idle_seconds_max
         return now >= self._write_deadline
 
 

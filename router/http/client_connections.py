@@ -142,6 +142,7 @@ def origin_of(peername: object) -> bytes:
 def _beyond_reserve(transport: asyncio.Transport) -> bool:
     """Whether this connection uses the reserve: a new descriptor is the lowest free one, so all below are taken."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
+    accepted = transport.get_extra_info("socket")
+    if most == resource.RLIM_INFINITY or accepted is None:
         return False
-    return int(transport.get_extra_info("socket").fileno()) >= most - min(DESCRIPTOR_RESERVE, most // 4)
+    return int(accepted.fileno()) >= most - min(DESCRIPTOR_RESERVE, most // 4)
