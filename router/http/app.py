@@ -8,7 +8,6 @@ draws the request's id, writes the one log line of a request, and turns an uncau
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +24,7 @@ from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from router.shell import RouterShell
+from shared.process.failures import places
 from shared.process.health import Health
 from shared.process.metrics import CONTENT_TYPE
 
@@ -158,13 +158,8 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # a bug: log the place, never the values
-            log.error("http.error", rid=rid, error=type(error).__name__, at=_places(error))
+            log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
             if status == 0:
                 body = error_body(500, "the router failed; its log says where")
                 await send_json(send_with_id, 500, body)
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
-
-
-def _places(error: Exception) -> list[str]:
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
