@@ -213,6 +213,7 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
         holder=agent.holder,
         words=agent.words,
         kv_format=kv_format,
+        vocab_size=VOCAB_SIZE,
         eos_token_ids=EOS_TOKEN_IDS,
     )
 
@@ -234,5 +235,6 @@ def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> D
         holder=agent.holder,
         words=agent.words,
         kv_format=kv_format,
+        vocab_size=VOCAB_SIZE,
         eos_token_ids=EOS_TOKEN_IDS,
     )
