@@ -32,7 +32,6 @@ from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import Probes
-from shared.process.process_config import ProcessConfig
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
 from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
@@ -183,8 +182,12 @@ def _open_transfer(
     return transfer
 
 
-def _link_settings(config: ProcessConfig) -> LinkSettings:
-    return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
+def _link_settings(config: WorkerConfig) -> LinkSettings:
+    return LinkSettings(
+        heartbeat_seconds=config.heartbeat_seconds,
+        silence_seconds=config.silence_seconds,
+        step_seconds_max=config.step_seconds_max,
+    )
 
 
 def _let_reads_end(transfer: NixlTransfer) -> None:
