@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.process.settings import Count, Fraction, PositiveInt, Seconds
+from shared.process.settings import Count, Fraction, PositiveInt
 from shared.process.worker_config import WorkerConfig
 
 
@@ -21,11 +21,6 @@ class PrefillConfig(WorkerConfig):
     max_prefill_tokens: PositiveInt = Field(
         default=16384,
         description="Uncached tokens admitted in one pass. This bounds the activations of a step.",
-    )
-    step_seconds_max: Seconds = Field(
-        default=30.0,
-        description="Seconds that one turn of the loop may take. Then the worker counts as lost until the loop turns "
-        "again. A step of max_prefill_tokens must fit.",
     )
     lease_fraction: Fraction = Field(
         default=0.5,

@@ -15,7 +15,6 @@ import msgspec
 from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
-from shared.links.loop_watch import LoopWatch
 from shared.links.session import (
     HEARTBEAT,
     LAST,
@@ -27,6 +26,7 @@ from shared.links.session import (
     closing_frames,
     open_envelope,
 )
+from shared.loop_watch import LoopWatch
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
 
 
@@ -102,19 +102,19 @@ class WorkerEnd:
             if now >= link.session.heartbeat_at:
                 self.outgoing.append((connection, link.session.next_frames(HEARTBEAT, now)))
             self.deadline = min(self.deadline, link.session.deadline, self.loop_watch.deadline)
-        if self._links and self.loop_watch.hangs(now):
+        if self.loop_watch.hangs(now) and self._links:
             self._end_all_because_the_loop_hangs()
 
     def _end_all_because_the_loop_hangs(self) -> None:
         self.counters.loop_hangs += 1
-        seconds = self.loop_watch.step_seconds_max
+        seconds = self.loop_watch.seconds_max
         self.notes.append(Note("link.loop_hangs", {"step_seconds_max": seconds}, "warning"))
         for connection in list(self._links):
             self.end(connection, self._hanging)
 
     @property
     def _hanging(self) -> str:
-        return f"the worker's loop has not turned for {self.loop_watch.step_seconds_max:g} s"
+        return f"the worker's loop has not turned for {self.loop_watch.seconds_max:g} s"
 
     def close(self) -> None:
         """End all sessions."""

@@ -128,7 +128,7 @@ class WorkerLinks(ThreadedLinks):
         write_note: WriteNote,
     ):
         self.counters = LinkCounters()
-        self._loop_watch = (end := WorkerEnd(hello, settings, self.counters)).loop_watch
+        self.loop_watch = (end := WorkerEnd(hello, settings, self.counters)).loop_watch
         wire = _WorkerWire(end, host, port, keys, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
         super().__init__(end, wire, settings, write_note=write_note)
@@ -136,7 +136,7 @@ class WorkerLinks(ThreadedLinks):
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """See `ThreadedLinks`; the worker's loop calls it in every turn, by which the links see that it turns."""
         events = super().receive(timeout_seconds)
-        self._loop_watch.turned(time.monotonic())
+        self.loop_watch.turned(time.monotonic())
         return events
 
 

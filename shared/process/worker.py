@@ -84,6 +84,8 @@ def serve(
     links = WorkerLinks(
         config.host, config.links_port, keys, hello, _link_settings(config), write_note=_write_note
     )
+    for watch in (links.loop_watch, health.loop_watch):
+        watch.work_done = lambda: engine.device.work_done
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap

@@ -111,8 +111,8 @@ class WorkerConfig(ProcessConfig):
     )
     step_seconds_max: Seconds = Field(
         default=10.0,
-        description="Seconds that one turn of the loop may take. Then the worker counts as lost until the loop turns "
-        "again, and its streams continue elsewhere. The longest step must fit.",
+        description="Seconds without a turn of the loop or a layer of a step. Then the worker counts as lost until its "
+        "loop turns again, and its streams continue elsewhere. The slowest layer must fit.",
     )
     lease_seconds: Seconds = Field(
         default=10.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.links.loop_watch import LoopWatch
+from shared.loop_watch import LoopWatch
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -17,7 +17,7 @@ from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent
-from shared.links.loop_watch import LoopWatch
+from shared.loop_watch import LoopWatch
 from shared.messages import Hello, Limits, Message, Role
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop

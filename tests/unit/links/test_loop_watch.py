@@ -12,7 +12,7 @@ HANG = "the worker's loop has not turned for 5 s"
 def turning(seconds: float) -> Cable:
     """A link whose worker's loop has turned for so long, and turns no more."""
     cable = Cable()
-    cable.worker.loop_watch.step_seconds_max = 5.0
+    cable.worker.loop_watch.seconds_max = 5.0
     end = cable.now + seconds
     while cable.now < end:
         cable.worker.loop_watch.turned(cable.now)
@@ -32,7 +32,7 @@ def test_a_loop_that_turns_keeps_its_sessions_however_long() -> None:
 
 def test_a_process_that_has_not_begun_to_turn_is_not_judged() -> None:
     cable = Cable()
-    cable.worker.loop_watch.step_seconds_max = 5.0
+    cable.worker.loop_watch.seconds_max = 5.0
     cable.run(30.0)
     assert (ups(cable), downs(cable.router_saw)) == (1, [])
 
@@ -76,3 +76,15 @@ def test_a_freeze_of_the_whole_process_is_silence_and_no_hang() -> None:
     cable.run(3.0)
     assert ups(cable) == 2
     assert cable.worker_counters.loop_hangs == 0
+
+
+def test_a_step_that_takes_long_is_no_hang_while_its_layers_are_computed() -> None:
+    cable, layers = turning(2.0), 0
+    cable.worker.loop_watch.work_done = lambda: layers
+    for _ in range(10):
+        cable.run(4.0)
+        layers += 1
+    cable.run(1.0)
+    assert downs(cable.router_saw) == []
+    cable.run(6.0)
+    assert downs(cable.router_saw) == [f"closed by the worker: {HANG}"]
