@@ -31,7 +31,7 @@ class RouterConfig(ProcessConfig):
     port: Port = Field(default=8000, description="Port of OpenAI's API, the probes and the metrics.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
-        description="How workers are found. static takes those in workers, kubernetes watches the pods of a namespace.",
+        description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",
     )
     workers: Texts = Field(
         default=(),
@@ -40,13 +40,13 @@ class RouterConfig(ProcessConfig):
     namespace: str = Field(
         default="", description="Namespace of the workers' pods. Empty: the namespace of this pod."
     )
-    pod_selector: str = Field(
+    slice_selector: str = Field(
         default="",
-        description="Labels of this release's pods, name=value,…. They keep releases in one namespace apart.",
+        description="Labels of this release's EndpointSlices, name=value,…. They keep releases in one namespace apart.",
     )
     relist_seconds: Seconds = Field(
         default=30.0,
-        description="Seconds between two full lists of pods. A list repairs what a watch missed.",
+        description="Seconds between two full lists of EndpointSlices. A list repairs what a watch missed.",
     )
     watch_read_seconds: Seconds = Field(
         default=10.0,

@@ -2,7 +2,7 @@
 
 Ready means that the tokenizer is loaded and
 
-    discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
+    discovery kubernetes    EndpointSlices can be listed and watched; they may be empty: requests wait, bounded
     discovery static        a prefill and a decode worker of the list have been up that can serve together
 
 After that the router stays ready, even when no worker is up.
@@ -75,15 +75,15 @@ def _discovery(config: RouterConfig) -> Discover:
         return lambda links, health: StaticDiscovery(workers, links, health)
     if workers:
         raise ConfigError("--workers is for --discovery static: with kubernetes, pods are the workers")
-    if not config.pod_selector:
+    if not config.slice_selector:
         raise ConfigError(
-            "--pod-selector is required: which pods of the namespace are workers of this release"
+            "--slice-selector is required: which EndpointSlices of the namespace are those of this release"
         )
-    from router.discovery import kubernetes, pod_api  # 35 MiB that static discovery does not need
+    from router.discovery import kubernetes, slice_api  # 35 MiB that static discovery does not need
 
     pace = Pace(config.relist_seconds, config.watch_read_seconds)
-    namespace = config.namespace or pod_api.own_namespace()
-    api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
+    namespace = config.namespace or slice_api.own_namespace()
+    api = slice_api.SliceApi(slice_api.connect, namespace, config.slice_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(
         api, pace, links, health, partial(write_note, logger="router.discovery")
     )

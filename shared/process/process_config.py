@@ -24,7 +24,7 @@ class ProcessConfig(Settings):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. The default is loopback, so that no port is open by accident.",
+        description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
     link_keys_file: str = Field(
         default="",
