@@ -15,6 +15,7 @@ Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of 
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class LinkSettings:
 
     heartbeat_seconds: float  # quiet for this long: send a heartbeat
     silence_seconds: float  # heard nothing for this long: the session is over; also the limit of a dial
+    step_seconds_max: float = math.inf  # a worker's loop did not turn for this long: its sessions are over
     redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
     redial_seconds_max: float = 2.0
     message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB

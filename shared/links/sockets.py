@@ -11,6 +11,7 @@ silently and nothing waits.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, RouterEnd, SendFrames
+from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
 from shared.links.session import LinkSettings
@@ -128,10 +130,16 @@ class WorkerLinks(ThreadedLinks):
         write_note: WriteNote,
     ):
         self.counters = LinkCounters()
-        end = WorkerEnd(hello, settings, self.counters)
+        self.loop_watch = (end := WorkerEnd(hello, settings, self.counters)).loop_watch
         wire = _WorkerWire(end, host, port, keys, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
         super().__init__(end, wire, settings, write_note=write_note)
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """See `ThreadedLinks`; the worker's loop calls it in every turn, by which the links see that it turns."""
+        events = super().receive(timeout_seconds)
+        self.loop_watch.turned(time.monotonic())
+        return events
 
 
 class _RouterWire:
