@@ -123,6 +123,12 @@ class SliceServer:
                 self._take_out(uid)
             self._changed.notify_all()
 
+    def put_slice(self, manifest: Manifest) -> None:
+        """Create a slice as it is, or change the one of this name."""
+        with self._changed:
+            self._write(manifest["metadata"]["name"], manifest)
+            self._changed.notify_all()
+
     def remove_slices(self) -> None:
         """Delete all slices; their pods live, and nothing writes the slices anew until `put`."""
         with self._changed:
