@@ -18,6 +18,7 @@ from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys
 from shared.links.thread import READ_BATCH, WriteNote
+from shared.tally import Tally
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"segue"
@@ -37,6 +38,7 @@ class Authenticator:
     ):
         self._counters = counters
         self._write_note = write_note
+        self._refusals = Tally()
         self._admitted = {z85.decode(public) for public in keys.peers}
         self._siblings = {z85.decode(public) for public in keys.siblings}
         self.zap_socket = context.socket(zmq.REP)
@@ -72,12 +74,11 @@ class Authenticator:
             self._observe(event["event"], event["value"])
 
     def _refuse(self, cause: str) -> None:
-        """Count it, and log the first, second, fourth, eighth … time: a refused client may try without end."""
+        """Count it; a line comes at times, since a refused client may try without end."""
         name = f"refused_{cause}"
-        count = getattr(self._counters, name) + 1
-        setattr(self._counters, name, count)
-        if count & (count - 1) == 0:
-            self._write_note(Note("link.refused", {"cause": cause, "times": count}, "warning"))
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        if times := self._refusals.add(cause):
+            self._write_note(Note("link.refused", {"cause": cause, "times": times}, "warning"))
 
     def close(self) -> None:
         """Close both sockets; the ROUTER socket is its owner's."""
