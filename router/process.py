@@ -41,7 +41,7 @@ from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
-from shared.process import gauges
+from shared.process import gauges, logs
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
@@ -196,6 +196,7 @@ class MetricsPublisher:
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))
+        self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():
