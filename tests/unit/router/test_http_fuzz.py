@@ -9,6 +9,7 @@ import asyncio
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
@@ -71,7 +72,9 @@ class Client:
 
     async def send(self, part: bytes) -> None:
         """Deliver a part, as soon as the connection reads."""
-        while not (self.transport.reading or self.transport.closed):
+        for _ in range(10_000):
+            if self.transport.reading or self.transport.closed:
+                break
             await asyncio.sleep(0)
         self.transport.receive(part)
 
@@ -133,8 +136,11 @@ def requests(draw: st.DrawFn) -> tuple[bytes, bytes]:
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """`data` in parts; a place is taken modulo the length."""
-    at = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    """`data` in parts. An even place is taken modulo the length, an odd one lies within an empty line."""
+    empty_lines = [found.start() for found in re.finditer(b"\r\n\r\n", data)] or [0]
+    within = [empty_lines[place % len(empty_lines)] + place // 2 % 4 for place in places if place % 2]
+    anywhere = [place % (len(data) + 1) for place in places if not place % 2]
+    at = sorted({0, len(data), *within, *anywhere})
     return [data[begin:end] for begin, end in pairwise(at)]
 
 
