@@ -29,7 +29,7 @@ DESCRIPTORS = 1100  # of the router that runs out of them
 BODY = {"model": "tiny", "prompt": "fox", "stream": True}
 
 
-class Router:
+class RouterProcess:
     """A router process with two workers in this one."""
 
     def __init__(self, root: Path, *, descriptors: int | None = None):
@@ -93,14 +93,14 @@ def many_descriptors() -> None:
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
-    running = Router(tmp_path_factory.mktemp("hostile"))
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
+    running = RouterProcess(tmp_path_factory.mktemp("hostile"))
     yield running
     running.close()
     assert "Traceback" not in running.log()
 
 
-def watched(router: Router, attack: Callable[[], None]) -> tuple[int, float]:
+def watched(router: RouterProcess, attack: Callable[[], None]) -> tuple[int, float]:
     """The bytes by which the router grew during the attack, and the longest wait of another client in seconds."""
     peak, longest = 0, 0.0
     before = router.resident_bytes()
@@ -117,7 +117,7 @@ def watched(router: Router, attack: Callable[[], None]) -> tuple[int, float]:
     return peak - before, longest
 
 
-def send_all(router: Router, parts: Iterator[bytes]) -> None:
+def send_all(router: RouterProcess, parts: Iterator[bytes]) -> None:
     """Send until the router has had enough."""
     with router.connect() as connection, contextlib.suppress(ConnectionError, TimeoutError):
         for part in parts:
@@ -144,14 +144,14 @@ def trailers() -> Iterator[bytes]:
 
 @pytest.mark.parametrize("attack", [headers, one_header, trailers])
 def test_megabytes_of_head_cost_neither_memory_nor_the_time_of_others(
-    router: Router, attack: Callable[[], Iterator[bytes]]
+    router: RouterProcess, attack: Callable[[], Iterator[bytes]]
 ) -> None:
     grown, longest = watched(router, lambda: send_all(router, attack()))
     assert grown <= GROWN_BYTES_MAX
     assert longest <= soon(0.2)
 
 
-def test_two_thousand_idle_connections_cost_little(router: Router) -> None:
+def test_two_thousand_idle_connections_cost_little(router: RouterProcess) -> None:
     before = router.resident_bytes()
     with ExitStack() as connections:
         for _ in range(2000):
@@ -162,14 +162,14 @@ def test_two_thousand_idle_connections_cost_little(router: Router) -> None:
     until(lambda: connections_open(router) < 10, 20, "their end")
 
 
-def connections_open(router: Router) -> float:
+def connections_open(router: RouterProcess) -> float:
     page = httpx2.get(f"{router.url}/metrics").text
     (found,) = re.findall(r"segue_http_connections{.*} ([\d.]+)", page)
     return float(found)
 
 
 def test_streams_live_when_descriptors_run_out_and_a_worker_is_dialed_again(tmp_path: Path) -> None:
-    router = Router(tmp_path, descriptors=DESCRIPTORS)
+    router = RouterProcess(tmp_path, descriptors=DESCRIPTORS)
     try:
         with httpx2.stream("POST", f"{router.url}/v1/completions", json=BODY, timeout=30) as response:
             lines = response.iter_lines()
@@ -191,7 +191,7 @@ def test_streams_live_when_descriptors_run_out_and_a_worker_is_dialed_again(tmp_
         router.close()
 
 
-def _used(router: Router) -> int:
+def _used(router: RouterProcess) -> int:
     return len(list(Path(f"/proc/{router.process.pid}/fd").iterdir()))
 
 

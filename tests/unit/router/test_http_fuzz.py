@@ -59,7 +59,7 @@ def expected(method: str, path: bytes, body: bytes) -> bytes:
     return method.encode() + b" " + path + b" " + hashlib.sha256(body).hexdigest()[:8].encode()
 
 
-class Client:
+class EchoClient:
     """One connection to `echo`, over a transport in memory."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ PAUSES = st.lists(st.integers(0, 6), min_size=1, max_size=8)  # turns of the loo
 async def test_a_pipeline_cut_anywhere_has_the_same_answers_in_order(
     pipeline: list[tuple[bytes, bytes]], places: list[int], pauses: list[int]
 ) -> None:
-    client = Client()
+    client = EchoClient()
     for number, part in enumerate(cut(b"".join(data for data, _ in pipeline), places)):
         await client.send(part)
         for _ in range(pauses[number % len(pauses)]):
@@ -191,7 +191,7 @@ async def test_any_bytes_never_crash_and_end_within_their_budgets(parts: list[by
 
 
 async def _abused(parts: list[bytes]) -> None:
-    client = Client()
+    client = EchoClient()
     longest = max(map(len, parts), default=0)
     for part in parts:
         if client.transport.reading:
@@ -210,7 +210,7 @@ async def _abused(parts: list[bytes]) -> None:
 
 @in_loop
 async def test_a_slow_reader_is_kept_for_as_long_as_it_reads_something() -> None:
-    client = Client()
+    client = EchoClient()
     client.transport.blocked = True
     await client.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await client.settle()
