@@ -102,7 +102,7 @@ class RouterConfig(ProcessConfig):
     )
     connections_max: PositiveInt = Field(
         default=8192,
-        description="Client connections that are open at a time. A further one gets 503. An idle one costs 10 KiB.",
+        description="Client connections that are open at a time. A further one gets 503. An idle one costs 4 KiB.",
     )
     connections_per_address_max: PositiveInt = Field(
         default=4096,
