@@ -1,8 +1,9 @@
 """The worker's end of its links: accepts the sessions that routers open, and ends them.
 
 A connection is known by the bytes that the ROUTER socket gives it, a router by its name. One router has at most one
-session: a new `Hello` ends the old one. Knows no sockets and no clock, and does not log: what it decides is appended
-to `outgoing`, `events` and `notes`, and its shell carries out all three in order.
+session: a new `Hello` ends the old one. A worker whose loop hangs has no sessions (`loop_watch`). Knows no sockets and
+no clock, and does not log: what it decides is appended to `outgoing`, `events` and `notes`, and its shell carries out
+all three in order.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from shared.links.session import (
     Session,
     SessionError,
     closing_frames,
-    describe_failure,
     open_envelope,
+    reason_of,
 )
+from shared.loop_watch import LoopWatch
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
 
 
@@ -45,6 +47,7 @@ class WorkerEnd:
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
+        self.loop_watch = LoopWatch(settings.step_seconds_max)
         self._hello = hello
         self._decode = decode_from_router[hello.role]  # a message for the other role is malformed here
         self._settings = settings
@@ -91,7 +94,7 @@ class WorkerEnd:
 
     def fail(self, connection: bytes, error: Exception) -> None:
         """End this connection's session after an error of ours: the others live."""
-        reason = describe_failure(error)
+        reason = reason_of(error)
         self.notes.append(Note("link.failed", {"reason": reason}, "error"))
         self.end(connection, reason)
 
@@ -107,7 +110,7 @@ class WorkerEnd:
         self.notes.append(Note("link.down", {"peer": link.peer, "reason": reason}))
 
     def tick(self, now: float) -> None:
-        """Send the heartbeats that are due and end the sessions that went silent."""
+        """Send the heartbeats that are due and end the sessions that went silent; all of them if the loop hangs."""
         if now < self.deadline:
             return
         self.deadline = float("inf")
@@ -116,6 +119,19 @@ class WorkerEnd:
                 self._tick_link(connection, link, now)
             except Exception as error:
                 self.fail(connection, error)
+        if self.loop_watch.hangs(now) and self._links:
+            self._end_all_because_the_loop_hangs()
+
+    def _end_all_because_the_loop_hangs(self) -> None:
+        self.counters.loop_hangs += 1
+        seconds = self.loop_watch.seconds_max
+        self.notes.append(Note("link.loop_hangs", {"step_seconds_max": seconds}, "warning"))
+        for connection in list(self._links):
+            self.end(connection, self._hanging)
+
+    @property
+    def _hanging(self) -> str:
+        return f"the worker's loop has not turned for {self.loop_watch.seconds_max:g} s"
 
     def close(self) -> None:
         """End all sessions."""
@@ -128,7 +144,7 @@ class WorkerEnd:
             return
         if now >= link.session.heartbeat_at:
             self._queue(connection, link.session, HEARTBEAT, now)
-        self.deadline = min(self.deadline, link.session.deadline)
+        self.deadline = min(self.deadline, link.session.deadline, self.loop_watch.deadline)
 
     def _queue(self, connection: bytes, session: Session, body: bytes, now: float) -> None:
         self.outgoing += [(connection, frames) for frames in session.next_parts(body, now)]
@@ -144,6 +160,9 @@ class WorkerEnd:
             raise SessionError("malformed: the first message of a session is its Hello")
         if hello.protocol != PROTOCOL or hello.role != "router":
             self._refuse(connection, hello)
+            return
+        if self.loop_watch.hangs(now):
+            self.outgoing.append((connection, closing_frames(hello.session, self._hanging)))
             return
         self._accept(connection, hello, now)
 
@@ -164,7 +183,7 @@ class WorkerEnd:
         self.counters.sessions_begun += 1
         answer = encode(msgspec.structs.replace(self._hello, session=hello.session))
         self._queue(connection, link.session, answer, now)
-        self.deadline = min(self.deadline, link.session.deadline)
+        self.deadline = min(self.deadline, link.session.deadline, self.loop_watch.deadline)
         self.events.append(PeerUp(peer, hello))
         self.notes.append(Note("link.up", {"peer": peer}))
 

@@ -18,6 +18,7 @@ Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of 
 
 from __future__ import annotations
 
+import math
 import struct
 import traceback
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class LinkSettings:
 
     heartbeat_seconds: float  # quiet for this long: send a heartbeat
     silence_seconds: float  # heard nothing for this long: the session is over; also the limit of a dial
+    step_seconds_max: float = math.inf  # a worker's loop did not turn for this long: its sessions are over
     redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
     redial_seconds_max: float = 2.0
     message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB
@@ -69,11 +71,11 @@ class Envelope:
     part: bytes
 
 
-def describe_failure(error: Exception) -> str:
-    """What an error of our own was and where it arose, for the reason of a session's end."""
+def reason_of(error: Exception) -> str:
+    """Why an error of our own ends a session: what it was and where it arose. Its message may quote a client."""
     places = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return f"{type(error).__name__}{where}: {error}"
+    return f"{type(error).__name__}{where}"
 
 
 def open_envelope(frames: list[bytes]) -> Envelope:

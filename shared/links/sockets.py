@@ -11,6 +11,7 @@ silently and nothing waits.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
+from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
@@ -29,6 +31,7 @@ from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
 
+EVERYWHERE = "*"  # as a host: all addresses of both IP families
 SOCKETS_MAX = (
     65_536  # of a router: a link takes three, and ZMQ's own bound of 1,023 is reached by 341 workers
 )
@@ -62,8 +65,9 @@ class _WorkerWire:
         self._authenticator = Authenticator(
             self._context, self._router_socket, keys, end.counters, write_note
         )
+        self._router_socket.ipv6 = host == EVERYWHERE or ":" in host  # with *, IPv4 as well
         try:
-            self._router_socket.bind(f"tcp://{host}:{port or '*'}")
+            self._router_socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
         except zmq.ZMQError as error:
             self._close_sockets()
             raise StartError(f"cannot listen for routers on {host}:{port}: {error.strerror}") from None
@@ -128,10 +132,16 @@ class WorkerLinks(ThreadedLinks):
         write_note: WriteNote,
     ):
         self.counters = LinkCounters()
-        end = WorkerEnd(hello, settings, self.counters)
+        self.loop_watch = (end := WorkerEnd(hello, settings, self.counters)).loop_watch
         wire = _WorkerWire(end, host, port, keys, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
         super().__init__(end, wire, settings, write_note=write_note)
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """See `ThreadedLinks`; the worker's loop calls it in every turn, by which the links see that it turns."""
+        events = super().receive(timeout_seconds)
+        self.loop_watch.turned(time.monotonic())
+        return events
 
 
 class _RouterWire:
@@ -193,18 +203,19 @@ class _RouterWire:
         """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""
         try:
             worker_key = self._keys.peers[dial.ungreeted % len(self._keys.peers)]
-            self._sockets[dial.address] = dealer, monitor = self._open(worker_key)
+            self._sockets[dial.address] = dealer, monitor = self._open(worker_key, dial.address)
             self._poller.register(dealer, zmq.POLLIN)
             self._poller.register(monitor, zmq.POLLIN)
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
             self._end.end(dial.address, f"cannot dial: {error.strerror}", now)
 
-    def _open(self, worker_key: bytes) -> tuple[Socket, Socket]:
+    def _open(self, worker_key: bytes, address: str) -> tuple[Socket, Socket]:
         """A dealer and its monitor; raises ZMQError, and keeps neither, when there is no socket for one of them."""
         dealer = self._context.socket(zmq.DEALER)
         try:
             _limit(dealer, self._settings)
+            dealer.ipv6 = "[" in address
             dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
             dealer.curve_secretkey = self._keys.own.secret
             dealer.curve_publickey = self._keys.own.public

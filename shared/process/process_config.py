@@ -24,7 +24,7 @@ class ProcessConfig(Settings):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. The default is loopback, so that no port is open by accident.",
+        description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
     link_keys_file: str = Field(
         default="",
@@ -40,7 +40,8 @@ class ProcessConfig(Settings):
     )
     loop_seconds_max: Seconds = Field(
         default=60.0,
-        description="Seconds that one turn of the main loop may take before /livez fails. The longest step must fit.",
+        description="Seconds without a turn of the main loop or a layer of a step before /livez fails. The slowest "
+        "layer must fit.",
     )
     log_level: LogLevel = Field(
         default="info", description="Least severe level that is logged. info logs one line a state change."

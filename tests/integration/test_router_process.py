@@ -60,9 +60,10 @@ def start(
     *flags: str,
     workers: str = "prefill=127.0.0.1:1",
     before: tuple[str, ...] = (),
+    program: tuple[str, ...] = ("-m", "router"),
 ) -> subprocess.Popen[str]:
     """A router; unless `workers` says otherwise its only worker never comes."""
-    command = [*before, sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
+    command = [*before, sys.executable, *program, "--model", str(folder), "--port", str(port)]
     command += ["--link-keys-file", str(folder.parent / "keys" / "router.pem"), "--workers", workers, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -104,6 +105,37 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
     assert router.returncode == 0
     assert time.monotonic() - began < soon(3)
     assert "Traceback" not in said
+
+
+CANCELS_WRONGLY = """
+import runpy
+from router.core.dispatch import RouterCore
+
+def cancel(self, rid, now):
+    raise KeyError(rid)
+
+RouterCore.cancel = cancel
+runpy.run_module("router", run_name="__main__")
+"""
+
+
+def test_a_router_whose_core_raises_ends_with_status_1_and_tells_its_clients(
+    folder: Path, port: int, workers: str
+) -> None:
+    router = start(folder, port, workers=workers, program=("-c", CANCELS_WRONGLY))
+    wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
+    url, body = f"http://127.0.0.1:{port}/v1/completions", BODY | {"stream": True}
+    with httpx2.stream("POST", url, json=body, timeout=20) as other:
+        lines = other.iter_lines()
+        assert next(lines).startswith("data: ")
+        with httpx2.stream("POST", url, json=body, timeout=20) as leaving:
+            assert next(leaving.iter_lines()).startswith("data: ")
+        assert any("shutting down" in line for line in lines)
+    _, said = router.communicate(timeout=10)
+    assert router.returncode == 1
+    assert "Traceback" not in said
+    assert said.count('"process.failed"') == 1
 
 
 def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(

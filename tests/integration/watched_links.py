@@ -63,12 +63,14 @@ def address_of(watched: Watched) -> str:
 
 
 def listen(
-    stack: ExitStack, settings: LinkSettings | None = None, keys: LinkKeys = KEYS["worker"], port: int = 0
+    stack: ExitStack,
+    settings: LinkSettings | None = None,
+    keys: LinkKeys = KEYS["worker"],
+    port: int = 0,
+    host: str = "127.0.0.1",
 ) -> WorkerLinks:
     """A worker's links, closed with the stack."""
-    links = WorkerLinks(
-        "127.0.0.1", port, keys, WORKER_HELLO, settings or link_settings(), write_note=write_note
-    )
+    links = WorkerLinks(host, port, keys, WORKER_HELLO, settings or link_settings(), write_note=write_note)
     stack.callback(links.close)
     return links
 
