@@ -194,9 +194,9 @@ class MetricsPublisher:
     def _publish(self) -> None:
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
-        self._metrics.publish(logs.counters)
         self._metrics.publish(self._clients.counters)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))
+        self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():

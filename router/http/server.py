@@ -57,6 +57,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=CONNECTIONS_WAITING,
+                proxy_headers=bool(config.trusted_proxies),  # by default uvicorn trusts those of loopback
+                forwarded_allow_ips=list(config.trusted_proxies),
             )
         )
         self._drain = RouterDrain(config.endpoint_lag_seconds, config.drain_seconds)

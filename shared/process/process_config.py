@@ -43,6 +43,13 @@ class ProcessConfig(Settings):
         description="Seconds without a turn of the main loop or a layer of a step before /livez fails. The slowest "
         "layer must fit.",
     )
+    tenant_share_max: float = Field(
+        default=0.95,
+        gt=0.0,
+        le=1.0,
+        description="Share of queues, slots and KV pages that one tenant may take. The rest is kept for others, so "
+        "that a newcomer finds room at once.",
+    )
     log_level: LogLevel = Field(
         default="info", description="Least severe level that is logged. info logs one line a state change."
     )

@@ -146,7 +146,8 @@ class Router:
             token_ids=planned.prompt,
             params=planned.params,
             priority=planned.priority,
-            extra_key=planned.extra_key,
+            tenant=planned.tenant,
+            cache_salt=planned.cache_salt,
             session=planned.session,
             eos_token_ids=EOS_TOKEN_IDS,
         )

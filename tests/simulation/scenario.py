@@ -61,7 +61,8 @@ class PlannedRequest:
     prompt: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
-    extra_key: str = ""
+    tenant: str = ""
+    cache_salt: str = ""
     session: str = ""
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None
@@ -239,7 +240,7 @@ def _requests(
             prompt=prompts[-1],
             params=params,
             priority=rng.choice((0, 0, 0, 5, 20)),
-            extra_key=rng.choice(("", "", "", "tenant")),
+            cache_salt=rng.choice(("", "", "", "salt")),
             session=rng.choice(("", "a", "b")),
         )
         requests.append(_change_of_mind(rng, request, aborts))
