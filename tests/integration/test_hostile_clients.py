@@ -20,7 +20,7 @@ import pytest
 
 from router.http.client_connections import DESCRIPTOR_RESERVE
 from tests.integration.linked_worker import LinkedWorker
-from tests.seed import write_new_seed
+from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
 
@@ -33,18 +33,25 @@ class RouterProcess:
     """A router process with two workers in this one."""
 
     def __init__(self, root: Path, *, descriptors: int | None = None):
-        write_new_seed(root / "seed")
+        write_new_keys(root / "keys")
         folder = write_folder(root / "tiny")
-        self._seed = root / "seed"
-        self.prefill = LinkedWorker("prefill", "p", self._seed, hands_over=True)
-        self.decode = LinkedWorker("decode", "d", self._seed)
+        self._keys = root / "keys"
+        self.prefill = LinkedWorker("prefill", "p", self._keys, hands_over=True)
+        self.decode = LinkedWorker("decode", "d", self._keys)
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             self.port = holder.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         workers = f"prefill=127.0.0.1:{self.prefill.port},decode=127.0.0.1:{self.decode.port}"
         command = [sys.executable, "-m", "router", "--model", str(folder), "--port", str(self.port)]
-        command += ["--link-seed-file", str(self._seed), "--workers", workers, "--keepalive-seconds", "0.1"]
+        command += [
+            "--link-keys-file",
+            str(self._keys / "router.pem"),
+            "--workers",
+            workers,
+            "--keepalive-seconds",
+            "0.1",
+        ]
 
         def limit() -> None:
             if descriptors:
@@ -65,7 +72,7 @@ class RouterProcess:
         """The decode worker dies, and another comes up at its address."""
         port = self.decode.port
         self.decode.close()
-        self.decode = LinkedWorker("decode", "d", self._seed, port=port)
+        self.decode = LinkedWorker("decode", "d", self._keys, port=port)
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
