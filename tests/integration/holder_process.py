@@ -13,10 +13,11 @@ import time
 import msgspec
 
 from shared.baton import Baton
+from shared.links.keys import parse_keys
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
-from tests.integration.holder_processes import network, worker_keys
+from tests.integration.holder_processes import network
 
 
 def spin(seconds: float) -> int:
@@ -59,7 +60,9 @@ def main() -> None:
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
     where = network("sealed" if transport == "sealed" else "nixl")
-    offer = open_offer(where, worker_keys(key_file.encode()), (uid, int(epoch)), buffer.memory, LEASES)
+    offer = open_offer(
+        where, parse_keys(key_file.encode(), "worker"), (uid, int(epoch)), buffer.memory, LEASES
+    )
     transfer = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=time.monotonic)
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:

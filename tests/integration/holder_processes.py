@@ -15,18 +15,18 @@ import msgspec
 
 from shared.baton import Baton, Holder
 from shared.links.keys import LinkKeys, parse_keys
-from shared.links.new_keys import new_key_files
+from shared.links.new_keys import Identity, key_file, new_identity
 from shared.transfer.transports import KvNetwork, KvTransport
 from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"
-KEY_FILE = new_key_files()["worker"]  # of the workers in these tests
+ROUTER, WORKER = new_identity("router"), new_identity("worker")  # of the deployment in these tests
 epochs = count(1)
 
 
-def worker_keys(key_file: bytes = KEY_FILE) -> LinkKeys:
-    """What a worker reads from its file."""
-    return parse_keys(key_file, "worker")
+def worker_keys(own: Identity = WORKER, *others: Identity) -> LinkKeys:
+    """The keys of a worker; the others are listed beside its own."""
+    return parse_keys(key_file(own, own, *others, ROUTER), "worker")
 
 
 def network(transport: KvTransport = "nixl") -> KvNetwork:
@@ -45,7 +45,14 @@ class HolderProcess:
         page_bytes: int = PAGE_BYTES,
         transport: KvTransport = "nixl",
     ):
-        arguments = [uid, str(epoch), str(pages), str(page_bytes), transport, KEY_FILE.decode()]
+        arguments = [
+            uid,
+            str(epoch),
+            str(pages),
+            str(page_bytes),
+            transport,
+            key_file(WORKER, WORKER, ROUTER).decode(),
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.holder_process", *arguments],
             stdin=subprocess.PIPE,

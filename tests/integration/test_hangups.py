@@ -27,10 +27,10 @@ def narrow() -> Iterator[LocalDeployment]:
     """One request at a time before decode, in small chunks, and KV that only a living holder serves."""
     config = {
         "router": {"readyMax": 1, **PATIENT},
-        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, **PATIENT},
-        "decode": {"kvPages": 400, **PATIENT},
+        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, "kvTransport": "sealed", **PATIENT},
+        "decode": {"kvPages": 400, "kvTransport": "sealed", **PATIENT},
     }
-    with deployment(config=config, environment={"UCX_TLS": "tcp"}) as running:
+    with deployment(config=config) as running:
         yield running
 
 
