@@ -10,6 +10,7 @@ import pytest
 from tests.charts.pod_security import violations
 from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
 
+RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
 OURS = {"router", "prefill", "decode", "test"}
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
@@ -62,7 +63,7 @@ def test_a_spoilt_pod_is_found_out(expected: str) -> None:
 
 
 def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
-    assert level_and_findings("rdma.enabled=true")["decode"] == ["decode: capability IPC_LOCK"]
+    assert level_and_findings(*RDMA)["decode"] == ["decode: capability IPC_LOCK"]
     found = level_and_findings("sameNodeGpuIpc=true")
     assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
     assert found["router"] == found["test"] == []
@@ -70,7 +71,7 @@ def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
 
 def test_the_notes_say_which_level_is_left() -> None:
     assert "level `restricted`" in notes()
-    both = notes("rdma.enabled=true", "sameNodeGpuIpc=true", "device=cuda")
+    both = notes(*RDMA, "sameNodeGpuIpc=true", "device=cuda")
     assert (
         "level `privileged`, because of rdma.enabled (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)" in both
     )

@@ -20,7 +20,12 @@ from tests.charts.rendering import (
 )
 
 VERSIONS = versions()
-EVERYTHING = ("rdma.enabled=true", "sameNodeGpuIpc=true", "router.service.type=LoadBalancer")
+EVERYTHING = (
+    "rdma.enabled=true",
+    "rdma.acknowledgeOpenFabric=true",
+    "sameNodeGpuIpc=true",
+    "router.service.type=LoadBalancer",
+)
 NAMESPACED = {
     "ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret",
     "Service", "ServiceAccount",

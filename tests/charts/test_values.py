@@ -51,6 +51,7 @@ MISTAKES = {
     "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
+    "kv.transport=tcp": ["/kv/transport", "sealed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
 }
 # Each value is allowed, together they mean nothing.
@@ -68,6 +69,9 @@ CONTRADICTIONS = {
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
     "sameNodeGpuIpc=true": "device is not cuda",
+    "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,kv.transport=sealed": "leave kv.transport at auto",
+    "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
@@ -91,6 +95,26 @@ def deployment(role: str, values: str | None, *sets: str) -> Object:
 
 def container(role: str, *sets: str) -> Any:
     return pods(objects(None, *sets))[role]["spec"]["containers"][0]
+
+
+ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+
+
+@pytest.mark.parametrize(
+    ("sets", "transport", "tcp"),
+    [
+        ((), "sealed", "false"),
+        (ACKNOWLEDGED_RDMA, "nixl", "false"),
+        (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true"),
+    ],
+)
+def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
+    sets: tuple[str, ...], transport: str, tcp: str
+) -> None:
+    for role in ("prefill", "decode"):
+        variables = environment(pods(objects(None, *sets))[role])
+        assert variables["SEGUE_KV_TRANSPORT"] == transport
+        assert variables["SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP"] == tcp
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
