@@ -208,7 +208,7 @@ def _link_settings(config: ProcessConfig) -> LinkSettings:
 
 
 def _let_reads_end(transfer: Transfer) -> None:
-    """Wait a little for reads under way: over TCP, the holder may abort when its reader exits in the middle of one."""
+    """Wait a little for reads under way: over UCX's TCP, the holder may abort when its reader exits in one."""
     deadline = monotonic() + LAST_READS_SECONDS_MAX
     while transfer.outstanding and monotonic() < deadline:
         transfer.poll()

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds
-from shared.transfer.transports import KvTransport
+from shared.transfer.protocol import KvTransport
 
 NEEDS_CUDA = ("cuda", "bfloat16", "float16")  # choices that other servers have, and this engine lacks
 

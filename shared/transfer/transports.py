@@ -15,15 +15,13 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from shared.errors import ConfigError, TransferError
 from shared.links.keys import LinkKeys
 from shared.transfer.memory import PageMemory
+from shared.transfer.protocol import KvTransport
 from shared.transfer.sealed import SealedOffer
 from shared.transfer.transfer import Offer
-
-KvTransport = Literal["auto", "nixl", "sealed"]
 
 LOOPBACK = "lo"
 RDMA_DEVICES = Path("/sys/class/infiniband")

@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.kv_transports
 
-Turns are what a busy machine cannot spoil alike: each round reads the same pages by each transport, one after the other, and
-ratios are of neighbours. CPU seconds are those of both processes.
+Each round reads the same pages by each transport, one after the other, and ratios are of neighbours: so other work on
+the machine hits both. CPU seconds are those of both processes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.protocol import FetchLanded
+from shared.transfer.protocol import FetchLanded, KvTransport
 from shared.transfer.transfer import Transfer
-from shared.transfer.transports import KvTransport, open_offer
+from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, PATIENCE_SECONDS, Clock, FetchWorld, PageBuffer
 from tests.integration.holder_processes import HolderProcess, epochs, network, worker_keys
 
@@ -73,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["UCX_TLS"] = "tcp"  # what there was between hosts; on one machine UCX would take another way
     readings = {transport: Reading(transport, arguments.page_bytes) for transport in TRANSPORTS}
-    rounds: list[dict[str, tuple[float, float]]] = []
+    rounds: list[dict[KvTransport, tuple[float, float]]] = []
     for number in range(WARM_ROUNDS + arguments.rounds):
         figures = {transport: reading.read() for transport, reading in readings.items()}
         if number >= WARM_ROUNDS:

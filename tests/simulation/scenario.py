@@ -153,7 +153,7 @@ def draw(seed: int) -> SimulationScenario:
             copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02)), leaves_out=_leaves_out(seed)),
         requests=requests,
         faults=(),
     )
@@ -162,6 +162,11 @@ def draw(seed: int) -> SimulationScenario:
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
     return _with_router_drains(scenario)
+
+
+def _leaves_out(seed: int) -> bool:
+    """Half of the worlds read by the sealed transport."""
+    return random.Random(f"{seed} transport").random() < 0.5
 
 
 def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:

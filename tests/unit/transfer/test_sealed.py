@@ -159,7 +159,7 @@ class Wire:
         """The frame that is under way, out of the wire."""
         return bytearray(self.far.recv(PORTION_BYTES))
 
-    def receive(self, frame: bytes) -> bytes:
+    def receive(self, frame: bytes | bytearray) -> bytes:
         self.near.sendall(frame)
         size, _ = self.receiver.receive_header()
         into = memoryview(bytearray(size))

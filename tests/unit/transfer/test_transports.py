@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError, TransferError
+from shared.transfer.protocol import KvTransport
 from shared.transfer.transports import (
     KvNetwork,
-    KvTransport,
     address_of_interface,
     refuse_nixl_without_network,
 )
