@@ -31,7 +31,7 @@ class FabricFaults:
     slow_seconds: float = 1.2
     late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
     leaves_out: bool = (
-        False  # holders give no page of a lease that has ended (sealed); else its bytes as they are (NIXL)
+        False  # holders give no page of a lease that has ended, as sealed ones do; NIXL reads on
     )
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
