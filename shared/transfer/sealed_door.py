@@ -134,7 +134,7 @@ class Door:
                 raise SealError("it does not read")  # an empty send buffer holds any answer
         except BlockingIOError:
             return
-        except (SealError, OSError) as error:
+        except Exception as error:  # whatever a stranger sends ends that stranger, and never this thread
             self._refuse(arrival, str(error))
             return
         if keys := arrival.handshake.keys:
@@ -168,7 +168,7 @@ def _listen(address: str, ports: range) -> socket.socket:
     """A listening socket at the first free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OverflowError):  # taken, or above 65535
             listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
             listener.setblocking(False)
             return listener

@@ -25,14 +25,17 @@ from shared.links.new_keys import Identity, key_file, new_identity
 from shared.transfer.nixl import NixlOffer
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.sealed import SealedOffer
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_door import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
-from shared.transfer.sealed_keys import make_contexts
+from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.sealed_requests import GetPages, GetWord, Request, encode_request
 from shared.transfer.ucx import WITHOUT_TCP
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
     PAGE_BYTES,
+    PAGES,
     PATIENCE_SECONDS,
     PageBuffer,
     byte_of,
@@ -178,6 +181,94 @@ def test_two_generations_of_keys_read_each_other(turned: bool) -> None:
             state, buffer = read_from(server.holder, keys)
             assert state is ReadState.DONE
             assert buffer.holds(0, byte_of(0))
+
+
+# ---- workers of ours that misbehave -----------------------------------------------------------------------------
+
+
+def channel_to(worker: HolderProcess) -> tuple[socket.socket, SealedChannel]:
+    """A connection with a worker's key, and nothing asked yet."""
+    connection, handshake = dial(worker), Handshake(make_contexts(worker_keys()).reader, holder=False)
+    connection.sendall(handshake.advance())
+    while handshake.keys is None:
+        connection.sendall(handshake.advance(connection.recv(4096)))
+    connection.settimeout(None)
+    keys = handshake.keys
+    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+
+
+def answer_to(worker: HolderProcess, request: Request) -> tuple[FrameKind, bytes]:
+    """The first frame that comes back."""
+    connection, channel = channel_to(worker)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(request))
+        size, kind = channel.receive_header()
+        payload = memoryview(bytearray(size))
+        channel.receive_payload(payload)
+    return FrameKind(kind), bytes(payload)
+
+
+def test_a_worker_cannot_read_beyond_the_pages(worker: HolderProcess) -> None:
+    beyond = (PAGES + 1) * PAGE_BYTES
+    for span in ((beyond, 8), (-8, 8), (0, beyond + 1), (2**63, 2**63)):
+        kind, sentence = answer_to(worker, GetPages(3, 77, (span,)))
+        assert kind is FrameKind.REFUSED
+        assert b"not within" in sentence
+    assert answer_to(worker, GetWord(LEASES))[0] is FrameKind.REFUSED
+
+
+def test_a_worker_gets_no_page_under_a_lease_that_is_not_held(worker: HolderProcess) -> None:
+    assert answer_to(worker, GetPages(3, 77, ((0, 8),)))[0] is FrameKind.DATA
+    assert answer_to(worker, GetPages(3, 78, ((0, 8),))) == (FrameKind.GONE, b"")
+    assert answer_to(worker, GetPages(2, 0, ((0, 8),))) == (FrameKind.GONE, b"")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x83" + bytes(100), os.urandom(5000)])
+def test_what_is_no_request_ends_the_connection_alone(worker: HolderProcess, payload: bytes) -> None:
+    connection, channel = channel_to(worker)
+    with connection:
+        channel.send(FrameKind.REQUEST, payload)
+        assert hears(connection) == b""
+    assert_whole(worker)
+
+
+def test_readers_that_do_not_read_cost_the_holder_bounded_memory(worker: HolderProcess) -> None:
+    before = resident_bytes(worker.process.pid)
+    greedy = [channel_to(worker) for _ in range(8)]
+    for _, channel in greedy:
+        for _ in range(4):
+            channel.send(FrameKind.REQUEST, encode_request(GetPages(3, 77, ((0, PAGES * PAGE_BYTES),))))
+    assert_whole(worker)
+    assert resident_bytes(worker.process.pid) - before < 8 * (2 * PORTION_BYTES + 2**18)
+    for connection, _ in greedy:
+        connection.close()
+    assert_whole(worker)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path("/proc", str(pid), "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_fence_does_not_wait_for_a_holder_that_does_not_answer() -> None:
+    """Neither for one that is not there (its queue of connections is full) nor for one that says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        where = SealedAddress(*deaf.getsockname()[:2])
+        waiting = []
+        for _ in range(8):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex((where.host, where.port))
+        buffer = PageBuffer(2)
+        holder = Holder("h", 1, "h-1", msgspec.msgpack.encode(where), 0, PAGE_BYTES, 0)
+        for stage in ("it says nothing", "it is not there"):
+            reader = SealedReader(make_contexts(worker_keys()).reader, buffer.memory, 1)
+            baton = Baton(stage, 1, holder, KV_FORMAT, 3, 77, 1, 1, (0,))
+            handle = reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)])
+            assert reader.state(handle) is ReadState.READING
+            reader.close()
+            assert reader.state(handle) is ReadState.FAILED
+        for connection in waiting:
+            connection.close()
 
 
 class SealedServer:
