@@ -164,7 +164,7 @@ def draw(seed: int) -> SimulationScenario:
             copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02)), leaves_out=_leaves_out(seed)),
         requests=requests,
         faults=(),
     )
@@ -220,6 +220,11 @@ def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedReq
         )
         for number in range(rng.randint(1, 3))
     ]
+
+
+def _leaves_out(seed: int) -> bool:
+    """Half of the worlds read by the sealed transport."""
+    return random.Random(f"{seed} transport").random() < 0.5
 
 
 def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:
