@@ -53,6 +53,7 @@ class DecodeScheduler:
         holder: Holder,
         words: LeaseWords,
         kv_format: str,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
     ):
         self._eos_token_ids = eos_token_ids
@@ -68,7 +69,7 @@ class DecodeScheduler:
             memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
-        self._admission = Admission(config, memory, context_len, kv_format)
+        self._admission = Admission(config, memory, context_len, kv_format, vocab_size)
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
@@ -238,7 +239,7 @@ class DecodeScheduler:
         self._sequence += 1
         self.counters.requests += 1
         req = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
-        problem = self._admission.never_fits(req, command.baton)
+        problem = self._admission.never_fits(command)
         if problem is None and present is not None:
             problem = "no_room", "the pages of an older attempt are still being copied"
         if problem is None and self._sessions.draining:

@@ -64,7 +64,7 @@ class RouterConfig(ProcessConfig):
     port: Port = Field(default=8000, description="Port of OpenAI's API, the probes and the metrics.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
-        description="How workers are found. static takes those in workers, kubernetes watches the pods of a namespace.",
+        description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",
     )
     workers: Texts = Field(
         default=(),
@@ -73,13 +73,13 @@ class RouterConfig(ProcessConfig):
     namespace: str = Field(
         default="", description="Namespace of the workers' pods. Empty: the namespace of this pod."
     )
-    pod_selector: str = Field(
+    slice_selector: str = Field(
         default="",
-        description="Labels of this release's pods, name=value,…. They keep releases in one namespace apart.",
+        description="Labels of this release's EndpointSlices, name=value,…. They keep releases in one namespace apart.",
     )
     relist_seconds: Seconds = Field(
         default=30.0,
-        description="Seconds between two full lists of pods. A list repairs what a watch missed.",
+        description="Seconds between two full lists of EndpointSlices. A list repairs what a watch missed.",
     )
     watch_read_seconds: Seconds = Field(
         default=10.0,
@@ -99,6 +99,38 @@ class RouterConfig(ProcessConfig):
     body_seconds_max: Seconds = Field(
         default=30.0,
         description="Seconds until a body must have arrived. A slow sender would otherwise hold memory for long.",
+    )
+    connections_max: PositiveInt = Field(
+        default=8192,
+        description="Client connections that are open at a time. A further one gets 503. An idle one costs 4 KiB.",
+    )
+    connections_per_address_max: PositiveInt = Field(
+        default=4096,
+        description="Client connections of one address (IPv6: of one /64 network). The default leaves half of "
+        "connections_max to others. Behind a single proxy, give both the same value.",
+    )
+    head_seconds_max: Seconds = Field(
+        default=10.0,
+        description="Seconds until the head of a request must have arrived, from connecting or its first byte.",
+    )
+    idle_seconds_max: Seconds = Field(
+        default=75.0,
+        description="Seconds without a request before an idle connection is closed. It must exceed the idle time-out "
+        "of a proxy in front, which is 60 s for most: else requests meet a closing connection.",
+    )
+    write_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds in which a client may read nothing of an answer that waits for it. Then it is cut.",
+    )
+    allowed_hosts: Texts = Field(
+        default=(),
+        description="Names in the Host header that are served, besides localhost and IP addresses. Empty: all names; "
+        "but where host is loopback, only names that public DNS cannot have: web pages could point theirs here.",
+    )
+    allowed_origins: Texts = Field(
+        default=(),
+        description="Origins of web pages (https://chat.example.com) that may use the API, or *. Pages that have the "
+        "router's own address always may.",
     )
     prompts_max: PositiveInt = Field(
         default=64, description="Prompts in one HTTP request. Each is a request to the workers."

@@ -24,11 +24,11 @@ class ProcessConfig(Settings):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. The default is loopback, so that no port is open by accident.",
+        description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
-    link_seed_file: str = Field(
+    link_keys_file: str = Field(
         default="",
-        description="File with the 32-byte seed of the link keys. A command line would show it to every user.",
+        description="PEM file: the private key of this process for its links, and the certificates of all roles.",
     )
     heartbeat_seconds: Seconds = Field(
         default=1.0,
@@ -40,7 +40,8 @@ class ProcessConfig(Settings):
     )
     loop_seconds_max: Seconds = Field(
         default=60.0,
-        description="Seconds that one turn of the main loop may take before /livez fails. The longest step must fit.",
+        description="Seconds without a turn of the main loop or a layer of a step before /livez fails. The slowest "
+        "layer must fit.",
     )
     tenant_share_max: float = Field(
         default=0.95,

@@ -20,7 +20,14 @@ from tests.charts.rendering import (
 )
 
 VERSIONS = versions()
-EVERYTHING = ("rdma.enabled=true", "sameNodeGpuIpc=true", "router.service.type=LoadBalancer")
+EVERYTHING = (
+    "rdma.enabled=true",
+    "rdma.acknowledgeOpenFabric=true",
+    "sameNodeGpuIpc.enabled=true",
+    "sameNodeGpuIpc.runAsUser=10007",
+    "router.service.type=LoadBalancer",
+    "networkPolicy.clientsFrom[0].ipBlock.cidr=0.0.0.0/0",
+)
 NAMESPACED = {
     "ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret",
     "Service", "ServiceAccount",
@@ -63,7 +70,8 @@ def test_helm_lint_has_nothing_to_say(values: str | None) -> None:
 
 def test_rendering_twice_gives_the_same_bytes() -> None:
     sets = (
-        "links.existingSecret=seed",
+        "links.routerSecret=a",
+        "links.workerSecret=b",
         "router.replicas=null",
         "prefill.replicas=null",
         "decode.replicas=null",
@@ -102,7 +110,7 @@ def test_two_releases_in_a_namespace_do_not_touch() -> None:
     ]
     selectors += [each["spec"]["podSelector"] for each in ours if each["kind"] == "NetworkPolicy"]
     selectors += [{"matchLabels": each["spec"]["selector"]} for each in ours if each["kind"] == "Service"]
-    assert len(selectors) == 9
+    assert len(selectors) == 12
     assert not any(selects(selector, each) for selector in selectors for each in labels)
     own = [pod["metadata"]["labels"] for pod in pods(ours).values()]
     assert all(any(selects(selector, each) for each in own) for selector in selectors)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from router.discovery.slice_api import COMPONENT, PORTS
 from shared.errors import ConfigError
 from shared.local.config import ROLE_CONFIGS
 from shared.messages import Role
@@ -25,6 +27,7 @@ from tests.charts.rendering import (
     of_kind,
     pods,
     run_helm,
+    selects,
     values_file,
 )
 
@@ -51,7 +54,9 @@ MISTAKES = {
     "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
+    "kv.transport=tcp": ["/kv/transport", "sealed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+    "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
@@ -67,13 +72,22 @@ CONTRADICTIONS = {
     "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
-    "sameNodeGpuIpc=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
+    "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
+    "model=a/b": "modelSource.hub.revision is main, which can move",
+    "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
+    "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,kv.transport=sealed": "leave kv.transport at auto",
+    "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
     "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
-    "links.existingSecret=segue-links": "give yours another name",
+    "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",
+    "links.routerSecret=mine": "belong together",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
+    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits only pods, so no client could connect",
 }
 
 
@@ -90,6 +104,26 @@ def deployment(role: str, values: str | None, *sets: str) -> Object:
 
 def container(role: str, *sets: str) -> Any:
     return pods(objects(None, *sets))[role]["spec"]["containers"][0]
+
+
+ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+
+
+@pytest.mark.parametrize(
+    ("sets", "transport", "tcp"),
+    [
+        ((), "sealed", "false"),
+        (ACKNOWLEDGED_RDMA, "nixl", "false"),
+        (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true"),
+    ],
+)
+def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
+    sets: tuple[str, ...], transport: str, tcp: str
+) -> None:
+    for role in ("prefill", "decode"):
+        variables = environment(pods(objects(None, *sets))[role])
+        assert variables["SEGUE_KV_TRANSPORT"] == transport
+        assert variables["SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP"] == tcp
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -285,27 +319,36 @@ def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
     assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
 
 
-def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
-    rendered = objects(None, "links.existingSecret=mine", "links.secretKey=key")
+def links_volume(pod: Object) -> Object:
+    volume: Object = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")["secret"]
+    return volume
+
+
+def test_secrets_of_ones_own_take_the_place_of_the_charts() -> None:
+    rendered = objects(None, "links.routerSecret=mine", "links.workerSecret=other")
     assert of_kind(rendered, "Secret") == {}
-    volume = next(v for v in pods(rendered)["decode"]["spec"]["volumes"] if v["name"] == "links")
-    assert volume["secret"]["secretName"] == "mine"
-    assert volume["secret"]["items"] == [{"key": "key", "path": "seed"}]
+    names = {
+        role: links_volume(pod)["secretName"] for role, pod in pods(rendered).items() if role in ROLE_CONFIGS
+    }
+    assert names == {"router": "mine", "prefill": "other", "decode": "other"}
 
 
-def test_the_seed_is_closed_to_others_and_no_pod_carries_its_checksum() -> None:
+def test_each_role_is_given_its_own_link_keys_closed_to_others_and_no_pod_carries_their_checksum() -> None:
     rendered = objects(None)
     for role in ROLE_CONFIGS:
         pod = pods(rendered)[role]
-        volume = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")
-        assert volume["secret"]["defaultMode"] == 0o440
+        assert links_volume(pod) == {
+            "secretName": "segue-links-router" if role == "router" else "segue-links-worker",
+            "defaultMode": 0o440,
+            "items": [{"key": "keys.pem", "path": "keys.pem"}],
+        }
         assert [key for key in pod["metadata"]["annotations"] if "checksum" in key] == ["checksum/config"]
 
 
-def test_the_router_may_look_at_pods_and_nothing_else() -> None:
+def test_the_router_may_look_at_endpointslices_and_nothing_else() -> None:
     rendered = objects(None)
     assert of_kind(rendered, "Role")["segue-router"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     ]
     subjects = of_kind(rendered, "RoleBinding")["segue-router"]["subjects"]
     assert [subject["name"] for subject in subjects] == [
@@ -314,12 +357,32 @@ def test_the_router_may_look_at_pods_and_nothing_else() -> None:
     assert pods(rendered)["decode"]["spec"]["serviceAccountName"] != subjects[0]["name"]
 
 
-def test_the_router_selects_the_pods_of_its_own_release() -> None:
-    selector = environment(pods(objects(None, release="other"))["router"])["SEGUE_POD_SELECTOR"]
-    labels = pods(objects(None, release="other"))["decode"]["metadata"]["labels"]
-    pairs = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
-    assert pairs == {key: labels[key] for key in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
-    assert "app.kubernetes.io/component in (router,prefill,decode)" in selector
+def test_the_router_selects_the_slices_of_its_own_release() -> None:
+    rendered = objects(None, release="other")
+    selector = environment(pods(rendered)["router"])["SEGUE_SLICE_SELECTOR"]
+    named = re.fullmatch(r"kubernetes\.io/service-name in \((.*)\)", selector)
+    assert named
+    headless = [each for each in of_kind(rendered, "Service").values() if each["spec"].get("clusterIP")]
+    assert {each["metadata"]["name"] for each in headless} == set(named[1].split(","))
+
+
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_slices_name_the_pods_of_each_role_and_the_port_that_discovery_looks_for(role: str) -> None:
+    """A slice has its Service's labels; the Service's port name is the slice's."""
+    rendered = objects(None)
+    services = of_kind(rendered, "Service").values()
+    [service] = [
+        each
+        for each in services
+        if each["spec"].get("clusterIP") == "None" and each["metadata"]["labels"][COMPONENT] == role
+    ]
+    pod = pods(rendered)[role]
+    assert selects({"matchLabels": service["spec"]["selector"]}, pod["metadata"]["labels"])
+    [port] = service["spec"]["ports"]
+    ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+    assert port["name"] == PORTS[role][1]
+    assert ports[port["targetPort"]] == port["port"]
+    assert "publishNotReadyAddresses" not in service["spec"]
 
 
 def test_the_schema_is_closed_but_for_objects_of_kubernetes() -> None:

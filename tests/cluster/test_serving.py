@@ -42,6 +42,18 @@ def test_an_installed_release_serves_and_its_own_test_passes(
     assert re.search(r"\d+ bytes of KV moved for it in .* MB/s", found), found
 
 
+def test_on_a_network_that_enforces_no_policies_a_release_fails_its_own_test(release: HelmRelease) -> None:
+    if release.cluster.context:
+        pytest.skip("of the cluster beside the checkout it is known that it enforces none")
+    release.upgrade("--set", "networkPolicy.verify=true")
+    with pytest.raises(AssertionError, match="isolation"):
+        release.cluster.helm("test", NAME)
+    said = release.cluster.kubectl("logs", f"{NAME}-isolation")
+    assert "does not enforce NetworkPolicies" in said
+    release.cluster.kubectl("delete", "pod", f"{NAME}-isolation")
+    release.upgrade()
+
+
 def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: HelmRelease) -> None:
     if release.cluster.context:
         pytest.skip("the printed commands are for the current context")
@@ -104,3 +116,32 @@ def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRel
         report = waiting.result(120)
     assert [stream.ends for stream in report.streams] == [["length"]] * 4
     release.wait_for("decode", 1)
+
+
+def test_kv_moves_by_the_other_transport_where_it_is_acknowledged(
+    release: HelmRelease, undisturbed: dict[Plan, str]
+) -> None:
+    """The other tests run over the transport that the chart takes; this one goes to NIXL over TCP and back."""
+    assert transports(release) == {"sealed"}
+    release.upgrade("--set", "kv.transport=nixl,kv.allowUnauthenticatedTcp=true")
+    for component in ("prefill", "decode"):
+        release.wait_for(component, 1)
+    fetched_bytes = release.total("decode", "segue_kv_fetched_bytes_total")
+    report = run_streams(release.url, LATER, "nixl over tcp")
+    assert {stream.text for stream in report.streams} == {undisturbed[plan] for plan in LATER}
+    assert release.total("decode", "segue_kv_fetched_bytes_total") > fetched_bytes
+    assert transports(release) == {"nixl"}
+    release.upgrade()
+    for component in ("prefill", "decode"):
+        release.wait_for(component, 1)
+
+
+def transports(release: HelmRelease) -> set[str]:
+    """What the Deployments tell their workers."""
+    workers = [release.cluster.get("deployment", f"{NAME}-{role}") for role in ("prefill", "decode")]
+    return {
+        variable["value"]
+        for worker in workers
+        for variable in worker["spec"]["template"]["spec"]["containers"][0]["env"]
+        if variable["name"] == "SEGUE_KV_TRANSPORT"
+    }

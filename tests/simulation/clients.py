@@ -125,6 +125,11 @@ class Router:
         self._stopped = False  # … and at once
         self._exit: Callable[[], None] = lambda: None
 
+    @property
+    def accepts_sessions(self) -> bool:
+        """It dials them."""
+        return True
+
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
         self._pass.run()

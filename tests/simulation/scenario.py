@@ -46,7 +46,9 @@ DRAWN_FAULTS = (
     *LINK_FAULTS,
 )
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS)
+HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
+FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class ScenarioSizes:
     ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
+    step_seconds_max: float = 2.0  # no step takes as long
     drain_seconds: float = 30.0
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
@@ -161,7 +164,7 @@ def draw(seed: int) -> SimulationScenario:
             copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02)), leaves_out=_leaves_out(seed)),
         requests=requests,
         faults=(),
     )
@@ -169,7 +172,16 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_router_drains(_with_tenants(scenario))
+    return _with_hangs(_with_router_drains(_with_tenants(scenario)))
+
+
+def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the troubled worlds have workers whose loops hang."""
+    rng = scenario.random("hangs")
+    if scenario.calm or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *_faults(rng, (HANG,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_tenants(scenario: SimulationScenario) -> SimulationScenario:
@@ -208,6 +220,11 @@ def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedReq
         )
         for number in range(rng.randint(1, 3))
     ]
+
+
+def _leaves_out(seed: int) -> bool:
+    """Half of the worlds read by the sealed transport."""
+    return random.Random(f"{seed} transport").random() < 0.5
 
 
 def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:
@@ -355,5 +372,7 @@ def _faults(rng: random.Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
 
 
 def _seconds(rng: random.Random, kind: str) -> float:
-    """How long it lasts: a freeze, or the time until a crashed process is back."""
+    """How long it lasts: a freeze or a hang, or the time until a crashed process is back."""
+    if kind == HANG:
+        return rng.choice((rng.uniform(0.05, 1.0), rng.uniform(2.5, 6.0), FOR_EVER))
     return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.choice((0.02, rng.uniform(0.05, 1.0)))

@@ -5,8 +5,14 @@
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
 {{- end -}}
-{{- if eq .Values.links.existingSecret (printf "%s-links" (include "segue.fullname" .)) -}}
-{{- fail (printf "links.existingSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" .Values.links.existingSecret) -}}
+{{- if ne (empty .Values.links.routerSecret) (empty .Values.links.workerSecret) -}}
+{{- fail "links.routerSecret and links.workerSecret belong together: name both, or neither, and the chart makes both" -}}
+{{- end -}}
+{{- range $of := list "router" "worker" -}}
+{{- $given := index $.Values.links (printf "%sSecret" $of) -}}
+{{- if eq $given (printf "%s-links-%s" (include "segue.fullname" $) $of) -}}
+{{- fail (printf "links.%sSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" $of $given) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
 {{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}
@@ -18,6 +24,7 @@
 {{- fail (printf "prefill.config.%s is %s and decode.config.%s is %s: decode fetches pages only of its own KV format, so no request could be served" $setting (default "not set" $prefill) $setting (default "not set" $decode)) -}}
 {{- end -}}
 {{- end -}}
+{{- include "segue.refuseOpenKv" . -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
@@ -36,10 +43,27 @@
 {{- end -}}
 {{- end -}}
 {{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
-{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to get, list and watch pods" -}}
+{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
+{{- end -}}
+{{- $clients := .Values.networkPolicy.clientsFrom -}}
+{{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled $clients (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
+{{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits only pods, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}}), or set it to [] to admit everybody" .Values.router.service.type) -}}
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What lets strangers at the workers' memory is never on without a value that says so. */}}
+{{- define "segue.refuseOpenKv" -}}
+{{- if and .Values.rdma.enabled (not .Values.rdma.acknowledgeOpenFabric) -}}
+{{- fail "rdma.enabled opens the workers' memory to everybody on the RDMA fabric, which network policies do not filter: give this release a partition (pkey), VLAN or virtual functions of its own, and set rdma.acknowledgeOpenFabric" -}}
+{{- end -}}
+{{- if and .Values.rdma.enabled (eq .Values.kv.transport "sealed") -}}
+{{- fail "rdma.enabled claims a device, but kv.transport is sealed, which uses TCP: leave kv.transport at auto" -}}
+{{- end -}}
+{{- if and (eq .Values.kv.transport "nixl") (not .Values.rdma.enabled) (not .Values.kv.allowUnauthenticatedTcp) -}}
+{{- fail "kv.transport is nixl and rdma.enabled is false, so whoever reaches kv.ports could write all memory of a worker: leave kv.transport at auto, or set kv.allowUnauthenticatedTcp" -}}
 {{- end -}}
 {{- end -}}
 
@@ -53,6 +77,9 @@
 {{- end -}}
 {{- if and (eq $kind "hub") (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$" .Values.model)) -}}
 {{- fail (printf "model %s is no id on the Hub (owner/name), which modelSource.kind hub asks for" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "hub") (not (regexMatch "^[0-9a-f]{40}$" $source.hub.revision)) (not $source.hub.allowMovingRevision) -}}
+{{- fail (printf "modelSource.hub.revision is %s, which can move, so that pods that start later serve other weights: give the hash of a commit (40 hexadecimal digits), or set modelSource.hub.allowMovingRevision to true" $source.hub.revision) -}}
 {{- end -}}
 {{- if and (eq $kind "path") (not (hasPrefix "/" .Values.model)) -}}
 {{- fail (printf "model %s is no folder (/…), which modelSource.kind path asks for" .Values.model) -}}
@@ -73,7 +100,14 @@
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.sameNodeGpuIpc (ne .Values.device "cuda") -}}
+{{- $shared := .Values.sameNodeGpuIpc -}}
+{{- if and $shared.enabled (ne .Values.device "cuda") -}}
 {{- fail "sameNodeGpuIpc shares GPU memory between pods, but device is not cuda" -}}
+{{- end -}}
+{{- if and $shared.enabled (not $shared.runAsUser) -}}
+{{- fail "sameNodeGpuIpc shares the host's processes, where one user id reads the memory and keys of all its processes: set sameNodeGpuIpc.runAsUser to a user id that no other release or workload on these nodes has" -}}
+{{- end -}}
+{{- if and $shared.enabled (eq (toString .Values.hostUsers) "false") -}}
+{{- fail "hostUsers is false, but sameNodeGpuIpc takes the host's processes: Kubernetes refuses both together" -}}
 {{- end -}}
 {{- end -}}
