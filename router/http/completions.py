@@ -46,7 +46,8 @@ from router.http.responses import (
     send_start,
 )
 from router.shell import RouterShell
-from router.text.detokenizer import Detokenizer, StopStrings
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopPattern, StopStrings
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 
@@ -96,7 +97,7 @@ class OpenAIServing:
 
     @contextlib.asynccontextmanager
     async def submitted(
-        self, rid: str, requests: list[ClientRequest], stops: tuple[str, ...], context: bool
+        self, rid: str, requests: list[ClientRequest], stops: list[StopPattern], context: bool
     ) -> AsyncIterator[ResponseStream]:
         """Hand `requests` to the core for one answer; those still running at the end are cancelled."""
         rids = [request.rid for request in requests]
@@ -123,7 +124,7 @@ class OpenAIServing:
         index: int,
         request: ClientRequest,
         answer: ResponseStream,
-        stops: tuple[str, ...],
+        stops: list[StopPattern],
         context: bool,
     ) -> Choice:
         skip = self.tokenizer.special_token_ids | set(request.params.stop_token_ids)
@@ -198,7 +199,7 @@ class CompletionEndpoint:
         requests: list[ClientRequest],
     ) -> None:
         objects = self._objects(scope["segue.rid"], fields)
-        stops = stop_strings(fields)
+        stops = [StopPattern(stop) for stop in stop_strings(fields)]
         write = self._stream if fields.stream else self._whole
         async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
             async with _watch_disconnect(receive, answer):
