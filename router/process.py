@@ -64,7 +64,7 @@ def serve(config: RouterConfig) -> None:
     seed = read_seed(Path(config.link_seed_file))
     listener = listen(config.host, config.port)
     hide_torch()
-    tokenizer = Tokenizer(Path(config.model))
+    tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, discover, seed, listener, tokenizer))
 
