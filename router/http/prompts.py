@@ -9,6 +9,7 @@ context reaches.
     of texts           "  and  \\\\"        prompts_max
     of token ids       ,                  the context
     of lists of ids    [                  prompts_max
+    of messages        "role"             the context
 """
 
 from __future__ import annotations
@@ -103,10 +104,12 @@ class Prompts:
 
     def chat(self, messages: msgspec.Raw, context_len: int, add_generation_prompt: bool = True) -> TokenIds:
         """The token ids of a chat, rendered with the model's template."""
+        if (roles := bytes(messages).count(b'"role"')) > context_len:
+            raise _too_long(f"messages has {roles} messages", context_len, "messages")
         decoded = decode(messages, list[MessageFields], "messages")
         if not decoded:
             raise RequestError("messages must be a list of at least one message", param="messages")
-        if len(decoded) > context_len:
+        if len(decoded) > context_len:  # their roles may be spelled with escapes
             raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
         parsed = [_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
         self._check_chars(sum(len(message["content"]) for message in parsed), context_len, "messages")

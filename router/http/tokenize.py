@@ -31,7 +31,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: msgspec.Raw
 
 
 class TokenizeEndpoint:
@@ -76,10 +76,9 @@ class TokenizeEndpoint:
         fields = decode(body, DetokenizeFields)
         self._serving.check_model(fields.model or self._serving.settings.model_name)
         tokenizer = self._serving.tokenizer
-        if len(fields.tokens) > context_len:
+        if bytes(fields.tokens).count(b",") >= context_len:
             raise RequestError(
-                f"tokens takes at most {context_len} ids, the model's context, got {len(fields.tokens)}",
-                param="tokens",
+                f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
             )
-        ids = check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
+        ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
         return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))
