@@ -173,8 +173,10 @@ def test_a_template_that_does_not_end_costs_its_client_the_answer_and_nobody_els
 def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / MODEL, chat_template=ENDLESS)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
-    settings = {"tokenizer_threads": 1, "tokenizing_max": 1, "template_seconds_max": 1.0}
-    with RunningRouter(folder, **settings) as router, ThreadPoolExecutor(8) as threads:
+    with (
+        RunningRouter(folder, tokenizer_threads=1, tokenizing_max=1, template_seconds_max=1.0) as router,
+        ThreadPoolExecutor(8) as threads,
+    ):
         url = f"{router.url}/v1/chat/completions"
         answers = list(threads.map(lambda _: httpx2.post(url, json=body, timeout=20), range(8)))
     refused = [answer for answer in answers if answer.status_code == 429]
