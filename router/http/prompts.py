@@ -100,7 +100,7 @@ class Prompts:
         prompts = self._decoded(bytes(prompt).strip(SPACES), context_len)
         if len(prompts) > self._settings.prompts_max:
             raise self._too_many_prompts()
-        return [self._prompt(one, context_len) for one in prompts]
+        return [self._tokenizer.compact(self._prompt(one, context_len)) for one in prompts]
 
     def chat(self, messages: msgspec.Raw, context_len: int, add_generation_prompt: bool = True) -> TokenIds:
         """The token ids of a chat, rendered with the model's template."""
@@ -114,11 +114,12 @@ class Prompts:
         parsed = [_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
         self._check_chars(sum(len(message["content"]) for message in parsed), context_len, "messages")
         try:
-            return self._tokenizer.encode_chat(
+            ids = self._tokenizer.encode_chat(
                 parsed, add_generation_prompt, context_len, self._settings.allow_control_tokens
             )
         except TooLongError as error:
             raise _too_long(f"messages has {error}", context_len, "messages") from None
+        return self._tokenizer.compact(ids)
 
     def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of `text`; raises `RequestError` as soon as it is known that there are too many."""

@@ -41,7 +41,7 @@ async def one_request(reader: BodyReader, tenant: str, events: list[Any]) -> Non
             case "cancel":
                 raise asyncio.CancelledError
             case "silence":
-                await asyncio.sleep(1)
+                await asyncio.Event().wait()
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async with reader.read(scope, receive) as body:

@@ -60,7 +60,7 @@ DEAREST: dict[str, Post] = {
 
 
 @dataclass
-class Router:
+class MeasuredRouter:
     """A router in another process."""
 
     url: str
@@ -85,17 +85,17 @@ class Cost:
 
 
 @contextmanager
-def running_router(folder: Path) -> Iterator[Router]:
+def running_router(folder: Path) -> Iterator[MeasuredRouter]:
     command = [sys.executable, "-m", "tests.unit.router.router_child", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        yield Router(child.stdout.readline().strip(), child.pid)
+        yield MeasuredRouter(child.stdout.readline().strip(), child.pid)
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(20) == 0
 
 
-def cost_of(router: Router, posts: list[Post]) -> Cost:
+def cost_of(router: MeasuredRouter, posts: list[Post]) -> Cost:
     done, waits = threading.Event(), [0.0]
 
     def look() -> None:
@@ -122,7 +122,7 @@ def cost_of(router: Router, posts: list[Post]) -> Cost:
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredRouter]:
     folder = write_folder(tmp_path_factory.mktemp("memory") / MODEL, context_len=CONTEXT_LEN)
     with running_router(folder) as router:
         cost_of(
@@ -132,7 +132,9 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
 
 
 @pytest.mark.parametrize("name", DEAREST)
-def test_one_request_costs_at_most_its_body_and_the_work_of_one_thread(router: Router, name: str) -> None:
+def test_one_request_costs_at_most_its_body_and_the_work_of_one_thread(
+    router: MeasuredRouter, name: str
+) -> None:
     cost = cost_of(router, [DEAREST[name]])
     assert cost.statuses == [400]
     assert cost.mib <= BODY_BYTES / 2**20 + WORK_MIB
@@ -147,7 +149,9 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
-def test_requests_that_wait_cost_their_bodies_and_others_are_answered(router: Router, name: str) -> None:
+def test_requests_that_wait_cost_their_bodies_and_others_are_answered(
+    router: MeasuredRouter, name: str
+) -> None:
     posts = [DEAREST[one] for one in AT_ONCE[name]]
     cost = cost_of(router, posts)
     assert set(cost.statuses) <= {400, 429}
