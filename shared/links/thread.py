@@ -5,8 +5,8 @@
     receive        <-- inbox     <--    events
 
 Heartbeats flow while the caller is busy with a long step. Only the link thread touches the sockets, from its start
-to its end. It also writes the ends' notes to the log. Knows neither roles nor frames: `End` decides, `LinkSockets` holds the
-sockets.
+to its end. It also writes the ends' notes to the log. Knows neither roles nor frames: `End` decides, `LinkSockets`
+holds the sockets.
 """
 
 from __future__ import annotations
