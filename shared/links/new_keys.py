@@ -31,7 +31,11 @@ class Identity:
 
 def new_identity(role: LinkRole) -> Identity:
     """Draw a key and certify it by itself."""
-    private = Ed25519PrivateKey.generate()
+    return certified(Ed25519PrivateKey.generate(), role)
+
+
+def certified(private: Ed25519PrivateKey, role: LinkRole) -> Identity:
+    """A key and its certificate for this role."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name(role))])
     now = datetime.now(UTC)
     certificate = (

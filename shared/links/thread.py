@@ -5,8 +5,8 @@
     receive        <-- inbox     <--    events
 
 Heartbeats flow while the caller is busy with a long step. Only the link thread touches the sockets, from its start
-to its end. It also writes the ends' notes to the log. Knows neither roles nor frames: `End` decides, `Wire` holds the
-sockets.
+to its end. It also writes the ends' notes to the log. Knows neither roles nor frames: `End` decides, `LinkSockets`
+holds the sockets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class End(Protocol):
     def give_up(self, peer: str, session: int, reason: str, now: float) -> None: ...
 
 
-class Wire(Protocol):
+class LinkSockets(Protocol):
     """What holds the sockets of an end."""
 
     def register(self, poller: zmq.Poller) -> None:
@@ -169,7 +169,7 @@ class ThreadedLinks:
     def __init__(
         self,
         end: End,
-        wire: Wire,
+        wire: LinkSockets,
         settings: LinkSettings,
         *,
         on_ready: Callable[[], None] | None = None,

@@ -74,7 +74,8 @@ def exit_now(status: int = 0) -> NoReturn:
 
 
 def exit_with_error(sentence: str) -> NoReturn:
-    """Write one line to stderr and exit with status 1."""
+    """Write one line to stderr, behind what was logged, and exit with status 1."""
+    logging.shutdown()
     sys.stderr.write(f"segue {' '.join(sentence.split())}\n")
     sys.exit(1)
 

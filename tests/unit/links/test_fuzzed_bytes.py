@@ -1,7 +1,11 @@
-"""Any bytes at either end of a link: that session ends with a reason and is counted, and nothing else happens."""
+"""Any bytes at either end of a link: that session ends with a reason and is counted, and nothing else happens.
+
+`FUZZ_EXAMPLES=20000 python -m pytest tests/unit/links/test_fuzzed_bytes.py` is the longer run by hand.
+"""
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from typing import Any
 
@@ -29,7 +33,11 @@ from shared.messages import (
 from shared.sampling_params import SamplingParams
 from tests.link_settings import link_settings
 
-EXAMPLES = 400  # of each test: some seconds for all
+FUZZING = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")),
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+)
 SETTINGS = link_settings(message_bytes_max=100_000)
 OTHERS, FUZZED = "tcp://other:1", "tcp://fuzzed:1"
 FROM_ROUTERS: tuple[Message, ...] = (
@@ -135,19 +143,19 @@ def judge(side: Listening | Dialing, batch: list[list[bytes]]) -> None:
     assert side.other_is_served()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@FUZZING
 @given(batch=st.lists(frames_of(1, FROM_ROUTERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_router_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Listening(), batch)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@FUZZING
 @given(batch=st.lists(frames_of(1, FROM_WORKERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_worker_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Dialing(), batch)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@FUZZING
 @given(body=changed(FROM_ROUTERS))
 def test_a_changed_message_is_understood_or_ends_the_session_and_is_counted(body: bytes) -> None:
     side = Listening()

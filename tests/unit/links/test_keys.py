@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shared.errors import ConfigError
 from shared.links.keys import LinkKeys, LinkRole, parse_keys, read_keys
-from shared.links.new_keys import key_file, new_identity, new_key_files, open_in_memory
+from shared.links.new_keys import certified, key_file, new_identity, new_key_files, open_in_memory
 from tests.link_keys import new_keys
 
 ROUTER, WORKER = new_identity("router"), new_identity("worker")
+SHARED = Ed25519PrivateKey.generate()
 NEXT_ROUTER, NEXT_WORKER = new_identity("router"), new_identity("worker")
 
 
@@ -117,6 +119,12 @@ def made_with_rsa() -> bytes:
         pytest.param(key_file(WORKER, ROUTER), 0o600, "without its certificate", id="own is not listed"),
         pytest.param(
             key_file(ROUTER, ROUTER, WORKER), 0o600, "expected one of segue-worker", id="other role's"
+        ),
+        pytest.param(
+            key_file(*[certified(SHARED, role) for role in ("worker", "worker", "router")]),
+            0o600,
+            "one key for routers and for workers",
+            id="one key",
         ),
         pytest.param(made_with_rsa(), 0o600, "another kind: expected Ed25519", id="RSA"),
         pytest.param(WORKER.key.replace(b"M", b"-", 1), 0o600, "cannot be read", id="a spoilt key"),

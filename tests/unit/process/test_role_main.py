@@ -57,3 +57,17 @@ os.abort()
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=False)
     assert ended.returncode == -6, ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sentence_of_a_process_that_could_not_start_is_its_last_line() -> None:
+    program = """
+import structlog
+from shared.process import logs, role_main
+logs.configure("info", "json", role="router", uid="r")
+structlog.get_logger().warning("settings.unknown_variable")
+role_main.exit_with_error("router: no such folder")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    first, last = ended.stderr.splitlines()
+    assert "settings.unknown_variable" in first
+    assert last == "segue router: no such folder"
