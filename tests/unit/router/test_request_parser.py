@@ -10,7 +10,7 @@ BODY_BYTES = 256 << 10
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-class Handler:
+class CountingHandler:
     """Counts what it is told."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ def feed_all(parser: RequestParser, data: bytes) -> int:
 
 @pytest.mark.parametrize("line", [b"\r\n", b"0\r\n\r\n", b"0\r\na: b\r\n\r\n"])
 def test_a_chunk_full_of_ends_of_bodies_is_parsed_in_few_parts(line: bytes) -> None:
-    handler = Handler()
+    handler = CountingHandler()
     body = line * (BODY_BYTES // len(line))
     wire = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     calls = feed_all(RequestParser(handler), CHUNKED + wire)
@@ -50,14 +50,14 @@ def test_a_chunk_full_of_ends_of_bodies_is_parsed_in_few_parts(line: bytes) -> N
 
 
 def test_empty_lines_before_a_request_are_passed_over_at_once() -> None:
-    handler = Handler()
+    handler = CountingHandler()
     parser = RequestParser(handler)
     assert feed_all(parser, b"\r\n" * 10_000 + b"GET / HTTP/1.1\r\nhost: a\r\n\r\n") == 2
     assert handler.complete == 1
 
 
 def test_nothing_beyond_a_request_is_parsed_before_the_next_is_wanted() -> None:
-    handler = Handler()
+    handler = CountingHandler()
     parser = RequestParser(handler)
     data = CHUNKED + b"1;ext\r\nx\r\n00\r\na: b\r\n\r\n" + CHUNKED + b"0\r\n\r\n"
     at = 0
