@@ -3,8 +3,9 @@
     head ──► body ──► complete ──next()──► head …
 
 httptools (llhttp) parses; by itself it has no limit on a head, gathers header values in quadratic time, and goes on to
-the next request at once. So it is never given more than the bytes of one request. Where that ends is found without
-parsing: a head, and a chunked body with its trailers, end with an empty line, and any other body has a length.
+the next request at once. So it is never given more than the bytes of one request. Where that ends is found before:
+a head ends with an empty line, a body has a length, and `ChunkedEnd` walks over chunks. The walk and llhttp agree on
+all that llhttp accepts: hexadecimal digits alone are a size, and CRLF alone is an end of line.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class RequestParser:
         self._headers: Headers = []
         self._body_bytes_left: int | None = 0  # None: chunked
         self._raw_body = False  # llhttp parses no body after a head that asks for an upgrade
+        self._chunked_end = ChunkedEnd()
 
     def feed(self, data: bytes, begin: int) -> int:
         """Parse some of `data` from `begin` on, none of it beyond this request; where the rest begins.
@@ -95,6 +97,9 @@ class RequestParser:
         """
         end = self._part_end(data, begin)
         part = data[begin:end]
+        if self.state is ParserState.HEAD and not self._tail and not part.strip(b"\r\n"):
+            self.spent_bytes += len(part)  # lines before a request are empty by RFC 9112 section 2.2
+            return end
         if self._raw_body:
             self.on_body(part)
             if not self._body_bytes_left:
@@ -118,12 +123,16 @@ class RequestParser:
             raise Refusal(
                 400, "framing", f"chunk headers and trailers must not exceed {FRAMING_BYTES_MAX} bytes"
             )
-        room = HEAD_BYTES_MAX - self.spent_bytes if in_head else CHUNKED_READ_BYTES
-        return min(len(data), begin + room, self._after_empty_line(data, begin, begin + room))
+        if not in_head:
+            return self._chunked_end.find(data, begin, min(len(data), begin + CHUNKED_READ_BYTES))
+        end = min(len(data), begin + HEAD_BYTES_MAX - self.spent_bytes)
+        if not self._tail and (empty := end - begin - len(data[begin:end].lstrip(b"\r\n"))):
+            return begin + empty
+        return self._after_empty_line(data, begin, end)
 
     def _after_empty_line(self, data: bytes, begin: int, end: int) -> int:
         """Where the first empty line ends, which may have begun before `begin`; `end` if there is none."""
-        cut = (self._tail + data[begin : begin + 3]).find(EMPTY_LINE)
+        cut = (self._tail + data[begin : min(begin + 3, end)]).find(EMPTY_LINE)
         if cut >= 0:
             return begin + cut + len(EMPTY_LINE) - len(self._tail)
         found = data.find(EMPTY_LINE, begin, end)
@@ -213,6 +222,43 @@ class RequestParser:
             keep_alive=version == "1.1" and self._llhttp.should_keep_alive(),
             expects_continue=version == "1.1" and values.get(b"expect", b"").lower() == b"100-continue",
         )
+
+
+class ChunkedEnd:
+    """Walks over a chunked body to where it ends, in time linear in its chunks, whatever they hold."""
+
+    def __init__(self) -> None:
+        self._line = b""  # a part of a line that has not ended
+        self._data_bytes_left = 0  # of the current chunk, with its end of line
+        self._in_trailers = False
+
+    def find(self, data: bytes, begin: int, end: int) -> int:
+        """Walk on from `begin`; where the body ends, or `end`. Raises `Refusal` for a size that is none."""
+        at = begin
+        while at < end:
+            if self._data_bytes_left:
+                step = min(self._data_bytes_left, end - at)
+                self._data_bytes_left -= step
+                at += step
+                continue
+            stop = data.find(b"\n", at, end) + 1
+            self._line += data[at : stop or end]
+            at = stop or end
+            if stop and self._line_ends_body():
+                break
+        return at
+
+    def _line_ends_body(self) -> bool:
+        line, self._line = self._line, b""
+        if self._in_trailers:
+            return line == b"\r\n"
+        try:
+            size = int(line.partition(b";")[0], 16)
+        except ValueError:
+            raise _not_http() from None
+        self._in_trailers = not size
+        self._data_bytes_left = size + 2 if size > 0 else 0
+        return False
 
 
 def _split(url: bytes) -> tuple[bytes, bytes]:
