@@ -27,6 +27,7 @@ from shared.process import gauges
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
+from shared.transfer.counters import KvCounters
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -48,7 +49,7 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`python -m router`", RouterConfig, ProcessConfig),
 )
 
-COUNTERS = (RouterCounters, PrefillCounters, DecodeCounters, LinkCounters)
+COUNTERS = (RouterCounters, PrefillCounters, DecodeCounters, LinkCounters, KvCounters)
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 
