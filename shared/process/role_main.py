@@ -19,6 +19,7 @@ import structlog
 
 from shared.errors import StartError
 from shared.messages import Role
+from shared.process.failures import describe_failure
 from shared.process.logs import configure
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
@@ -30,6 +31,9 @@ log = structlog.get_logger(__name__)
 def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> NoReturn:
     """Run `serve` with this process's settings, then exit: 0 when it returns, 1 with one sentence on StartError.
 
+    Any other error is a fault of Segue or of a library. It ends the process with one log line and status 1, whatever
+    threads still run: a process without its main thread would look alive and do nothing.
+
     `serve` imports heavy modules (torch, nixl, transformers) itself, so that `--help` and a wrong flag answer at once.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # until `serve` handles them, they end the process
@@ -39,12 +43,16 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         if config.lifeline_fd >= 0:
             hold_lifeline(config.lifeline_fd)
         raise_descriptor_limit()
+        forbid_core_dumps()
         configure(config.log_level, config.log_format, role=role, uid=config.uid)
         for variable in unknown_variables(struct, os.environ):
             log.warning("settings.unknown_variable", variable=variable)
         serve(config)
     except StartError as error:
         exit_with_error(f"{role}: {error}")
+    except Exception as error:
+        log.critical("process.failed", **describe_failure(error))
+        exit_now(status=1)
     exit_now()
 
 
@@ -56,13 +64,13 @@ def _end_by_signal(number: int, _: object) -> NoReturn:
     os._exit(128 + number)
 
 
-def exit_now() -> NoReturn:
-    """Exit with status 0 after everything has been closed. To tear down all modules would take up to a second."""
+def exit_now(status: int = 0) -> NoReturn:
+    """Exit after everything has been closed. To tear down all modules would take up to a second."""
     logging.shutdown()
     with contextlib.suppress(OSError):  # a reader that has gone
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def exit_with_error(sentence: str) -> NoReturn:
@@ -79,6 +87,17 @@ def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a limit that the system does not grant stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def forbid_core_dumps() -> None:
+    """Let the kernel keep no image of this process when it crashes: keys and prompts would be in it.
+
+    One byte, since with a limit of 0 the kernel still hands the image to a program, where `core_pattern` names one.
+    Workers stay dumpable (PR_SET_DUMPABLE): UCX reads pages of a neighbour's memory, and the kernel asks that of it.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    if most != 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 def hold_lifeline(descriptor: int) -> None:

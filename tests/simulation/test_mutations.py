@@ -21,11 +21,13 @@ AREAS = {
     "page_pool",
     "radix_cache",
     "leases",
+    "links",
     "baton",
     "transfer_queue",
     "retraction",
     "lifecycle",
     "placement",
+    "tenants",
 }
 
 

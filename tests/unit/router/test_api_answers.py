@@ -22,7 +22,7 @@ TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
 
 @pytest.fixture
 def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder)
+    return Tokenizer(model_folder, template_seconds_max=5)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_cache_salt_keeps_caches_apart_and_is_not_sent_to_workers(
         client.completions.create(model=MODEL, prompt="fox", extra_body={"cache_salt": salt})
     keys = [prefill.extra_key for prefill in router.workers.prefills[-4:]]
     assert keys[0] == keys[1] != keys[2]
-    assert keys[3] == ""
+    assert keys[3] not in keys[:3]
     assert "pepper" not in keys[0]
 
 

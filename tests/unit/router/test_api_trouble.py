@@ -6,16 +6,19 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
 import pytest
+import structlog
 
 from shared.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import CONTEXT_LEN
+from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
 from tests.waiting import comes_true, soon
 
 BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
@@ -30,7 +33,7 @@ def raw_post(router: RunningRouter, body: dict[str, object], *, receive_bytes: i
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.connect((host, int(port)))
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
@@ -151,11 +154,39 @@ def test_more_than_the_queue_holds_gets_429_and_no_request_hangs(model_folder: P
         assert all(answer.headers["retry-after"] for answer in answers if answer.status_code != 504)
 
 
-def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:
-    with RunningRouter(model_folder, tokenizing_max=0) as router:
-        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
-        assert response.status_code == 429
-        assert response.json()["error"]["type"] == "rate_limit_error"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_does_not_end_costs_its_client_the_answer_and_nobody_else_a_thread(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(
+        tmp_path / MODEL, chat_template="{% if messages|length == 2 %}" + ENDLESS + "{% endif %}fox"
+    )
+    user = {"role": "user", "content": "fox"}
+    with RunningRouter(folder, tokenizer_threads=1, template_seconds_max=0.2) as router:
+        url = f"{router.url}/v1/chat/completions"
+        for _ in range(2):
+            refused = httpx2.post(url, json={"model": MODEL, "messages": [user, user]}, timeout=20)
+            assert refused.status_code == 400
+            assert "does not end" in refused.json()["error"]["message"]
+        assert httpx2.post(url, json={"model": MODEL, "messages": [user]}).status_code == 200
+
+
+def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / MODEL, chat_template=ENDLESS)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
+    with (
+        RunningRouter(folder, tokenizer_threads=1, tokenizing_max=1, template_seconds_max=1.0) as router,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        url = f"{router.url}/v1/chat/completions"
+        answers = list(threads.map(lambda _: httpx2.post(url, json=body, timeout=20), range(8)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert refused[0].json()["error"]["type"] == "rate_limit_error"
+    assert refused[0].headers["retry-after"]
+    assert {answer.status_code for answer in answers} == {400, 429}
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> None:
@@ -204,3 +235,55 @@ def test_two_requests_on_one_connection_are_answered_in_turn(model_folder: Path)
             assert response.status == 200
             response.read()
         connection.close()
+
+
+def errors_in(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The one error line; it may come after the answer."""
+    found: list[Mapping[str, Any]] = []
+
+    def come() -> bool:
+        found[:] = [line for line in lines if line["log_level"] == "error"]
+        return bool(found)
+
+    assert comes_true(come)
+    return found
+
+
+def test_a_fault_of_the_router_is_a_500_in_openais_shape_and_one_line_without_the_clients_text(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a FastAPI route: there Starlette would answer in plain text."""
+
+    def fail(rid: str) -> None:
+        raise ValueError(f"cannot find {rid}")
+
+    monkeypatch.setattr(router.shell, "debug", fail)
+    with structlog.testing.capture_logs() as lines:
+        response = httpx2.get(f"{router.url}/debug/requests/marker-7f3a")
+        (line,) = errors_in(lines)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert response.headers["x-request-id"]
+    assert (line["event"], line["error"]) == ("http.error", "ValueError")
+    assert "marker" not in response.text + str(lines)
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("marker"), BaseException("marker")], ids=["an error", "a panic"]
+)
+def test_a_fault_in_a_completion_is_a_500_too(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    """A panic of Rust code is a BaseException that is no Exception."""
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(router.shell, "submit", fail)
+    with structlog.testing.capture_logs() as lines:
+        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
+        (line,) = errors_in(lines)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert line["event"] == "http.error"
+    assert "marker" not in response.text + str(lines)
