@@ -62,7 +62,7 @@ def address_of(holder: Holder) -> SealedAddress:
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _SealedRead:
     """One posted read: what is asked for, and where it goes."""
 
     request: bytes
@@ -70,7 +70,7 @@ class _Read:
     state: ReadState = ReadState.READING  # set by the peer's thread, once
 
 
-class _Peer:
+class _PeerConnection:
     """The connection to one holder, and the thread that reads from it."""
 
     def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext):
@@ -79,7 +79,7 @@ class _Peer:
         self._name = name
         self._address = address
         self._context = context
-        self._queue: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_SealedRead | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
         self._connection: socket.socket | None = None
@@ -87,7 +87,7 @@ class _Peer:
         self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
         self.thread.start()
 
-    def post(self, read: _Read) -> None:
+    def post(self, read: _SealedRead) -> None:
         self._queue.put(read)
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ class _Peer:
         self._queue.put(None)
 
     def _run(self) -> None:
-        read: _Read | None = None
+        read: _SealedRead | None = None
         try:
             while read := self._next():
                 self._read(read)
@@ -109,7 +109,7 @@ class _Peer:
         finally:
             self._disconnect()
 
-    def _next(self) -> _Read | None:
+    def _next(self) -> _SealedRead | None:
         """The next read; None: stop. While there is none for long the connection is closed."""
         try:
             return self._queue.get(timeout=IDLE_SECONDS)
@@ -117,7 +117,7 @@ class _Peer:
             self._disconnect()
             return self._queue.get()
 
-    def _fail(self, read: _Read | None, error: Exception) -> None:
+    def _fail(self, read: _SealedRead | None, error: Exception) -> None:
         """This read and those behind it: the order matters to `post`, which looks at `failed` first."""
         self.failed = True
         if not self._stopped:
@@ -130,7 +130,7 @@ class _Peer:
             if each:
                 each.state = ReadState.FAILED
 
-    def _read(self, read: _Read) -> None:
+    def _read(self, read: _SealedRead) -> None:
         channel = self._channel or self._connect()
         channel.send(FrameKind.REQUEST, read.request)
         for portion in cut_portions([len(target) for target in read.targets]):
@@ -205,9 +205,9 @@ class SealedReader:
         self._words = WordTable(slots)
         self._page_view = view_of(pages.address, pages.size_bytes)
         self._word_view = view_of(self._words.address, self._words.size_bytes)
-        self._peers: dict[str, _Peer] = {}  # by agent name, least recently used first
-        self._leaving: list[_Peer] = []  # stopped to make room, and perhaps not ended yet
-        self._reads: dict[int, tuple[_Read, _Peer]] = {}
+        self._peers: dict[str, _PeerConnection] = {}  # by agent name, least recently used first
+        self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
+        self._reads: dict[int, tuple[_SealedRead, _PeerConnection]] = {}
         self._posted = 0
 
     def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
@@ -259,7 +259,7 @@ class SealedReader:
         if len(encoded) > REQUEST_BYTES_MAX:
             raise NotPostedError(f"a read of {len(targets)} spans is too long to ask for")
         peer = self._peer(holder)
-        read = _Read(encoded, targets)
+        read = _SealedRead(encoded, targets)
         peer.post(read)
         if peer.failed:  # perhaps after its thread had looked for reads the last time
             read.state = ReadState.FAILED
@@ -268,10 +268,10 @@ class SealedReader:
         peer.reads_outstanding += 1
         return self._posted
 
-    def _peer(self, holder: Holder) -> _Peer:
+    def _peer(self, holder: Holder) -> _PeerConnection:
         peer = self._peers.pop(holder.agent, None)
         if peer is None:
-            peer = _Peer(holder.name, address_of(holder), self._context)
+            peer = _PeerConnection(holder.name, address_of(holder), self._context)
         self._peers[holder.agent] = peer
         if peer.failed:
             raise NotPostedError(f"{holder.name} cannot be read: its connection has failed")
@@ -282,6 +282,6 @@ class SealedReader:
             self._leave(self._peers.pop(idle[0]))
         return peer
 
-    def _leave(self, peer: _Peer) -> None:
+    def _leave(self, peer: _PeerConnection) -> None:
         peer.stop()
         self._leaving = [each for each in self._leaving if each.thread.is_alive()] + [peer]

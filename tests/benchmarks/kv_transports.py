@@ -12,6 +12,7 @@ import argparse
 import os
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,8 +56,9 @@ class Reading:
         pids = (os.getpid(), self.holder.process.pid)
         before, begin = sum(map(cpu_seconds, pids)), time.perf_counter()
         self.transfer.start(1, self.world.baton(self.holder, self.pages), 0, range(len(self.pages)))
+        pause = threading.Event()
         while not (events := self.transfer.poll()):
-            time.sleep(0.0005)  # as a worker's loop, which has other work
+            pause.wait(0.0005)  # as a worker's loop, which has other work
         seconds = time.perf_counter() - begin
         assert isinstance(events[0], FetchLanded), events
         return seconds, sum(map(cpu_seconds, pids)) - before

@@ -106,26 +106,6 @@ def container(role: str, *sets: str) -> Any:
     return pods(objects(None, *sets))[role]["spec"]["containers"][0]
 
 
-ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
-
-
-@pytest.mark.parametrize(
-    ("sets", "transport", "tcp"),
-    [
-        ((), "sealed", "false"),
-        (ACKNOWLEDGED_RDMA, "nixl", "false"),
-        (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true"),
-    ],
-)
-def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
-    sets: tuple[str, ...], transport: str, tcp: str
-) -> None:
-    for role in ("prefill", "decode"):
-        variables = environment(pods(objects(None, *sets))[role])
-        assert variables["SEGUE_KV_TRANSPORT"] == transport
-        assert variables["SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP"] == tcp
-
-
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_refused_by_its_key(mistake: str) -> None:
     with pytest.raises(RefusedError) as refused:

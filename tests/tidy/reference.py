@@ -29,6 +29,7 @@ from shared.process.log_writer import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
+from shared.transfer.counters import KvCounters
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -50,7 +51,9 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`python -m router`", RouterConfig, ProcessConfig),
 )
 
-COUNTERS = (RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters)
+COUNTERS = (
+    RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters, KvCounters,
+)  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 

@@ -146,7 +146,7 @@ def test_portions_cover_every_byte_once_and_in_order(sizes: list[int]) -> None:
 # ---- frames ----------------------------------------------------------------------------------------------------
 
 
-class Wire:
+class ChannelPair:
     """Two ends, and the bytes between them."""
 
     def __init__(self) -> None:
@@ -168,15 +168,15 @@ class Wire:
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
+def wire() -> Iterator[ChannelPair]:
+    wire = ChannelPair()
     yield wire
     wire.near.close()
     wire.far.close()
 
 
 @pytest.mark.parametrize("place", [4, 5, 12, -1])
-def test_a_changed_byte_does_not_open(wire: Wire, place: int) -> None:
+def test_a_changed_byte_does_not_open(wire: ChannelPair, place: int) -> None:
     """Of the kind, of the payload, of the tag."""
     wire.sender.send(FrameKind.DATA, b"KV pages")
     frame = wire.take()
@@ -185,7 +185,7 @@ def test_a_changed_byte_does_not_open(wire: Wire, place: int) -> None:
         wire.receive(frame)
 
 
-def test_a_frame_that_comes_twice_does_not_open(wire: Wire) -> None:
+def test_a_frame_that_comes_twice_does_not_open(wire: ChannelPair) -> None:
     wire.sender.send(FrameKind.DATA, b"KV pages")
     frame = wire.take()
     assert wire.receive(frame) == b"KV pages"
@@ -193,7 +193,7 @@ def test_a_frame_that_comes_twice_does_not_open(wire: Wire) -> None:
         wire.receive(frame)
 
 
-def test_a_frame_that_is_left_out_is_noticed(wire: Wire) -> None:
+def test_a_frame_that_is_left_out_is_noticed(wire: ChannelPair) -> None:
     wire.sender.send(FrameKind.DATA, b"first")
     wire.take()
     wire.sender.send(FrameKind.DATA, b"second")
@@ -201,7 +201,7 @@ def test_a_frame_that_is_left_out_is_noticed(wire: Wire) -> None:
         wire.receive(wire.take())
 
 
-def test_equal_payloads_look_different_on_the_wire(wire: Wire) -> None:
+def test_equal_payloads_look_different_on_the_wire(wire: ChannelPair) -> None:
     frames = []
     for _ in range(2):
         wire.sender.send(FrameKind.DATA, b"KV pages" * 4)
@@ -210,7 +210,7 @@ def test_equal_payloads_look_different_on_the_wire(wire: Wire) -> None:
     assert b"KV pages" not in frames[0] + frames[1]
 
 
-def test_a_frame_larger_than_a_portion_is_refused_before_it_is_read(wire: Wire) -> None:
+def test_a_frame_larger_than_a_portion_is_refused_before_it_is_read(wire: ChannelPair) -> None:
     with pytest.raises(SealError, match="expected at most"):
         wire.receive((PORTION_BYTES + 1).to_bytes(4, "little") + b"\x02" + bytes(TAG_BYTES))
 

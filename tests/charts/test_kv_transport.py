@@ -1,0 +1,26 @@
+"""Which transport the chart gives its workers: nothing that strangers can reach without a value that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.rendering import environment, objects, pods
+
+ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+
+
+@pytest.mark.parametrize(
+    ("sets", "transport", "tcp"),
+    [
+        ((), "sealed", "false"),
+        (ACKNOWLEDGED_RDMA, "nixl", "false"),
+        (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true"),
+    ],
+)
+def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
+    sets: tuple[str, ...], transport: str, tcp: str
+) -> None:
+    for role in ("prefill", "decode"):
+        variables = environment(pods(objects(None, *sets))[role])
+        assert variables["SEGUE_KV_TRANSPORT"] == transport
+        assert variables["SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP"] == tcp
