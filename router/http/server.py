@@ -24,7 +24,6 @@ from router.config import RouterConfig
 from router.core.drain import RouterDrain, RouterDrainStep
 from router.http.responses import error_body
 from shared.effects import Note
-from shared.errors import StartError
 from shared.process.logs import write_note
 
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
@@ -137,15 +136,3 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises `StartError` when the port is taken or not allowed."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return listener

@@ -103,7 +103,7 @@ def test_two_releases_in_a_namespace_do_not_touch() -> None:
     ]
     selectors += [each["spec"]["podSelector"] for each in ours if each["kind"] == "NetworkPolicy"]
     selectors += [{"matchLabels": each["spec"]["selector"]} for each in ours if each["kind"] == "Service"]
-    assert len(selectors) == 9
+    assert len(selectors) == 10
     assert not any(selects(selector, each) for selector in selectors for each in labels)
     own = [pod["metadata"]["labels"] for pod in pods(ours).values()]
     assert all(any(selects(selector, each) for each in own) for selector in selectors)

@@ -44,7 +44,7 @@ def pod_manifest(
     }
     if terminating:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    ports = [{"name": "http", "containerPort": 8001}, {"name": "links", "containerPort": port}]
+    ports = [{"name": "admin", "containerPort": 8001}, {"name": "links", "containerPort": port}]
     status: Manifest = {
         "phase": "Running" if ip else "Pending",
         "conditions": [

@@ -21,10 +21,11 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
+from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
-from router.http.server import Server, listen
+from router.http.server import Server
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
@@ -44,8 +45,11 @@ from shared.messages import (
     Role,
     Row,
 )
+from shared.process.admin_port import AdminPort
 from shared.process.health import Health
+from shared.process.listener import listen
 from shared.process.metrics import Metrics
+from shared.process.probes import probe_pages
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
@@ -212,6 +216,9 @@ class RunningRouter:
         self._running = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.metrics = Metrics("router")
+        self.admin = AdminPort("127.0.0.1", 0, probe_pages(self.health, self.metrics))
+        self.admin_url = f"http://127.0.0.1:{self.admin.port}"
 
     def __enter__(self) -> RunningRouter:
         self._thread.start()
@@ -251,21 +258,24 @@ class RunningRouter:
         if self._linked:
             self.workers.link()
             self.shell.links_ready()
-        metrics = Metrics("router")
         self.health.become_ready()
-
-        def render() -> bytes:
-            metrics.publish(self.core.counters)
-            return metrics.render()
-
-        failure = RequestFailed(503, "shutting down")
         router_peers = RouterPeers(self.uid, lambda: self.peers)
-        app = make_app(serving, self.shell, router_peers, self.health, render)
+        pages = RouterPages(
+            probe_pages(self.health, self.metrics),
+            lambda: self.metrics.publish(self.core.counters),
+            self.shell,
+            router_peers,
+            self._settings.prompts_max,
+        )
+        self.admin.answer = pages.answer
+        failure = RequestFailed(503, "shutting down")
+        app = make_app(serving, self.health, router_peers.draw_rid)
         self._server = Server(
             app, self._settings, self.health.start_draining, lambda: serving.fail_all(failure)
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
+        await asyncio.to_thread(self.admin.close)
         await router_peers.close()
         self.shell.close()
         prompts.close()
