@@ -2,6 +2,10 @@
 
 Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
 their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
+
+A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
+kept free for it, and as it grows the tenant that holds most is retracted.
+
 One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
 pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
 """
@@ -15,6 +19,7 @@ from shared.messages import Decode, RefusalReason
 from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.sound_commands import unsound, unsound_baton
+from shared.scheduling.tenant_shares import is_light, share_of
 
 
 class Admission:
@@ -35,6 +40,11 @@ class Admission:
         self._context_len = context_len
         self._kv_format = kv_format
         self._vocab_size = vocab_size
+        pages = memory.pool.total
+        self.pages_kept = pages - share_of(pages, config.tenant_share_max)  # for light requests
+        self.slots_kept = config.max_running_requests - share_of(
+            config.max_running_requests, config.tenant_share_max
+        )
         self._open = True  # False after a retraction, until `readmit_fraction` of the pool is free
 
     def never_fits(self, command: Decode) -> tuple[RefusalReason, str] | None:
@@ -52,6 +62,14 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
+    def has_slot(self, req: Req, free_slots: int, present: list[Req], *, retracting: bool) -> bool:
+        """Whether one of `free_slots` is for this request. While requests are retracted only light ones come in."""
+        if not present:
+            return free_slots > 0 and not retracting
+        if is_light(req, present):
+            return free_slots > 0
+        return free_slots > self.slots_kept and not retracting
+
     def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
         """Whether the request can have its `missing` pages beside the growth of the others.
 
@@ -66,9 +84,12 @@ class Admission:
         if not present:
             return self._memory.cache.make_room(missing)
         self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
-        growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
-        if not self._open or self._memory.available_pages < missing + growth:
-            return False
+        if not is_light(req, present):
+            growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
+                present
+            )
+            if not self._open or self._memory.available_pages < missing + growth + self.pages_kept:
+                return False
         unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
         largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)

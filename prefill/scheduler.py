@@ -32,6 +32,7 @@ from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.sound_commands import unsound
+from shared.scheduling.tenant_shares import is_light, least_served_first, share_of
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
@@ -68,6 +69,7 @@ class PrefillScheduler:
             self._effects,
             self._on_lease_end,
         )
+        self._words_kept = self.leases.free - share_of(self.leases.free, config.tenant_share_max)
         self.in_batch_prefix = InBatchPrefix(
             self.memory.cache,
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
@@ -268,7 +270,7 @@ class PrefillScheduler:
     # ---- planning ----
 
     def _admit(self, adder: PrefillAdder, now: float) -> None:
-        if not self._waiting or not self._may_start():
+        if not self._waiting:
             return
         ordered = order_waiting(
             self._config.queue_policy,
@@ -277,8 +279,9 @@ class PrefillScheduler:
             list(self._running.values()),
             prefix_aware_queue_max=self._config.prefix_aware_queue_max,
         )
+        ordered = least_served_first(ordered, [*self._running.values(), *self.leases.reqs])
         for req in self.in_batch_prefix.go_now(ordered):
-            if not self._may_start():
+            if not self._may_start(req):
                 return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
@@ -286,13 +289,18 @@ class PrefillScheduler:
             if result is not AddResult.CONTINUE:
                 return
 
-    def _may_start(self) -> bool:
-        """Whether there is a slot, a lease word for every running request and one more, and few enough leases."""
-        return (
-            bool(self._free_slots)
-            and self.leases.free > len(self._running)
-            and self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
-        )
+    def _may_start(self, req: Req) -> bool:
+        """Whether there is a slot, a lease word for every running request and one more, and few enough leases.
+
+        A light request may start whatever others have under lease.
+        """
+        words = self.leases.free - len(self._running)
+        if not self._free_slots or words <= 0:
+            return False
+        if is_light(req, [*self._running.values(), *self.leases.reqs]):
+            return True
+        few_leases = self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
+        return few_leases and words > self._words_kept
 
     def _start(self, req: Req, now: float) -> None:
         del self._waiting[req.rid]

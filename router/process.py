@@ -2,7 +2,7 @@
 
 Ready means that the tokenizer is loaded and
 
-    discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
+    discovery kubernetes    EndpointSlices can be listed and watched; they may be empty: requests wait, bounded
     discovery static        a prefill and a decode worker of the list have been up that can serve together
 
 After that the router stays ready, even when no worker is up.
@@ -31,9 +31,10 @@ from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
 from router.http.admin import RouterPages
 from router.http.app import make_app
+from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
-from router.http.server import Server
+from router.http.server import Server, listen
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
@@ -41,10 +42,9 @@ from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
-from shared.process import gauges
+from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
-from shared.process.listener import listen
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import probe_pages
@@ -80,15 +80,15 @@ def _discovery(config: RouterConfig) -> Discover:
         return lambda links, health: StaticDiscovery(workers, links, health)
     if workers:
         raise ConfigError("--workers is for --discovery static: with kubernetes, pods are the workers")
-    if not config.pod_selector:
+    if not config.slice_selector:
         raise ConfigError(
-            "--pod-selector is required: which pods of the namespace are workers of this release"
+            "--slice-selector is required: which EndpointSlices of the namespace are those of this release"
         )
-    from router.discovery import kubernetes, pod_api  # 35 MiB that static discovery does not need
+    from router.discovery import kubernetes, slice_api  # 35 MiB that static discovery does not need
 
     pace = Pace(config.relist_seconds, config.watch_read_seconds)
-    namespace = config.namespace or pod_api.own_namespace()
-    api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
+    namespace = config.namespace or slice_api.own_namespace()
+    api = slice_api.SliceApi(slice_api.connect, namespace, config.slice_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(
         api, pace, links, health, partial(write_note, logger="router.discovery")
     )
@@ -119,7 +119,8 @@ async def _serve(
     prompts = Prompts(tokenizer, config)
     serving = OpenAIServing(shell, tokenizer, prompts, config)
     discovery = discover(links, health)
-    figures = MetricsPublisher(metrics, core, links, discovery, health)
+    clients = ClientConnections(config)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid)
     pages = RouterPages(admin.answer, figures.publish, shell, peers, config.prompts_max)
@@ -129,7 +130,7 @@ async def _serve(
         discovery.start()
         port = listener.getsockname()[1]
         log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
-        server = Server(app, config, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
+        server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()
@@ -176,13 +177,20 @@ class MetricsPublisher:
     """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
 
     def __init__(
-        self, metrics: Metrics, core: RouterCore, links: RouterLinks, discovery: Discovery, health: Health
+        self,
+        metrics: Metrics,
+        core: RouterCore,
+        links: RouterLinks,
+        discovery: Discovery,
+        health: Health,
+        clients: ClientConnections,
     ):
         self._metrics = metrics
         self._core = core
         self._links = links
         self._discovery = discovery
         self._health = health
+        self._clients = clients
 
     async def publish_for_ever(self) -> None:
         """Refresh every `PUBLISH_SECONDS`, and show /livez that the loop turns."""
@@ -197,6 +205,9 @@ class MetricsPublisher:
             self._health.become_unready(fault)
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
+        self._metrics.publish(self._clients.counters)
+        self._metrics.set(gauges.CONNECTIONS, len(self._clients))
+        self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():

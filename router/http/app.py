@@ -1,15 +1,18 @@
 """The router's HTTP application: which endpoint answers which path, and OpenAI's shape for every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
-(`completions`, `tokenize`), so its validation and its 422 are not used. `RequestIdMiddleware` wraps everything: it
-draws the request's id, writes the one log line of a request, and turns an uncaught error into a 500 without details.
+(`completions`, `tokenize`), so its validation and its 422 are not used. Paths come to it as they were sent, without
+decoding. `RequestIdMiddleware` wraps everything: it draws the request's id, writes the one log line of a request, and
+turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -18,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
@@ -33,6 +37,7 @@ def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]
     """The application around a running shell; `draw_rid` gives the id of a new request."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_failure)  # Starlette raises it again once this is sent
     hot: dict[str, ASGIApp] = {
         "/v1/completions": CompletionEndpoint(serving, chat=False),
         "/v1/chat/completions": CompletionEndpoint(serving, chat=True),
@@ -42,7 +47,7 @@ def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     _add_models(app, serving)
     _add_health(app, health)
-    return RequestIdMiddleware(app, draw_rid)
+    return RequestIdMiddleware(guarded(app, serving.settings), draw_rid)
 
 
 def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
@@ -64,10 +69,10 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> JSONResponse:
-        if name != serving.settings.model_name:
+        if unquote(name) != serving.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
             return JSONResponse(body, 404)
-        return JSONResponse(model(name))
+        return JSONResponse(model(unquote(name)))
 
 
 def _add_health(app: FastAPI, health: Health) -> None:
@@ -89,6 +94,16 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
+
+
+async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+    """A fault of this program; `RequestIdMiddleware` logs it."""
+    del request, error
+    return JSONResponse(_failure_body(), 500)
+
+
+def _failure_body() -> dict[str, Any]:
+    return error_body(500, "the router failed; its log says where")
 
 
 class RequestIdMiddleware:
@@ -115,9 +130,10 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # a bug: log the place, never the values
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
             log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
             if status == 0:
-                body = error_body(500, "the router failed; its log says where")
-                await send_json(send_with_id, 500, body)
+                await send_json(send_with_id, 500, _failure_body())
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))

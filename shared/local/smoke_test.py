@@ -1,6 +1,6 @@
 """The smoke test of a deployment: one request through its front door, and the proof that its KV moved between workers.
 
-    python -m shared.local.smoke_test http://segue-router:8000 http://segue-router-admin:8001
+    python -m shared.local.smoke_test http://segue-router:8000 http://segue-routers:8001
 
 It streams a completion, then asks a router's admin port what became of that request; any router asks the one that
 served it. The prompt begins with a random word, because a decode worker that already has the pages would fetch nothing.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 import h11
 import structlog
 
+from shared.errors import StartError
 from shared.process.failures import describe_failure
-from shared.process.listener import listen
+from shared.process.listening import listening_socket
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_WAITING = 128  # in the kernel, before they are accepted
@@ -52,8 +54,7 @@ class AdminPort:
     """Listens from construction to `close`. Raises `StartError` when the port is taken."""
 
     def __init__(self, host: str, port: int, answer: AnswerPath):
-        self.listener = listen(host, port)
-        self.listener.listen(CONNECTIONS_WAITING)  # from now on; the thread accepts a little later
+        self.listener = _listen(host, port)
         self.answer = answer
         self.loop = asyncio.new_event_loop()
         self.open: dict[_AdminConnection, None] = {}  # oldest first
@@ -144,3 +145,18 @@ class _AdminConnection(asyncio.Protocol):
         for event in (response, h11.Data(data=page.body), h11.EndOfMessage()):
             self._transport.write(self._http.send(event) or b"")
         self._transport.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listens from now on; the thread accepts a little later."""
+    try:
+        listener, address = listening_socket(host)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    try:
+        listener.bind((address, port))
+        listener.listen(CONNECTIONS_WAITING)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener

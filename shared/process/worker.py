@@ -27,7 +27,7 @@ from shared.links.keys import read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
-from shared.process import gauges
+from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.logs import write_note
@@ -210,6 +210,7 @@ def _publish(
 ) -> None:
     publish_scheduler(metrics, health, scheduler)
     metrics.publish(links.counters)
+    metrics.publish(logs.counters)
     metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
         gauges.KV_LINK_BYTES_PER_SECOND,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +18,14 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.integration.deployment import free_port
 from tests.integration.linked_worker import LinkedWorker
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
 
 BODY = {"model": "tiny", "prompt": "fox"}
+PIPE_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +282,51 @@ def test_a_port_in_use_is_one_sentence_and_status_1(folder: Path) -> None:
     assert router.returncode == 1
     assert f"cannot listen on 127.0.0.1:{taken}" in said
     assert len(said.strip().splitlines()) == 1
+
+
+def unread_bytes(process: subprocess.Popen[str]) -> int:
+    assert process.stderr is not None
+    count = array.array("i", [0])
+    fcntl.ioctl(process.stderr, termios.FIONREAD, count)
+    return count[0]
+
+
+def send_malformed(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"NO HTTP AT ALL\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder: Path, port: int) -> None:
+    keys = folder.parent / "keys" / "worker.pem"
+    prefill, decode = LinkedWorker("prefill", "p", keys), LinkedWorker("decode", "d", keys)
+    workers, admin_port = f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}", free_port()
+    router = start(folder, port, "--admin-port", str(admin_port), workers=workers)
+    assert router.stderr is not None
+    fcntl.fcntl(router.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
+    url = f"http://127.0.0.1:{port}"
+
+    def serve() -> None:
+        answer = httpx2.post(f"{url}/v1/completions", json=BODY, timeout=10)
+        assert answer.status_code == 200
+
+    for _ in range(50):
+        serve()
+    until(lambda: unread_bytes(router) > PIPE_BYTES - 1024, 10, "a full pipe")
+    for _ in range(30):
+        send_malformed(port)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 4, 10, "more than the links' limit of silence")
+    serve()
+    assert (prefill.routers, decode.routers) == (1, 1), "no link was dialed again"
+    page = httpx2.get(f"http://127.0.0.1:{admin_port}/metrics").text
+    repeated = page.partition('segue_log_lines_repeated_total{role="router"} ')[2]
+    assert float(repeated.split()[0]) == 30 - 5, "the 1st, 2nd, 4th, 8th and 16th are lines"
+    router.send_signal(signal.SIGINT)
+    assert router.wait(10) == 0
+    with router:  # closes the pipes
+        pass
+    prefill.close()
+    decode.close()

@@ -23,9 +23,10 @@ from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
 from router.http.admin import RouterPages
 from router.http.app import make_app
+from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
-from router.http.server import Server
+from router.http.server import Server, listen
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
@@ -47,7 +48,6 @@ from shared.messages import (
 )
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
-from shared.process.listener import listen
 from shared.process.metrics import Metrics
 from shared.process.probes import probe_pages
 from tests.doubles.memory_links import MemoryLinks
@@ -244,6 +244,10 @@ class RunningRouter:
         self._loop.call_soon_threadsafe(act)
         assert done.wait(10)
 
+    def _publish(self) -> None:
+        self.metrics.publish(self.core.counters)
+        self.metrics.publish(self.clients.counters)
+
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._run())
@@ -259,10 +263,11 @@ class RunningRouter:
             self.workers.link()
             self.shell.links_ready()
         self.health.become_ready()
+        self.clients = ClientConnections(self._settings)
         router_peers = RouterPeers(self.uid, lambda: self.peers)
         pages = RouterPages(
             probe_pages(self.health, self.metrics),
-            lambda: self.metrics.publish(self.core.counters),
+            self._publish,
             self.shell,
             router_peers,
             self._settings.prompts_max,
@@ -271,7 +276,7 @@ class RunningRouter:
         failure = RequestFailed(503, "shutting down")
         app = make_app(serving, self.health, router_peers.draw_rid)
         self._server = Server(
-            app, self._settings, self.health.start_draining, lambda: serving.fail_all(failure)
+            app, self._settings, self.clients, self.health.start_draining, lambda: serving.fail_all(failure)
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
