@@ -61,7 +61,7 @@ class RouterConfig(ProcessConfig):
     served_model_name: str = Field(
         default="", description="Name of the model for clients. Empty: the name of its folder."
     )
-    port: Port = Field(default=8000, description="Port of OpenAI's API, the probes and the metrics.")
+    port: Port = Field(default=8000, description="Port of OpenAI's API and of /health.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
         description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",

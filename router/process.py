@@ -29,6 +29,7 @@ from router.discovery.polling import Pace
 from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
+from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
@@ -42,9 +43,11 @@ from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
 from shared.process import gauges, logs
+from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
+from shared.process.probes import probe_pages
 
 Discover = Callable[[RouterLinks, Health], Discovery]
 
@@ -62,10 +65,12 @@ def serve(config: RouterConfig) -> None:
     discover = _discovery(config)
     keys = read_keys(config.link_keys_file, "router")
     listener = listen(config.host, config.port)
+    health, metrics = Health(config.loop_seconds_max), Metrics("router")
+    admin = AdminPort(config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
     tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, discover, keys, listener, tokenizer))
+        runner.run(_serve(config, discover, keys, listener, tokenizer, health, metrics, admin))
 
 
 def _discovery(config: RouterConfig) -> Discover:
@@ -95,9 +100,11 @@ async def _serve(
     keys: LinkKeys,
     listener: socket.socket,
     tokenizer: Tokenizer,
+    health: Health,
+    metrics: Metrics,
+    admin: AdminPort,
 ) -> None:
     core = RouterCore(config, asyncio.get_running_loop().time())
-    health = Health(config.loop_seconds_max)
     hello = _hello(config)
     links = RouterLinks(
         keys,
@@ -113,17 +120,21 @@ async def _serve(
     serving = OpenAIServing(shell, tokenizer, prompts, config)
     discovery = discover(links, health)
     clients = ClientConnections(config)
-    figures = MetricsPublisher(core, links, discovery, health, clients)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients)
     peers = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(serving, shell, peers, health, figures.render)
+    app = make_app(serving, health, peers.draw_rid)
+    pages = RouterPages(admin.answer, figures.publish, shell, peers, config.prompts_max)
+    admin.answer = pages.answer
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
-        log.info("router.listening", port=listener.getsockname()[1], ready=health.ready)
+        port = listener.getsockname()[1]
+        log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
         server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()
+        await asyncio.to_thread(admin.close)  # it may wait for an answer of this loop
         await peers.close()
         discovery.close()
         shell.close()
@@ -167,31 +178,31 @@ class MetricsPublisher:
 
     def __init__(
         self,
+        metrics: Metrics,
         core: RouterCore,
         links: RouterLinks,
         discovery: Discovery,
         health: Health,
         clients: ClientConnections,
     ):
-        self._metrics = Metrics("router")
+        self._metrics = metrics
         self._core = core
         self._links = links
         self._discovery = discovery
         self._health = health
         self._clients = clients
 
-    def render(self) -> bytes:
-        """The text of /metrics, as of now."""
-        self._publish()
-        return self._metrics.render()
-
     async def publish_for_ever(self) -> None:
-        """Refresh every `PUBLISH_SECONDS`."""
+        """Refresh every `PUBLISH_SECONDS`, and show /livez that the loop turns."""
         while True:
-            self._publish()
+            self._health.beat()
+            self.publish()
             await asyncio.sleep(PUBLISH_SECONDS)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Refresh all figures; on the event loop."""
+        if fault := self._discovery.fault():
+            self._health.become_unready(fault)
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)

@@ -31,6 +31,7 @@ from router.discovery.slice_api import NoAnswerError, SliceApi, WatchEndedError
 from router.discovery.static import Dialer
 from router.discovery.worker_address import WorkerAddress
 from shared.effects import Note
+from shared.errors import InvariantError
 from shared.process import gauges
 from shared.process.health import Health
 from shared.process.metrics import Metrics
@@ -66,6 +67,11 @@ class KubernetesDiscovery:
         """URLs by pod name, which is the uid of a process in a pod."""
         return self._pods.routers
 
+    def fault(self) -> str:
+        """Without its thread the fleet would never be updated again."""
+        ended = self._thread.ident is not None and not self._thread.is_alive()
+        return "discovery has ended" if ended and not self._closing.is_set() else ""
+
     def publish(self, metrics: Metrics) -> None:
         """Set the gauges."""
         metrics.set(gauges.DISCOVERY_REACHABLE, self._pods.reachable, source="kubernetes")
@@ -89,8 +95,11 @@ class KubernetesDiscovery:
     def _observe(self, observation: Observation) -> None:
         if self._closing.is_set():
             return
-        for change in self._pods.observe(observation, self._loop.time()):
-            self._carry_out(change)
+        try:
+            for change in self._pods.observe(observation, self._loop.time()):
+                self._carry_out(change)
+        except Exception as error:
+            raise InvariantError("what is known of the pods cannot be trusted any more") from error
         self._refresh_in_time()
         if self._health.ready:
             return

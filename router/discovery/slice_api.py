@@ -40,7 +40,7 @@ from shared.errors import SegueError, StartError
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 COMPONENT = "app.kubernetes.io/component"
 # By component: the scheme of its URL, and the name of its Service's port.
-PORTS = {"router": ("http", "http"), "prefill": ("tcp", "links"), "decode": ("tcp", "links")}
+PORTS = {"router": ("http", "admin"), "prefill": ("tcp", "links"), "decode": ("tcp", "links")}
 CONNECT_SECONDS_MAX = 3.0
 LIST_SECONDS_MAX = 10.0
 GRACE_SECONDS = 2.0  # for the last bytes of a watch that the server ends in time

@@ -27,12 +27,15 @@ class Dialer(Protocol):
 class Discovery(Protocol):
     """Dials the workers and says when the router is ready. Belongs to the event loop's thread.
 
-    `routers`: the URL of each router of the release, by its uid, as far as is known.
+    `routers`: the URL of each router's admin port in the release, by its uid, as far as is known. `fault`: why no
+    worker is found any more, until the router is started anew; empty: nothing is wrong.
     """
 
     def start(self) -> None: ...
 
     def routers(self) -> Mapping[str, str]: ...
+
+    def fault(self) -> str: ...
 
     def publish(self, metrics: Metrics) -> None: ...
 
@@ -56,6 +59,10 @@ class StaticDiscovery:
     def routers(self) -> Mapping[str, str]:
         """None is known."""
         return {}
+
+    def fault(self) -> str:
+        """A list cannot fail."""
+        return ""
 
     def publish(self, metrics: Metrics) -> None:
         """Nothing to show: the list is a setting."""

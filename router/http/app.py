@@ -12,38 +12,29 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import structlog
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.discovery.router_peers import RouterPeers
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
-from router.shell import RouterShell
 from shared.process.failures import places
 from shared.process.health import Health
-from shared.process.metrics import CONTENT_TYPE
 
 log = structlog.get_logger(__name__)
 
 MODEL_OWNER = "segue"
 
 
-def make_app(
-    serving: OpenAIServing,
-    shell: RouterShell,
-    peers: RouterPeers,
-    health: Health,
-    render_metrics: Callable[[], bytes],
-) -> ASGIApp:
-    """The application around a running shell."""
+def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]) -> ASGIApp:
+    """The application around a running shell; `draw_rid` gives the id of a new request."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_failure)  # Starlette raises it again once this is sent
@@ -55,9 +46,8 @@ def make_app(
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     _add_models(app, serving)
-    _add_probes(app, health, render_metrics)
-    _add_debug(app, shell, peers, serving.settings.prompts_max)
-    return RequestIdMiddleware(guarded(app, serving.settings), peers.draw_rid)
+    _add_health(app, health)
+    return RequestIdMiddleware(guarded(app, serving.settings), draw_rid)
 
 
 def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
@@ -85,46 +75,15 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
         return JSONResponse(model(unquote(name)))
 
 
-def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes]) -> None:
-    @app.get("/livez")
-    async def livez() -> PlainTextResponse:
-        return PlainTextResponse("ok\n")
+def _add_health(app: FastAPI, health: Health) -> None:
+    """Readiness for clients and load balancers, as vLLM and SGLang call it; probes are on the admin port."""
 
-    @app.get("/health")  # as vLLM and SGLang call it
-    @app.get("/readyz")
-    async def readyz() -> Response:
+    @app.get("/health")
+    async def readiness() -> Response:
         if health.ready:
             return Response(health.report(), media_type="application/json")
         body = error_body(503, f"the router is not ready: {health.doing}")
         return JSONResponse(body | {"ready": False, "doing": health.doing}, 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(render_metrics(), media_type=CONTENT_TYPE)
-
-
-def _add_debug(app: FastAPI, shell: RouterShell, peers: RouterPeers, prompts_max: int) -> None:
-    def own(rid: str) -> dict[str, Any] | None:
-        found = shell.debug(rid)
-        if found is not None:
-            return found
-        choices = [shell.debug(f"{rid}-{index}") for index in range(prompts_max)]
-        return {"id": rid, "choices": [choice for choice in choices if choice]} if choices[0] else None
-
-    @app.get("/debug/requests/{request_id}")
-    async def debug(request_id: str) -> Response:
-        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        found = own(rid)
-        if found is not None:
-            return JSONResponse(found)
-        url = peers.owner_url(rid)
-        if url is None:
-            return JSONResponse(error_body(404, "no request of this id is known any more"), 404)
-        answer = await peers.get(url, f"/debug/requests/{quote(rid, safe='')}")
-        if answer is None:
-            return JSONResponse(error_body(502, "the router that served it gives no answer"), 502)
-        status, body = answer
-        return Response(body, status, media_type="application/json")
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:

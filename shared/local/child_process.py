@@ -35,11 +35,11 @@ class Liveness:
 
 @dataclass(slots=True)
 class Child:
-    """What to run: `python -m ROLE ARGUMENTS`, which answers probes on its HTTP port."""
+    """What to run: `python -m ROLE ARGUMENTS`, which answers probes on its admin port."""
 
     name: str
     role: str
-    http_port: int
+    admin_port: int
     arguments: list[str]
     inherited: tuple[int, ...] = ()  # descriptors that the arguments name
 
@@ -130,10 +130,10 @@ class ChildProcess:
 
     def _ask(self) -> None:
         while not self._ready.wait(PROBE_SECONDS):
-            self.report = _readiness(self._child.http_port) or self.report
+            self.report = _readiness(self._child.admin_port) or self.report
         failures = 0
         while failures < self._liveness.failures_max and not self._over.wait(self._liveness.period_seconds):
-            answer = _get(self._child.http_port, "/livez", self._liveness.answer_seconds_max)
+            answer = _get(self._child.admin_port, "/livez", self._liveness.answer_seconds_max)
             failures = 0 if answer and answer.status == http.HTTPStatus.OK else failures + 1
         self.hangs = not self._over.is_set()
 

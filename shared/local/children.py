@@ -29,13 +29,15 @@ class ChildProcesses:
         children: list[Child],
         environment: dict[str, str],
         console: StartupConsole,
+        address: str,  # host:port of the router's API
         liveness: Liveness = Liveness(),  # noqa: B008 - frozen
     ):
         self._children = {child.name: child for child in children}
         self._environment = environment
         self._liveness = liveness
         self._console = console
-        self._address = f"{HOST}:{children[0].http_port}"
+        self._address = address
+        self._admin_address = f"{HOST}:{children[0].admin_port}"
         self._workers = sum(child.role != "router" for child in children)
         self._policy = RestartPolicy(list(self._children))
         self._running: dict[str, ChildProcess] = {}
@@ -102,7 +104,9 @@ class ChildProcesses:
     def _announce_once(self, model: str) -> None:
         if not self._announced and self._policy.all_ready():
             self._announced = True
-            self._console.show_ready(self._address, model, time.monotonic() - self._began_at)
+            self._console.show_ready(
+                self._address, self._admin_address, model, time.monotonic() - self._began_at
+            )
 
     def _end_all(self) -> None:
         for running in self._running.values():

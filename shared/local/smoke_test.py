@@ -1,10 +1,9 @@
 """The smoke test of a deployment: one request through its front door, and the proof that its KV moved between workers.
 
-    python -m shared.local.smoke_test http://segue-router:8000
+    python -m shared.local.smoke_test http://segue-router:8000 http://segue-routers:8001
 
-It streams a completion, then asks the router that served it what became of that request. The prompt begins with a
-random word, because a decode worker that already has the pages would fetch nothing. All requests use one connection,
-because a Service chooses a router for each new connection.
+It streams a completion, then asks a router's admin port what became of that request; any router asks the one that
+served it. The prompt begins with a random word, because a decode worker that already has the pages would fetch nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ ANSWER_SECONDS_MAX = 120.0  # also for a first request that waits until a worker
 MAX_TOKENS = 16
 
 
-def smoke_test(url: str) -> list[str]:
-    """What was found, one line each. Raises SmokeTestError when something is not as it should be."""
+def smoke_test(url: str, admin_url: str) -> list[str]:
+    """What was found behind the two URLs, one line each. Raises SmokeTestError when something is not right."""
     hooks = {"response": [_require_success]}
     client = httpx2.Client(base_url=url, timeout=ANSWER_SECONDS_MAX, trust_env=False, event_hooks=hooks)
     try:
         with client:
             model = client.get("/v1/models").json()["data"][0]["id"]
             rid, pieces = _stream(client, model)
-            record = client.get(f"/debug/requests/{rid}").json()
+            record = client.get(f"{admin_url}/debug/requests/{rid}").json()
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SmokeTestError(f"{url} gave no answer; is a router ready? {reason}") from error
@@ -82,7 +81,7 @@ def _require_success(response: httpx2.Response) -> None:
 def main() -> None:
     """Print what was found and exit with 0, or print one sentence and exit with 1."""
     try:
-        sys.stdout.writelines(f"{line}\n" for line in smoke_test(sys.argv[1]))
+        sys.stdout.writelines(f"{line}\n" for line in smoke_test(*sys.argv[1:3]))
     except SmokeTestError as error:
         sys.exit(f"segue smoke test: {error}")
 

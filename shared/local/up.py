@@ -1,8 +1,8 @@
 """The whole deployment on this machine: one router, some prefill and decode workers, each a child process.
 
     segue up ──┬── python -m router  --port 8000 --workers prefill=…,decode=…
-               ├── python -m prefill --links-port … --http-port …
-               └── python -m decode  --links-port … --http-port …
+               ├── python -m prefill --links-port … --admin-port …
+               └── python -m decode  --links-port … --admin-port …
 
 Ports are reserved without a race: each is bound here, not listened on, for as long as the deployment lives. Linux
 lets a child listen on it (both set SO_REUSEADDR), but gives it to no process that asks for any free port. A child that
@@ -44,7 +44,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     with contextlib.ExitStack() as stack:
-        router_port = stack.enter_context(_reserved(config.router_port))
+        router_port, admin_port = (stack.enter_context(_reserved(port)) for port in (config.router_port, 0))
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
         _require_memory(model, config.prefill + config.decode, budget)
@@ -61,16 +61,15 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             for number in range(count)
         ]
         addresses = ",".join(f"{child.role}={HOST}:{_links_port(child)}" for child in workers)
-        router = Child(
-            "router", "router", router_port, [*common, "--port", str(router_port), "--workers", addresses]
-        )
+        ports = ["--port", str(router_port), "--admin-port", str(admin_port)]
+        router = Child("router", "router", admin_port, [*common, *ports, "--workers", addresses])
         children = [router, *workers]
         for child in children:
             descriptor = keys["router" if child is router else "worker"]
             child.inherited = (descriptor,)
             child.arguments += ["--link-keys-file", f"/dev/fd/{descriptor}", "--uid", child.name]
             child.arguments += settings.roles[child.role].flags
-        ChildProcesses(children, environment, console).run(name)
+        ChildProcesses(children, environment, console, f"{HOST}:{router_port}").run(name)
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
@@ -82,9 +81,9 @@ def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
 
 
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:
-    http_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
-    arguments = [*given, "--http-port", str(http_port), "--links-port", str(links_port)]
-    return Child(f"{role}-{number}", role, http_port, arguments)
+    admin_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
+    arguments = [*given, "--admin-port", str(admin_port), "--links-port", str(links_port)]
+    return Child(f"{role}-{number}", role, admin_port, arguments)
 
 
 def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[str]:

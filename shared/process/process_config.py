@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.process.settings import Seconds, Settings
+from shared.process.settings import Port, Seconds, Settings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
@@ -29,6 +29,10 @@ class ProcessConfig(Settings):
     link_keys_file: str = Field(
         default="",
         description="PEM file: the private key of this process for its links, and the certificates of all roles.",
+    )
+    admin_port: Port = Field(
+        default=8001,
+        description="Port of /livez, /readyz and /metrics, on a router of /debug as well. 0: any free port.",
     )
     heartbeat_seconds: Seconds = Field(
         default=1.0,

@@ -28,10 +28,11 @@ from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
 from shared.process import gauges, logs
+from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
-from shared.process.probes import Probes
+from shared.process.probes import probe_pages
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
 from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
@@ -78,7 +79,7 @@ def serve(
     uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
-    probes = Probes(config.host, config.http_port, health, metrics)
+    admin = AdminPort(config.host, config.admin_port, probe_pages(health, metrics))
     engine = _load_engine(config, health, host_fraction)
     health.doing = "checking the transfer"
     network = _kv_network(config)
@@ -99,7 +100,7 @@ def serve(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
     )
     health.become_ready()
-    log.info("worker.ready", links=links.address, probes=probes.port)
+    log.info("worker.ready", links=links.address, admin_port=admin.port)
     publish = partial(_publish, metrics, health, scheduler, links, transfer)
     try:
         turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
@@ -110,7 +111,7 @@ def serve(
         _let_reads_end(transfer)
         transfer.close()
         engine.device.close()
-        probes.close()
+        admin.close()
 
 
 def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engine, kv_format: str) -> Hello:

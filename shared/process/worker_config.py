@@ -37,9 +37,6 @@ class WorkerConfig(ProcessConfig):
     served_model_name: str = Field(
         default="", description="Name of the model for clients. Empty: the name of its folder."
     )
-    http_port: Port = Field(
-        default=8001, description="Port of /livez, /readyz and /metrics. 0: any free port."
-    )
     links_port: Port = Field(default=8002, description="Port that routers connect to. 0: any free port.")
     kv_ports: str = Field(
         default="20000-20999",

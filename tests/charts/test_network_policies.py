@@ -8,7 +8,7 @@ from shared.local.isolation_test import ClosedPorts
 from tests.charts.network_policies import PolicyEndpoint, may_reach
 from tests.charts.rendering import NAMESPACE, objects, of_kind, pods, selects
 
-HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
+ADMIN, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
 CLIENTS = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=ingress"
 METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
@@ -22,12 +22,12 @@ INGRESS = [
     ("elsewhere", "router", ROUTER, False),
     ("outside", "router", ROUTER, False),
     ("test", "router", ROUTER, True),
-    ("router", "router", ROUTER, True),
+    ("router", "router", ADMIN, True),
     ("decode", "router", ROUTER, False),
     ("stranger", "router", LINKS, False),
     ("router", "prefill", LINKS, True),
     ("router", "decode", LINKS, True),
-    ("router", "decode", HTTP, False),
+    ("router", "decode", ADMIN, False),
     ("router", "decode", KV, False),
     ("prefill", "decode", KV, True),
     ("decode", "prefill", KV, True),
@@ -35,14 +35,14 @@ INGRESS = [
     ("decode", "prefill", BEYOND_KV, False),
     ("decode", "decode", KV, True),
     ("decode", "prefill", LINKS, False),
-    ("decode", "prefill", HTTP, False),
+    ("decode", "prefill", ADMIN, False),
     ("isolation-test", "decode", LINKS, False),
     ("isolation-test", "decode", KV, False),
     ("isolation-test", "prefill", KV_LAST, False),
     ("stranger", "decode", LINKS, False),
     ("stranger", "decode", KV, False),
-    ("stranger", "decode", HTTP, False),
-    ("monitoring", "decode", HTTP, False),
+    ("stranger", "decode", ADMIN, False),
+    ("monitoring", "decode", ADMIN, False),
     ("their router", "decode", LINKS, False),
     ("their decode", "prefill", KV, False),
     ("router elsewhere", "decode", LINKS, False),
@@ -103,7 +103,7 @@ def test_without_policies_everybody_may(source: str, target: str, port: int) -> 
     [
         ("ingress", True),
         ("test", True),
-        ("router", True),
+        ("router", False),
         ("decode", False),
         ("stranger", False),
         ("elsewhere", False),
@@ -114,14 +114,34 @@ def test_named_clients_alone_may_reach_the_router(source: str, expected: bool) -
     assert allowed(source, "router", ROUTER, CLIENTS) is expected
 
 
-def test_those_who_read_metrics_reach_a_router_that_is_open_to_named_clients_alone() -> None:
-    assert not allowed("monitoring", "router", ROUTER, CLIENTS)
-    assert allowed("monitoring", "router", ROUTER, CLIENTS, METRICS)
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("test", True),
+        ("router", True),
+        ("decode", False),
+        ("stranger", False),
+        ("monitoring", False),
+        ("ingress", False),
+        ("outside", False),
+        ("their router", False),
+        ("their test", False),
+    ],
+)
+def test_the_routers_admin_port_is_for_routers_and_the_test_alone(source: str, expected: bool) -> None:
+    assert allowed(source, "router", ADMIN) is expected
+    assert allowed(source, "router", ADMIN, CLIENTS) is expected
+
+
+@pytest.mark.parametrize("target", ["router", "prefill", "decode"])
+def test_those_who_read_metrics_reach_the_admin_ports_and_no_other(target: str) -> None:
+    assert allowed("monitoring", target, ADMIN, METRICS)
+    assert not allowed("monitoring", target, ROUTER if target == "router" else LINKS, CLIENTS, METRICS)
 
 
 @pytest.mark.parametrize(
     ("source", "port", "expected"),
-    [("monitoring", HTTP, True), ("monitoring", KV, False), ("stranger", HTTP, False)],
+    [("monitoring", ADMIN, True), ("monitoring", KV, False), ("stranger", ADMIN, False)],
 )
 def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: bool) -> None:
     assert allowed(source, "decode", port, METRICS) is expected
@@ -132,8 +152,9 @@ def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: b
     [
         ("router", "decode", LINKS, True),
         ("router", "decode", KV, False),
-        ("router", "router", ROUTER, True),
-        ("router", "their router", ROUTER, False),
+        ("router", "router", ADMIN, True),
+        ("router", "router", ROUTER, False),
+        ("router", "their router", ADMIN, False),
         ("router", "outside", 443, True),  # the API server
         ("router", "outside", 6443, True),
         ("router", "outside", 80, False),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
-
-import httpx2
 
 from tests.cluster.kubernetes import Cluster, ClusterPod
 from tests.metric_pages import held_in, samples_of
@@ -14,7 +13,8 @@ from tests.waiting import until
 NAME = "segue"
 CHART = "charts/segue"
 DEMO_VALUES = "charts/segue/ci/cpu-demo.yaml"
-PORTS = {"router": 8000, "prefill": 8001, "decode": 8001}
+ADMIN_PORT = 8001
+COMPONENTS = ("router", "prefill", "decode")
 READY_SECONDS_MAX = 240
 # One router is enough for most tests; a pod may take long to start where all pods share two cores; and each of two
 # decode pods shall have half of the streams, however far those before have come. The network of the cluster beside the
@@ -71,7 +71,7 @@ class HelmRelease:
     def metrics(self, pod: ClusterPod) -> dict[str, float]:
         """Everything at a pod's /metrics, as `name{label=value,…}` without the role; nothing if it has ended."""
         try:
-            page = self.cluster.page(pod, PORTS[pod.component], "/metrics")
+            page = self.cluster.page(pod, ADMIN_PORT, "/metrics")
         except AssertionError:
             now = self.cluster.now(pod)
             if now is None or now.terminating:
@@ -96,15 +96,15 @@ class HelmRelease:
 
     def debug(self, rid: str) -> dict[str, Any]:
         """What the routers tell of a request."""
-        answer = httpx2.get(f"{self.url}/debug/requests/{rid}", timeout=30).raise_for_status()
-        answered: dict[str, Any] = answer.json()
+        router = next(pod for pod in self.cluster.pods("router") if pod.ready)
+        answered: dict[str, Any] = json.loads(self.cluster.page(router, ADMIN_PORT, f"/debug/requests/{rid}"))
         return answered
 
     def held(self) -> dict[str, float]:
         """What requests still hold anywhere; empty when all is as before the first request."""
         held = {}
         for pod in self.cluster.pods():
-            if pod.component not in PORTS or not pod.ready:
+            if pod.component not in COMPONENTS or not pod.ready:
                 continue
             try:
                 found = held_in(self.metrics(pod))

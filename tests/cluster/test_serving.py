@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.conftest import LATER, chart_version
 from tests.cluster.load import Plan, run_streams
-from tests.cluster.release import NAME, PORTS, HelmRelease
+from tests.cluster.release import ADMIN_PORT, NAME, HelmRelease
 from tests.waiting import until
 
 SIZES_MAX = {"segue-router": 400e6, "segue-worker": 1.6e9}  # bytes
@@ -74,7 +74,7 @@ def test_every_router_tells_of_a_request_that_one_of_them_served(release: HelmRe
     body = {"model": "smollm2", "prompt": "One", "max_tokens": 2}
     rid = httpx2.post(f"{release.url}/v1/completions", json=body, timeout=30).headers["x-request-id"]
     routers = release.cluster.pods("router")
-    shown = [release.cluster.page(pod, PORTS["router"], f"/debug/requests/{rid}") for pod in routers]
+    shown = [release.cluster.page(pod, ADMIN_PORT, f"/debug/requests/{rid}") for pod in routers]
     assert len(shown) == 2
     assert shown[0] == shown[1]
     for component in ("prefill", "decode"):

@@ -35,7 +35,7 @@ class RunningProcess:
     pid: int
     role: str
     uid: str
-    http_port: int
+    admin_port: int
     pages: int  # of its pool, where its command line tells; else 0
 
 
@@ -52,6 +52,11 @@ class LocalDeployment:
         """Where the router listens."""
         return f"http://127.0.0.1:{self.router_port}"
 
+    @property
+    def admin_url(self) -> str:
+        """Where the router answers probes, scrapes and questions about a request."""
+        return f"http://127.0.0.1:{self.processes('router')[0].admin_port}"
+
     def processes(self, role: str | None = None) -> list[RunningProcess]:
         """The live children of `segue up`, by uid."""
         found = [
@@ -61,8 +66,7 @@ class LocalDeployment:
 
     def metrics(self, process: RunningProcess) -> dict[str, float]:
         """Everything at `/metrics`, as `name{label=value,…}` without the role."""
-        port = self.router_port if process.role == "router" else process.http_port
-        url = f"http://127.0.0.1:{port}/metrics"
+        url = f"http://127.0.0.1:{process.admin_port}/metrics"
         return samples_of(httpx2.get(url, timeout=10.0, verify=False).text)  # certificates take 50 ms to read
 
     def total(self, role: str, name: str) -> float:
@@ -127,5 +131,5 @@ def _describe(pid: int, command_line: str) -> RunningProcess | None:
     def flag(name: str) -> str:
         return words[words.index(name) + 1] if name in words else ""
 
-    role, ports, pages = words[words.index("-m") + 1], flag("--http-port"), flag("--kv-pages")
+    role, ports, pages = words[words.index("-m") + 1], flag("--admin-port"), flag("--kv-pages")
     return RunningProcess(pid, role, flag("--uid"), int(ports or 0), int(pages or 0))

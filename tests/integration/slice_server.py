@@ -53,7 +53,7 @@ class ServedPod:
     def slice(self, name: str) -> Manifest:
         """A slice without endpoints that can name this pod."""
         release = {"app.kubernetes.io/name": "segue", "app.kubernetes.io/instance": self.release}
-        port = {"name": "http" if self.role == "router" else "links", "port": self.port, "protocol": "TCP"}
+        port = {"name": "admin" if self.role == "router" else "links", "port": self.port, "protocol": "TCP"}
         return {
             "metadata": {"name": name, "labels": release | {"app.kubernetes.io/component": self.role}},
             "addressType": "IPv6" if ":" in self.ip else "IPv4",

@@ -20,9 +20,10 @@ from shared.errors import StartError
 from shared.local.child_process import HOST, Child, Liveness
 from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
+from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.metrics import Metrics
-from shared.process.probes import Probes
+from shared.process.probes import probe_pages
 from shared.process.role_main import exit_with_error, hold_lifeline
 
 MODULE = "tests.integration.small_deployment"
@@ -43,9 +44,9 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     health.facts = {"pid": os.getpid()}
     health.beat()
     health.become_ready()
-    probes = Probes(HOST, port, health, Metrics("decode"))
+    admin = AdminPort(HOST, port, probe_pages(health, Metrics("decode")))
     stop.wait()
-    probes.close()
+    admin.close()
 
 
 def be_busy(port: int, stop: threading.Event) -> None:
@@ -69,7 +70,7 @@ def be_parent(kinds: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         liveness = Liveness(period_seconds=0.2)
-        ChildProcesses(children, environment, StartupConsole(), liveness=liveness).run("nothing")
+        ChildProcesses(children, environment, StartupConsole(), "nowhere", liveness).run("nothing")
     except StartError as error:
         exit_with_error(f"up: {error}")
 

@@ -34,11 +34,10 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
         survived = stream_through_the_death_of_a_decode_worker(running, client)
         hang_up(running, client)
         records += [response.text for response in refusals(client)]
-        records += [client.get(f"/debug/requests/{rid}").text for rid in (rid_of(answered), survived)]
-        records += [
-            httpx2.get(f"http://127.0.0.1:{p.http_port}/metrics").text for p in running.processes()[:2]
-        ]
-        records.append(client.get("/metrics").text)
+        debug = f"{running.admin_url}/debug/requests"
+        records += [httpx2.get(f"{debug}/{rid}").text for rid in (rid_of(answered), survived, MARKER)]
+        ports = [process.admin_port for process in running.processes()]
+        records += [httpx2.get(f"http://127.0.0.1:{port}/metrics").text for port in ports]
     log = "\n".join(running.command.lines)
     for rid in (rid_of(answered), survived):
         assert re.search(rf'"event":"http.request".*"rid":"{rid}"', log), "the log was not at debug"
@@ -90,7 +89,6 @@ def refusals(client: httpx2.Client) -> list[httpx2.Response]:
         client.post("/v1/completions", json=FIELDS | {"logit_bias": {MARKER: 1}}),
         client.get(f"/{MARKER}"),
         client.get(f"/v1/models/{MARKER}"),
-        client.get(f"/debug/requests/{MARKER}"),
     ]
     assert all(response.status_code >= 400 for response in responses)
     return responses

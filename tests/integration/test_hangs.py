@@ -84,6 +84,6 @@ def stop_computing(worker: RunningProcess, hang: ExitStack) -> None:
 def lives(worker: RunningProcess) -> bool:
     """Whether its other threads run."""
     try:
-        return httpx2.get(f"http://127.0.0.1:{worker.http_port}/livez", timeout=0.5).is_success
+        return httpx2.get(f"http://127.0.0.1:{worker.admin_port}/livez", timeout=0.5).is_success
     except httpx2.TransportError:
         return False

@@ -38,9 +38,11 @@ class RouterProcess:
         self._keys = root / "keys"
         self.prefill = LinkedWorker("prefill", "p", self._keys, hands_over=True)
         self.decode = LinkedWorker("decode", "d", self._keys)
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            self.port = holder.getsockname()[1]
+        with socket.socket() as holder, socket.socket() as admin_holder:
+            for each in (holder, admin_holder):
+                each.bind(("127.0.0.1", 0))
+            self.port, admin_port = holder.getsockname()[1], admin_holder.getsockname()[1]
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.url = f"http://127.0.0.1:{self.port}"
         workers = f"prefill=127.0.0.1:{self.prefill.port},decode=127.0.0.1:{self.decode.port}"
         command = [sys.executable, "-m", "router", "--model", str(folder), "--port", str(self.port)]
@@ -49,6 +51,8 @@ class RouterProcess:
             str(self._keys / "router.pem"),
             "--workers",
             workers,
+            "--admin-port",
+            str(admin_port),
             "--keepalive-seconds",
             "0.1",
         ]
@@ -64,7 +68,7 @@ class RouterProcess:
 
     def _ready(self) -> bool:
         try:
-            return httpx2.get(f"{self.url}/readyz").status_code == 200
+            return httpx2.get(f"{self.url}/health").status_code == 200
         except httpx2.TransportError:
             return False
 
@@ -113,11 +117,11 @@ def watched(router: RouterProcess, attack: Callable[[], None]) -> tuple[int, flo
     before = router.resident_bytes()
     attacking = threading.Thread(target=attack)
     with httpx2.Client(base_url=router.url, timeout=30) as client:
-        client.get("/livez")
+        client.get("/health")
         attacking.start()
         while attacking.is_alive():
             began = time.monotonic()
-            assert client.get("/livez").status_code == 200
+            assert client.get("/health").status_code == 200
             longest = max(longest, time.monotonic() - began)
             peak = max(peak, router.resident_bytes())
             attacking.join(0.02)
@@ -132,13 +136,13 @@ def send_all(router: RouterProcess, parts: Iterator[bytes]) -> None:
 
 
 def headers() -> Iterator[bytes]:
-    yield b"GET /livez HTTP/1.1\r\n"
+    yield b"GET /health HTTP/1.1\r\n"
     for _ in range(64):
         yield b"a: b\r\n" * ((1 << 20) // 6)
 
 
 def one_header() -> Iterator[bytes]:
-    yield b"GET /livez HTTP/1.1\r\na: "
+    yield b"GET /health HTTP/1.1\r\na: "
     for _ in range(96):
         yield b"x" * (1 << 20)
 
@@ -164,13 +168,13 @@ def test_two_thousand_idle_connections_cost_little(router: RouterProcess) -> Non
         for _ in range(2000):
             connections.enter_context(router.connect())
         until(lambda: connections_open(router) > 2000, 20, "their acceptance")
-        assert httpx2.get(f"{router.url}/livez").status_code == 200
+        assert httpx2.get(f"{router.url}/health").status_code == 200
         assert router.resident_bytes() - before <= GROWN_BYTES_MAX
     until(lambda: connections_open(router) < 10, 20, "their end")
 
 
 def connections_open(router: RouterProcess) -> float:
-    page = httpx2.get(f"{router.url}/metrics").text
+    page = httpx2.get(f"{router.admin_url}/metrics").text
     (found,) = re.findall(r"segue_http_connections{.*} ([\d.]+)", page)
     return float(found)
 
@@ -184,10 +188,10 @@ def test_streams_live_when_descriptors_run_out_and_a_worker_is_dialed_again(tmp_
             with ExitStack() as idle:
                 kept = httpx2.Client(base_url=router.url)
                 idle.enter_context(kept)
-                kept.get("/livez")
+                kept.get("/health")
                 for _ in range(DESCRIPTORS):
                     idle.enter_context(router.connect())
-                until(lambda: _refused(kept) >= 100, 20, "connections refused for their descriptors")
+                until(lambda: _refused(router) >= 100, 20, "connections refused for their descriptors")
                 router.new_decode()
                 until(lambda: router.decode.routers == 1, 30, "the link to the new worker")
                 assert _used(router) <= DESCRIPTORS - DESCRIPTOR_RESERVE + 64, "the reserve is left to links"
@@ -202,7 +206,7 @@ def _used(router: RouterProcess) -> int:
     return len(list(Path(f"/proc/{router.process.pid}/fd").iterdir()))
 
 
-def _refused(client: httpx2.Client) -> float:
-    page = client.get("/metrics").text
+def _refused(router: RouterProcess) -> float:
+    page = httpx2.get(f"{router.admin_url}/metrics").text
     (found,) = re.findall(r'segue_http_connections_ended_total{cause="descriptors".*} ([\d.]+)', page)
     return float(found)

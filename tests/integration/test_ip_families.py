@@ -13,10 +13,11 @@ import pytest
 from router.discovery.worker_address import static_workers
 from router.http.server import listen as listen_for_clients
 from shared.errors import ConfigError
+from shared.process.admin_port import AdminPort, AnswerPath
 from shared.process.health import Health
 from shared.process.listening import listening_socket
 from shared.process.metrics import Metrics
-from shared.process.probes import Probes
+from shared.process.probes import probe_pages
 from tests.integration.watched_links import Watched, dial, listen
 
 LOOPBACKS = {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}
@@ -28,6 +29,10 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+def pages() -> AnswerPath:
+    return probe_pages(Health(60.0), Metrics("decode"))
+
+
 def live(port: int, host: str) -> int:
     with urllib.request.urlopen(f"http://{host}:{port}/livez", timeout=5) as answer:
         return int(answer.status)
@@ -35,13 +40,13 @@ def live(port: int, host: str) -> int:
 
 @pytest.mark.parametrize("client", LOOPBACKS.values())
 def test_probes_that_listen_everywhere_answer_in_both_families(client: str) -> None:
-    with contextlib.closing(Probes("*", 0, Health(60.0), Metrics("decode"))) as probes:
+    with contextlib.closing(AdminPort("*", 0, pages())) as probes:
         assert live(probes.port, client) == 200
 
 
 @pytest.mark.parametrize("host", LOOPBACKS)
 def test_probes_listen_at_one_address_of_either_family(host: str) -> None:
-    with contextlib.closing(Probes(host, 0, Health(60.0), Metrics("decode"))) as probes:
+    with contextlib.closing(AdminPort(host, 0, pages())) as probes:
         assert live(probes.port, LOOPBACKS[host]) == 200
 
 

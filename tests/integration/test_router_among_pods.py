@@ -32,24 +32,28 @@ class RouterAmongPods:
 
     process: subprocess.Popen[str]
     url: str
+    admin_url: str
     server: SliceServer
     keys: Path
 
     def until_ready(self, status: int = 200) -> httpx2.Response:
         until(lambda: self.readiness() == status, 30, f"/readyz {status}")
-        return httpx2.get(f"{self.url}/readyz")
+        return httpx2.get(f"{self.admin_url}/readyz")
+
+    def until_it_says(self, words: str) -> None:
+        until(lambda: words in self.until_ready(503).text, 30, words)
 
     def readiness(self) -> int:
         assert self.process.poll() is None, self.process.communicate()[1]
         with contextlib.suppress(httpx2.TransportError):
-            return httpx2.get(f"{self.url}/readyz").status_code
+            return httpx2.get(f"{self.admin_url}/readyz").status_code
         return 0
 
     def complete(self) -> httpx2.Response:
         return httpx2.post(f"{self.url}/v1/completions", json=BODY, timeout=60)
 
     def metric(self, line: str) -> float:
-        text = httpx2.get(f"{self.url}/metrics").text
+        text = httpx2.get(f"{self.admin_url}/metrics").text
         return float(next(each for each in text.splitlines() if each.startswith(line)).rpartition(" ")[2])
 
 
@@ -59,13 +63,15 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
     write_new_keys(tmp_path / "keys")
     server = SliceServer()
     server.trouble.denied = {"list"}
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    with socket.socket() as holder, socket.socket() as admin_holder:
+        for each in (holder, admin_holder):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        port, admin_port = holder.getsockname()[1], admin_holder.getsockname()[1]
         flags = {
             "model": write_folder(tmp_path / "tiny"),
             "port": port,
+            "admin-port": admin_port,
             "link-keys-file": tmp_path / "keys" / "router.pem",
             "discovery": "kubernetes",
             "namespace": "prod",
@@ -76,7 +82,8 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
         environment = os.environ | {"KUBECONFIG": str(server.write_kubeconfig(tmp_path / "kubeconfig"))}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         try:
-            yield RouterAmongPods(process, f"http://127.0.0.1:{port}", server, tmp_path / "keys")
+            urls = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+            yield RouterAmongPods(process, *urls, server, tmp_path / "keys")
         finally:
             process.kill()
             process.communicate()
@@ -102,7 +109,7 @@ def test_a_router_is_ready_with_permission_holds_requests_and_serves_them_when_p
         ServedPod("u-prefill", "prefill", "127.0.0.1", prefill.port),
         ServedPod("u-decode", "decode", "127.0.0.1", decode.port),
     ]
-    assert "permission to list endpointslices in the namespace prod" in router.until_ready(503).text
+    router.until_it_says("permission to list endpointslices in the namespace prod")
     router.server.trouble.denied = set()
     router.until_ready()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.integration.deployment import free_port
 from tests.integration.linked_worker import LinkedWorker
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
@@ -64,18 +65,19 @@ def start(
 ) -> subprocess.Popen[str]:
     """A router; unless `workers` says otherwise its only worker never comes."""
     command = [*before, sys.executable, *program, "--model", str(folder), "--port", str(port)]
+    command += ["--admin-port", "0"]
     command += ["--link-keys-file", str(folder.parent / "keys" / "router.pem"), "--workers", workers, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def readiness(port: int, path: str = "readyz") -> int:
-    return httpx2.get(f"http://127.0.0.1:{port}/{path}").status_code
+def readiness(port: int) -> int:
+    return httpx2.get(f"http://127.0.0.1:{port}/health").status_code
 
 
 def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
     def answered() -> bool:
         try:
-            return httpx2.get(f"http://127.0.0.1:{port}/livez").status_code == 200
+            return readiness(port) in (200, 503)
         except httpx2.TransportError:
             return False
 
@@ -155,7 +157,7 @@ def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(
         assert "connection" not in pooled.get(f"{url}/v1/models").headers
         began = time.monotonic()
         router.send_signal(signal.SIGTERM)
-        until(lambda: pooled.get(f"{url}/readyz").status_code == 503, soon(1), "unreadiness")
+        until(lambda: pooled.get(f"{url}/health").status_code == 503, soon(1), "unreadiness")
         late: list[tuple[int, str | None]] = []
 
         def ask() -> bool:
@@ -186,16 +188,15 @@ def test_a_router_with_listed_workers_is_ready_once_a_pair_of_them_can_serve(fol
     router = start(folder, port, workers=f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode_port}")
     wait_until_alive(router, port)
     until(lambda: prefill.routers == 1, 10, "the link to the prefill worker")
-    for path in ("health", "readyz"):
-        answer = httpx2.get(f"http://127.0.0.1:{port}/{path}")
-        assert answer.status_code == 503
-        assert answer.json()["doing"] == "waiting for workers"
+    answer = httpx2.get(f"http://127.0.0.1:{port}/health")
+    assert answer.status_code == 503
+    assert answer.json()["doing"] == "waiting for workers"
     decode = LinkedWorker("decode", "d", keys, port=decode_port)
     until(lambda: readiness(port) == 200, 10, "readiness")
     assert httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY).status_code == 200
     decode.close()
     prefill.close()
-    assert readiness(port, "health") == 200, "a pair that was lost is waited for"
+    assert readiness(port) == 200, "a pair that was lost is waited for"
     router.send_signal(signal.SIGINT)
     router.communicate(timeout=10)
 
@@ -299,7 +300,8 @@ def send_malformed(port: int) -> None:
 def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder: Path, port: int) -> None:
     keys = folder.parent / "keys" / "worker.pem"
     prefill, decode = LinkedWorker("prefill", "p", keys), LinkedWorker("decode", "d", keys)
-    router = start(folder, port, workers=f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}")
+    workers, admin_port = f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}", free_port()
+    router = start(folder, port, "--admin-port", str(admin_port), workers=workers)
     assert router.stderr is not None
     fcntl.fcntl(router.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     wait_until_alive(router, port)
@@ -319,9 +321,8 @@ def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder
     until(lambda: time.monotonic() - began > 4, 10, "more than the links' limit of silence")
     serve()
     assert (prefill.routers, decode.routers) == (1, 1), "no link was dialed again"
-    repeated = httpx2.get(f"{url}/metrics").text.partition('segue_log_lines_repeated_total{role="router"} ')[
-        2
-    ]
+    page = httpx2.get(f"http://127.0.0.1:{admin_port}/metrics").text
+    repeated = page.partition('segue_log_lines_repeated_total{role="router"} ')[2]
     assert float(repeated.split()[0]) == 30 - 5, "the 1st, 2nd, 4th, 8th and 16th are lines"
     router.send_signal(signal.SIGINT)
     assert router.wait(10) == 0

@@ -58,7 +58,7 @@ def test_the_life_of_a_request_can_be_looked_up(one_each: LocalDeployment) -> No
         model="smollm2", prompt="The life of a request, from the first byte on:", max_tokens=4
     )
     rid = response.headers["x-request-id"]
-    life = client.get(f"{one_each.url}/debug/requests/{rid}", cast_to=dict[str, object])
+    life = client.get(f"{one_each.admin_url}/debug/requests/{rid}", cast_to=dict[str, object])
     assert "prefill-0" in str(life)
     assert "decode-0" in str(life)
 

@@ -10,7 +10,7 @@ from tests.integration.deployment import LocalDeployment
 
 def test_every_smoke_test_sees_kv_move(one_each: LocalDeployment) -> None:
     for _ in range(2):  # the second time the decode worker has cached the first one's pages
-        *_, found, link = smoke_test(one_each.url)
+        *_, found, link = smoke_test(one_each.url, one_each.admin_url)
         moved = re.fullmatch(r"(\d+) bytes of KV moved for it in [\d.]+ ms: the link gave (\d+) MB/s", found)
         assert moved is not None, found
         assert int(moved[1]) > 0

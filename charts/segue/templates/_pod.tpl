@@ -1,7 +1,8 @@
 {{/* What the pods of all three roles have in common. "of" is whose image and account they take: router or worker. */}}
 
 {{/* Ports inside the pods. Nobody else listens there, so they are not values. */}}
-{{- define "segue.httpPort" -}}{{- if eq . "router" -}}8000{{- else -}}8001{{- end -}}{{- end -}}
+{{- define "segue.httpPort" -}}8000{{- end -}}
+{{- define "segue.adminPort" -}}8001{{- end -}}
 {{- define "segue.linksPort" -}}8002{{- end -}}
 
 {{/* (root, role) → `replicas:` or nothing. An upgrade says what is live: scaling belongs to kubectl and autoscalers. */}}
@@ -178,7 +179,7 @@ volumeMounts:
 {{- define "segue.livenessProbe" -}}
 httpGet:
   path: /livez
-  port: http
+  port: admin
 periodSeconds: 10
 timeoutSeconds: 5
 failureThreshold: 3
@@ -188,7 +189,7 @@ failureThreshold: 3
 {{- define "segue.readinessProbe" -}}
 httpGet:
   path: /readyz
-  port: http
+  port: admin
 periodSeconds: 1
 timeoutSeconds: 5
 failureThreshold: 3
@@ -198,7 +199,7 @@ failureThreshold: 3
 {{- define "segue.startupProbe" -}}
 httpGet:
   path: {{ index . 1 }}
-  port: http
+  port: admin
 periodSeconds: 1
 timeoutSeconds: 5
 failureThreshold: {{ (index . 0).Values.startupSeconds | int }}

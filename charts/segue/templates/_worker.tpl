@@ -34,8 +34,8 @@ spec:
         - {{ include "segue.containerFields" (list $root $role "worker") | indent 10 | trim }}
           env:
             {{- include "segue.environment" . | nindent 12 }}
-            - name: SEGUE_HTTP_PORT
-              value: {{ include "segue.httpPort" $role | quote }}
+            - name: SEGUE_ADMIN_PORT
+              value: {{ include "segue.adminPort" . | quote }}
             - name: SEGUE_LINKS_PORT
               value: {{ include "segue.linksPort" $role | quote }}
             - name: SEGUE_KV_TRANSPORT
@@ -54,8 +54,8 @@ spec:
             {{- toYaml . | nindent 12 }}
             {{- end }}
           ports:
-            - name: http
-              containerPort: {{ include "segue.httpPort" $role }}
+            - name: admin
+              containerPort: {{ include "segue.adminPort" . }}
             - name: links
               containerPort: {{ include "segue.linksPort" $role }}
             - name: kv

@@ -17,7 +17,7 @@ def shown_start(*, terminal: bool) -> str:
     for what in ("starting", "loading weights 3%", "loading weights 60%", "checking the transfer"):
         console.show_progress("decode-0", what)
     console.show_choices("decode-0", {"device": "cpu (no CUDA device)", "pages": 64})
-    console.show_ready("127.0.0.1:8000", "it's [bold]", 4.2)
+    console.show_ready("127.0.0.1:8000", "127.0.0.1:8001", "it's [bold]", 4.2)
     return shown.getvalue()
 
 
@@ -36,6 +36,7 @@ def test_on_a_terminal_there_is_a_bar() -> None:
 
 def test_the_command_in_the_ready_line_survives_the_shell() -> None:
     line = shown_start(terminal=False).splitlines()[-1]
+    assert "the router's figures: http://127.0.0.1:8001/metrics" in shown_start(terminal=False)
     words = shlex.split(line.partition("try: ")[2])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"

@@ -79,7 +79,7 @@ def router(
 
 def test_a_whole_stream_whose_kv_moved_passes() -> None:
     with router(WHOLE, 4_000_000) as url:
-        assert smoke_test(url) == [
+        assert smoke_test(url, url) == [
             "tiny streamed 2 pieces of text and ended properly",
             "request r1 went to prefill p, then decode d",
             "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
@@ -89,7 +89,7 @@ def test_a_whole_stream_whose_kv_moved_passes() -> None:
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:
     with router(WHOLE, 4_000_000, link_bytes_per_second=0) as url:
-        assert smoke_test(url)[-1] == "the link has not been measured yet"
+        assert smoke_test(url, url)[-1] == "the link has not been measured yet"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_link_that_is_not_measured_yet_passes() -> None:
 )
 def test_less_than_that_fails(events: list[str], fetched_bytes: int, message: str) -> None:
     with router(events, fetched_bytes) as url, pytest.raises(SmokeTestError, match=message):
-        smoke_test(url)
+        smoke_test(url, url)
 
 
 def test_an_error_status_is_one_sentence_with_the_answer() -> None:
@@ -112,13 +112,13 @@ def test_an_error_status_is_one_sentence_with_the_answer() -> None:
         router(WHOLE, 4096) as url,
         pytest.raises(SmokeTestError, match=r"/v1/models answered 404: not here"),
     ):
-        smoke_test(f"{url}/elsewhere")
+        smoke_test(f"{url}/elsewhere", url)
 
 
 def test_all_requests_use_one_connection() -> None:
     clients: set[object] = set()
     with router(WHOLE, 4096, clients=clients) as url:
-        smoke_test(url)
+        smoke_test(url, url)
     assert len(clients) == 1
 
 
@@ -126,4 +126,4 @@ def test_nobody_there_is_one_sentence() -> None:
     with router(WHOLE, 1) as url:
         pass
     with pytest.raises(SmokeTestError, match="gave no answer"):
-        smoke_test(url)
+        smoke_test(url, url)

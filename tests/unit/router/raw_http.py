@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.unit.router.scripted_workers import RunningRouter
 
-GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @dataclass(frozen=True)

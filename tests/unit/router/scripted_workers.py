@@ -21,6 +21,7 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
+from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
@@ -45,8 +46,10 @@ from shared.messages import (
     Role,
     Row,
 )
+from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.metrics import Metrics
+from shared.process.probes import probe_pages
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
@@ -213,6 +216,9 @@ class RunningRouter:
         self._running = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.metrics = Metrics("router")
+        self.admin = AdminPort("127.0.0.1", 0, probe_pages(self.health, self.metrics))
+        self.admin_url = f"http://127.0.0.1:{self.admin.port}"
 
     def __enter__(self) -> RunningRouter:
         self._thread.start()
@@ -238,6 +244,10 @@ class RunningRouter:
         self._loop.call_soon_threadsafe(act)
         assert done.wait(10)
 
+    def _publish(self) -> None:
+        self.metrics.publish(self.core.counters)
+        self.metrics.publish(self.clients.counters)
+
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._run())
@@ -252,23 +262,25 @@ class RunningRouter:
         if self._linked:
             self.workers.link()
             self.shell.links_ready()
-        metrics = Metrics("router")
         self.health.become_ready()
-
-        def render() -> bytes:
-            metrics.publish(self.core.counters)
-            metrics.publish(self.clients.counters)
-            return metrics.render()
-
-        failure = RequestFailed(503, "shutting down")
         self.clients = ClientConnections(self._settings)
         router_peers = RouterPeers(self.uid, lambda: self.peers)
-        app = make_app(serving, self.shell, router_peers, self.health, render)
+        pages = RouterPages(
+            probe_pages(self.health, self.metrics),
+            self._publish,
+            self.shell,
+            router_peers,
+            self._settings.prompts_max,
+        )
+        self.admin.answer = pages.answer
+        failure = RequestFailed(503, "shutting down")
+        app = make_app(serving, self.health, router_peers.draw_rid)
         self._server = Server(
             app, self._settings, self.clients, self.health.start_draining, lambda: serving.fail_all(failure)
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
+        await asyncio.to_thread(self.admin.close)
         await router_peers.close()
         self.shell.close()
         prompts.close()

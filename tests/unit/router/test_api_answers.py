@@ -249,31 +249,37 @@ def test_tokenize_counts_a_chat_as_the_chat_endpoint_does(router: RunningRouter)
 
 def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter) -> None:
     client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
-    assert httpx2.get(f"{router.url}/livez").text == "ok\n"
-    assert httpx2.get(f"{router.url}/readyz").json()["ready"] is True
-    metrics = httpx2.get(f"{router.url}/metrics").text
+    assert httpx2.get(f"{router.admin_url}/livez").text == "ok\n"
+    assert httpx2.get(f"{router.admin_url}/readyz").json()["ready"] is True
+    metrics = httpx2.get(f"{router.admin_url}/metrics").text
     assert 'segue_requests_total{outcome="stop",role="router"}' in metrics
 
 
-@pytest.mark.parametrize("path", ["/readyz", "/health"])
-def test_health_and_readyz_answer_readiness(router: RunningRouter, path: str) -> None:
-    assert httpx2.get(f"{router.url}{path}").status_code == 200
+def test_health_and_readyz_answer_readiness(router: RunningRouter) -> None:
+    pages = f"{router.url}/health", f"{router.admin_url}/readyz"
+    assert [httpx2.get(page).status_code for page in pages] == [200, 200]
     router.health.become_unready("ending")
     try:
-        refused = httpx2.get(f"{router.url}{path}")
-        assert refused.status_code == 503
-        assert "ending" in refused.json()["error"]["message"]
+        for page in pages:
+            refused = httpx2.get(page)
+            assert refused.status_code == 503
+            assert refused.json()["doing"] == "ending"
     finally:
         router.health.become_ready()
 
 
-def test_every_path_that_the_readme_names_is_there(router: RunningRouter) -> None:
-    line = next(line for line in README.read_text().splitlines() if line.startswith("Paths: "))
+@pytest.mark.parametrize(("start", "here", "elsewhere"), [("Paths: ", 6, 0), ("On the admin port", 4, 1)])
+def test_every_path_that_the_readme_names_is_there_and_on_its_port_alone(
+    router: RunningRouter, start: str, here: int, elsewhere: int
+) -> None:
+    line = next(line for line in README.read_text().splitlines() if line.startswith(start))
     paths = re.findall(r"`(/[^`]*)`", line)
-    assert len(paths) > 8
+    assert len(paths) == here
+    urls = [router.url, router.admin_url]
     for path in paths:
-        answer = httpx2.get(router.url + path.replace("{id}", "unknown"))
-        assert "nothing at this path" not in answer.text, path
+        for url in (urls[elsewhere], urls[1 - elsewhere]):
+            answer = httpx2.get(url + path.replace("{id}", "unknown"))
+            assert ("nothing at this path" in answer.text) == (url != urls[elsewhere]), (url, path)
 
 
 @pytest.mark.usefixtures("client")
@@ -283,14 +289,14 @@ def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: Running
         rid = response.headers["x-request-id"]
         assert response.json()["id"] == f"cmpl-{rid}"
         for known_as in (rid, f"cmpl-{rid}"):
-            debug = httpx2.get(f"{router.url}/debug/requests/{known_as}").json()
+            debug = httpx2.get(f"{router.admin_url}/debug/requests/{known_as}").json()
             choices_seen = debug.get("choices", [debug])
             assert len(choices_seen) == choices
             assert {worker["role"] for one in choices_seen for worker in one["workers"]} == {
                 "prefill",
                 "decode",
             }
-    assert httpx2.get(f"{router.url}/debug/requests/unknown").status_code == 404
+    assert httpx2.get(f"{router.admin_url}/debug/requests/unknown").status_code == 404
 
 
 @pytest.mark.usefixtures("client")
@@ -306,10 +312,10 @@ def test_what_clients_wrote_is_in_no_error_metric_or_debug_page(router: RunningR
         httpx2.post(f"{router.url}/v1/completions", content=marker),
         httpx2.get(f"{router.url}/{marker}"),
         httpx2.get(f"{router.url}/v1/models/{marker}"),
-        httpx2.get(f"{router.url}/debug/requests/{marker}"),
+        httpx2.get(f"{router.admin_url}/debug/requests/{marker}"),
     ]
     assert all(response.status_code >= 400 for response in bad)
-    pages = [httpx2.get(f"{router.url}/debug/requests/{good.headers['x-request-id']}")]
-    pages.append(httpx2.get(f"{router.url}/metrics"))
+    pages = [httpx2.get(f"{router.admin_url}/debug/requests/{good.headers['x-request-id']}")]
+    pages.append(httpx2.get(f"{router.admin_url}/metrics"))
     said = [f"{response.text}{response.headers}" for response in (*bad, *pages)]
     assert not any(marker in text for text in said)

@@ -250,7 +250,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: ht
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", CHAT), ("DELETE", COMPLETIONS), ("POST", "/v1/models"), ("PUT", "/livez")]
+    ("method", "path"), [("GET", CHAT), ("DELETE", COMPLETIONS), ("POST", "/v1/models"), ("PUT", "/health")]
 )
 def test_a_wrong_method_is_a_405_that_names_the_right_one(
     client: httpx2.Client, method: str, path: str

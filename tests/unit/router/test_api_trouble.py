@@ -254,12 +254,12 @@ def test_a_fault_of_the_router_is_a_500_in_openais_shape_and_one_line_without_th
 ) -> None:
     """In a FastAPI route: there Starlette would answer in plain text."""
 
-    def fail(rid: str) -> None:
-        raise ValueError(f"cannot find {rid}")
+    def fail() -> bytes:
+        raise ValueError("cannot report to marker-7f3a")
 
-    monkeypatch.setattr(router.shell, "debug", fail)
+    monkeypatch.setattr(router.health, "report", fail)
     with structlog.testing.capture_logs() as lines:
-        response = httpx2.get(f"{router.url}/debug/requests/marker-7f3a")
+        response = httpx2.get(f"{router.url}/health?marker-7f3a")
         (line,) = errors_in(lines)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -94,7 +94,7 @@ def test_a_proxy_that_replaces_the_host_keeps_no_page_out(client: httpx2.Client)
 def test_on_loopback_a_name_of_public_dns_is_not_served(client: httpx2.Client, host: str) -> None:
     """Otherwise a page whose name is pointed at 127.0.0.1 would be of the router's own origin."""
     assert refused(ask(client, host=host, origin=f"http://{host}"), 403)
-    assert refused(client.get("/metrics", headers={"host": host}), 403)
+    assert refused(client.get("/v1/models", headers={"host": host}), 403)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_allowed_hosts_are_served_and_no_others(model_folder: Path) -> None:
             "a.local": 403,
             "10.0.0.1": 200,
         }.items():
-            assert httpx2.get(f"{router.url}/livez", headers={"host": host}).status_code == status
+            assert httpx2.get(f"{router.url}/health", headers={"host": host}).status_code == status
 
 
 def test_a_router_that_listens_on_all_addresses_is_served_by_any_name(model_folder: Path) -> None:
     with RunningRouter(model_folder, host="0.0.0.0") as router:
-        assert httpx2.get(f"{router.url}/livez", headers={"host": "segue.prod.svc"}).status_code == 200
+        assert httpx2.get(f"{router.url}/health", headers={"host": "segue.prod.svc"}).status_code == 200
 
 
 def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_folder: Path) -> None:

@@ -38,9 +38,9 @@ def impatient(model_folder: Path) -> Iterator[RunningRouter]:
 
 
 TOO_LARGE = {
-    "one long header": get("/livez", "a: " + "x" * HEAD_BYTES_MAX),
-    "a header that never ends": b"GET /livez HTTP/1.1\r\na: " + b"x" * (3 * HEAD_BYTES_MAX),
-    "many headers": get("/livez", *("a: b" for _ in range(HEADERS_MAX + 1))),
+    "one long header": get("/health", "a: " + "x" * HEAD_BYTES_MAX),
+    "a header that never ends": b"GET /health HTTP/1.1\r\na: " + b"x" * (3 * HEAD_BYTES_MAX),
+    "many headers": get("/health", *("a: b" for _ in range(HEADERS_MAX + 1))),
     "headers for an unknown path": get("/nowhere", *("a: " + "x" * 1000 for _ in range(70))),
     "lines before the request": b"\r\n" * HEAD_BYTES_MAX + LAST_GET,
 }
@@ -58,7 +58,7 @@ def test_a_head_beyond_its_budget_is_a_431_and_the_end(router: RunningRouter, da
 
 def test_a_head_within_its_budget_is_served(router: RunningRouter) -> None:
     headers = [f"h{number}: {'x' * 400}" for number in range(100)]
-    (answer,) = answered(router, get("/livez", *headers, "a: " + "x" * (20 << 10)))
+    (answer,) = answered(router, get("/health", *headers, "a: " + "x" * (20 << 10)))
     assert answer.status == 200
 
 
@@ -86,7 +86,7 @@ def test_chunk_headers_and_trailers_have_a_budget_too(router: RunningRouter, fra
 
 
 def test_the_head_after_a_good_request_has_the_same_budget(router: RunningRouter) -> None:
-    first, second = answered(router, GET + get("/livez", "a: " + "x" * HEAD_BYTES_MAX))
+    first, second = answered(router, GET + get("/health", "a: " + "x" * HEAD_BYTES_MAX))
     assert (first.status, second.status) == (200, 431)
 
 
@@ -94,7 +94,7 @@ def test_heads_of_all_connections_together_have_a_budget(
     router: RunningRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.http.client_connections.HELD_BYTES_MAX", 100_000)
-    half = b"GET /livez HTTP/1.1\r\na: " + b"x" * 40_000
+    half = b"GET /health HTTP/1.1\r\na: " + b"x" * 40_000
     with connect(router) as first, connect(router) as second:
         first.sendall(half)
         second.sendall(half)
@@ -110,7 +110,7 @@ SLOW_HEADS = {"the first": b"", "one after an answer": GET}
 
 @pytest.mark.parametrize("before", SLOW_HEADS.values(), ids=SLOW_HEADS)
 def test_a_head_that_does_not_end_in_time_is_a_408(impatient: RunningRouter, before: bytes) -> None:
-    *_, last = answered(impatient, before + b"GET /livez HTTP/1.1\r\na")
+    *_, last = answered(impatient, before + b"GET /health HTTP/1.1\r\na")
     assert last.status == 408
     assert impatient.clients.counters.ended["slow_head"] == 1
 
@@ -118,7 +118,7 @@ def test_a_head_that_does_not_end_in_time_is_a_408(impatient: RunningRouter, bef
 def test_a_head_that_comes_byte_by_byte_gets_no_more_time(impatient: RunningRouter) -> None:
     pause = threading.Event()
     with connect(impatient) as connection:
-        for byte in get("/livez", "a: " + "x" * 1000):
+        for byte in get("/health", "a: " + "x" * 1000):
             try:
                 connection.sendall(bytes([byte]))
             except OSError:
@@ -226,13 +226,13 @@ def test_a_thousand_requests_sent_ahead_are_answered_in_their_order(router: Runn
 
 
 def test_http_0_9_is_refused(router: RunningRouter) -> None:
-    (answer,) = answered(router, b"GET /livez\r\n\r\n")
+    (answer,) = answered(router, b"GET /health\r\n\r\n")
     assert answer.status == 505
 
 
 @pytest.mark.parametrize("hosts", ["", "host: a\r\nhost: b\r\n"], ids=["no host", "two hosts"])
 def test_a_request_has_exactly_one_host(router: RunningRouter, hosts: str) -> None:
-    (answer,) = answered(router, f"GET /livez HTTP/1.1\r\n{hosts}\r\n".encode())
+    (answer,) = answered(router, f"GET /health HTTP/1.1\r\n{hosts}\r\n".encode())
     assert answer.status == 400
 
 
@@ -252,7 +252,7 @@ def test_an_answer_in_one_piece_has_its_length(router: RunningRouter) -> None:
         assert int(answer.headers["content-length"]) == len(answer.body)
 
 
-@pytest.mark.parametrize("path", ["/%6detrics", "/live%7A", "/v1%2Fmodels", "//livez", "/./livez"])
+@pytest.mark.parametrize("path", ["/%6detrics", "/healt%68", "/v1%2Fmodels", "//health", "/./health"])
 def test_a_path_has_one_spelling(router: RunningRouter, path: str) -> None:
     (answer,) = answered(router, get(path))
     assert answer.status == 404

@@ -15,13 +15,13 @@ from tests.unit.router.scripted_workers import MODEL, RunningRouter
 def routers(model_folder: Path) -> Iterator[tuple[RunningRouter, RunningRouter]]:
     """Two that know each other and themselves."""
     with RunningRouter(model_folder, uid="one") as one, RunningRouter(model_folder, uid="other") as other:
-        one.peers.update({"one": one.url, "other": other.url})
+        one.peers.update({"one": one.admin_url, "other": other.admin_url})
         other.peers.update(one.peers)
         yield one, other
 
 
 def ask(router: RunningRouter, rid: str) -> httpx2.Response:
-    return httpx2.get(f"{router.url}/debug/requests/{rid}")
+    return httpx2.get(f"{router.admin_url}/debug/requests/{rid}")
 
 
 def serve(router: RunningRouter, prompt: str | list[str] = "fox") -> str:

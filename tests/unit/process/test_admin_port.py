@@ -1,0 +1,140 @@
+"""The admin port: one request a connection, bounded in number, bytes and time, whatever clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from shared.errors import StartError
+from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
+from tests.waiting import soon, until
+
+GET = b"GET /here HTTP/1.1\r\nhost: x\r\n"
+
+
+class AskedPages:
+    """Answers with the path, but for two paths: one raises, one takes until a test allows it."""
+
+    def __init__(self) -> None:
+        self.asked, self.allowed = threading.Event(), asyncio.Event()
+
+    async def answer(self, path: str) -> AdminPage:
+        if path == "/broken":
+            raise KeyError("what a client wrote")
+        if path == "/slow":
+            self.asked.set()
+            await self.allowed.wait()
+        return AdminPage(200, "text/plain", path.encode())
+
+
+@pytest.fixture
+def pages() -> AskedPages:
+    return AskedPages()
+
+
+@pytest.fixture
+def admin(pages: AskedPages) -> Iterator[AdminPort]:
+    admin = AdminPort("127.0.0.1", 0, pages.answer)
+    yield admin
+    admin.close()
+
+
+def connect(admin: AdminPort) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", admin.port), timeout=30)
+
+
+def answer_to(admin: AdminPort, request: bytes) -> bytes:
+    """Everything that comes until the port closes the connection."""
+    with connect(admin) as client:
+        client.sendall(request)
+        parts = []
+        while part := client.recv(65536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def get(admin: AdminPort, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin.port}{path}", timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_a_page_is_answered_without_its_query_and_the_connection_ends(admin: AdminPort) -> None:
+    answer = answer_to(admin, GET.replace(b"/here", b"/here?there=1") + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\n/here")
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        pytest.param(b"\x16\x03\x01\x00\xa5\x01", 400, id="TLS"),
+        pytest.param(b"GET /here\r\n\r\n", 400, id="HTTP/0.9"),
+        pytest.param(b"POST /here HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", 405, id="a POST"),
+        pytest.param(GET + b"a: " + b"b" * 2 * HEAD_BYTES_MAX, 431, id="an endless head"),
+        pytest.param(GET + b"\r\n" + GET + b"\r\n", 200, id="two requests: one is read"),
+    ],
+)
+def test_what_else_comes_gets_one_short_answer(admin: AdminPort, request_bytes: bytes, status: int) -> None:
+    answer = answer_to(admin, request_bytes)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert get(admin, "/here") == (200, b"/here")
+
+
+def test_silent_connections_keep_nobody_out(admin: AdminPort) -> None:
+    """A thousand of them open at once, without a thread each; the oldest are closed."""
+    threads = threading.active_count()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(admin)) for _ in range(1000)]
+        assert get(admin, "/here") == (200, b"/here")
+        assert threading.active_count() == threads
+        assert len(admin.open) <= CONNECTIONS_MAX
+        assert silent[0].recv(1) == b""
+
+
+def test_a_silent_connection_ends_by_itself(admin: AdminPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.process.admin_port.REQUEST_SECONDS_MAX", 0.2)
+    with connect(admin) as silent:
+        silent.settimeout(soon(5))
+        silent.sendall(b"GET /here HT")
+        assert silent.recv(1) == b""
+
+
+def test_a_page_that_fails_is_a_500_without_the_error_and_the_port_lives_on(admin: AdminPort) -> None:
+    status, body = get(admin, "/broken")
+    assert status == 500
+    assert b"what a client wrote" not in body
+    assert get(admin, "/here") == (200, b"/here")
+
+
+def test_a_probe_that_hangs_up_leaves_no_traceback(
+    admin: AdminPort, pages: AskedPages, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connect(admin) as impatient:
+        impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        impatient.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert pages.asked.wait(10)
+    until(lambda: not admin.open, 10, "the end of the connection")
+    admin.loop.call_soon_threadsafe(pages.allowed.set)
+    assert get(admin, "/slow") == (200, b"/slow")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_in_use_is_one_sentence(pages: AskedPages) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}.*in use"):
+            AdminPort("127.0.0.1", port, pages.answer)
