@@ -43,7 +43,7 @@ MESSAGES = st.lists(
 BODIES = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5)
 VALID = {"model": MODEL, "max_tokens": 2, "prompt": "fox", "messages": [{"role": "user", "content": "fox"}]}
 FUZZ = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
