@@ -116,7 +116,7 @@ def a_blocked_stderr(target: Target) -> None:
     """Nobody reads what the deployment writes, and it has much to write."""
     with target.running.command.unread(), target.others.window():
         for _ in range(4000):
-            talk(target.port, get(f"/{MARKER}"), seconds_max=10)
+            assert talk(target.port, get(f"/{MARKER}"), seconds_max=10).statuses() == [404]
 
 
 FAULTS = {

@@ -179,21 +179,18 @@ def test_two_thousand_idle_connections_cost_little(target: Target) -> None:
 def test_stop_strings_that_nearly_match_cost_the_router_little(target: Target) -> None:
     (tokens,) = talk(target.port, post("/tokenize", b'{"prompt": "a"}')).replies()
     (token,) = json.loads(tokens.body)["tokens"]
-    plain = completion(["b"] * 16, max_tokens=200, ignore_eos=True, logit_bias={str(token): 100})
-    (reply,) = talk(target.port, post("/v1/completions", plain), seconds_max=60).replies()
-    assert json.loads(reply.body)["choices"][0]["text"] == "a" * 200
+    plain = completion(["b"] * 4, max_tokens=600, ignore_eos=True, logit_bias={str(token): 100})
     stops = ["a" * 1000 + chr(98 + k) for k in range(16)]
     before = router_seconds(target, plain)
     nearly = router_seconds(target, json.dumps(json.loads(plain) | {"stop": stops}).encode())
-    assert nearly <= 3 * before + 0.2, (
-        f"{nearly:.2f} s of the router's CPU, {before:.2f} s without stop strings"
-    )
+    assert nearly <= 2 * before, f"{nearly:.2f} s of the router's CPU, {before:.2f} s without stop strings"
 
 
 def router_seconds(target: Target, body: bytes) -> float:
     """CPU time that the router needs for a completion."""
     before = cpu_seconds(target.router().pid)
-    assert talk(target.port, post("/v1/completions", body), seconds_max=60).statuses() == [200]
+    (reply,) = talk(target.port, post("/v1/completions", body), seconds_max=60).replies()
+    assert json.loads(reply.body)["choices"][0]["text"] == "a" * 600
     return cpu_seconds(target.router().pid) - before
 
 
