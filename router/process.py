@@ -36,7 +36,7 @@ from router.http.server import Server, listen
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
-from shared.links.keys import read_seed
+from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
@@ -58,15 +58,13 @@ def serve(config: RouterConfig) -> None:
     """Run until SIGINT or SIGTERM; raises `StartError` where it cannot start."""
     if not config.model:
         raise ConfigError("--model is required: the folder with the model's tokenizer")
-    if not config.link_seed_file:
-        raise ConfigError("--link-seed-file is required: links are never unencrypted")
     discover = _discovery(config)
-    seed = read_seed(Path(config.link_seed_file))
+    keys = read_keys(config.link_keys_file, "router")
     listener = listen(config.host, config.port)
     hide_torch()
     tokenizer = Tokenizer(Path(config.model))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, discover, seed, listener, tokenizer))
+        runner.run(_serve(config, discover, keys, listener, tokenizer))
 
 
 def _discovery(config: RouterConfig) -> Discover:
@@ -93,7 +91,7 @@ def _discovery(config: RouterConfig) -> Discover:
 async def _serve(
     config: RouterConfig,
     discover: Discover,
-    seed: bytes,
+    keys: LinkKeys,
     listener: socket.socket,
     tokenizer: Tokenizer,
 ) -> None:
@@ -101,7 +99,7 @@ async def _serve(
     health = Health(config.loop_seconds_max)
     hello = _hello(config)
     links = RouterLinks(
-        seed,
+        keys,
         hello,
         _link_settings(config),
         on_ready=lambda: shell.links_ready(),

@@ -1,7 +1,7 @@
 """Which connections a worker's socket admits, and a count of those it refuses.
 
 ZMQ asks over ZAP (RFC 27) about every CURVE client that proved to know our public key; the answer is yes for the
-router's key alone. Clients that fail earlier are seen only on the socket's monitor: wrong mechanism (no key), a
+routers' keys alone. Clients that fail earlier are seen only on the socket's monitor: wrong mechanism (no key), a
 handshake that does not decrypt (foreign key), or no handshake at all (plain bytes).
 
 pyzmq's own authenticators run asyncio in a thread of their own and log keys, so the few lines are here. Both sockets
@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shared.effects import Note
 from shared.links.counters import LinkCounters
-from shared.links.keys import KeyPair, derive_keys
+from shared.links.keys import LinkKeys
 from shared.links.thread import WriteNote
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -31,20 +31,19 @@ class Authenticator:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         router_socket: zmq.Socket[bytes],
-        seed: bytes,
+        keys: LinkKeys,
         counters: LinkCounters,
         write_note: WriteNote,
     ):
         self._counters = counters
         self._write_note = write_note
-        keys: KeyPair = derive_keys(seed, "worker")
-        self._router_key = z85.decode(derive_keys(seed, "router").public)
-        self._worker_key = z85.decode(keys.public)
+        self._admitted = {z85.decode(public) for public in keys.peers}
+        self._siblings = {z85.decode(public) for public in keys.siblings}
         self.zap_socket = context.socket(zmq.REP)
         self.zap_socket.bind(ZAP_ENDPOINT)
         router_socket.curve_server = True
-        router_socket.curve_secretkey = keys.secret
-        router_socket.curve_publickey = keys.public
+        router_socket.curve_secretkey = keys.own.secret
+        router_socket.curve_publickey = keys.own.public
         router_socket.zap_domain = ZAP_DOMAIN
         self.monitor: zmq.Socket[bytes] = router_socket.get_monitor_socket()
         self._pending_handshakes: dict[int, None] = {}  # descriptors without an outcome yet, oldest first
@@ -54,9 +53,10 @@ class Authenticator:
         """Answer every ZAP request that waits."""
         while self.zap_socket.poll(0):
             version, request_id, _, _, _, mechanism, *credentials = self.zap_socket.recv_multipart()
-            admitted = mechanism == b"CURVE" and credentials == [self._router_key]
+            key = credentials[0] if mechanism == b"CURVE" else b""
+            admitted = key in self._admitted
             if not admitted:
-                self._refuse("wrong_role" if credentials == [self._worker_key] else "foreign_key")
+                self._refuse("wrong_role" if key in self._siblings else "foreign_key")
             status = [b"200", b"OK", b"router"] if admitted else [b"400", b"no access", b""]
             self.zap_socket.send_multipart([version, request_id, *status, b""])
 

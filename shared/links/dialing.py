@@ -40,6 +40,7 @@ class Dial:
     """Open a new connection to this address."""
 
     address: str
+    ungreeted: int  # dials of it that ended without a Hello: where workers may have one of several keys, try the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class _WorkerLink:
     session: Session | None = None  # None: resting until redial_at
     peer: str = ""  # "": greeting, or resting
     failures: int = 0  # since the last PeerUp
+    ungreeted: int = 0  # dials that ended without a Hello
     warned: bool = False  # of being unreachable, since the last PeerUp
 
 
@@ -152,6 +154,7 @@ class RouterEnd:
             self.notes.append(Note("link.down", {"peer": link.peer, "address": address, "reason": reason}))
             link.peer, link.down_since = "", now
         else:
+            link.ungreeted += 1
             self._note_unreachable(link, reason, now)
 
     def tick(self, now: float) -> None:
@@ -176,7 +179,10 @@ class RouterEnd:
     def _dial(self, link: _WorkerLink, now: float) -> None:
         link.session = Session(self._draw_session(), self._settings, now)
         hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
-        self.outgoing += [Dial(link.address), SendFrames(link.address, link.session.next_frames(hello, now))]
+        self.outgoing += [
+            Dial(link.address, link.ungreeted),
+            SendFrames(link.address, link.session.next_frames(hello, now)),
+        ]
 
     def _rest(self, link: _WorkerLink, now: float) -> None:
         link.session = None

@@ -21,7 +21,7 @@ from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, RouterEnd, SendFrames
-from shared.links.keys import derive_keys
+from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
 from shared.links.session import LinkSettings
 from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote
@@ -50,7 +50,7 @@ class _WorkerWire:
         end: WorkerEnd,
         host: str,
         port: int,
-        seed: bytes,
+        keys: LinkKeys,
         settings: LinkSettings,
         write_note: WriteNote,
     ):
@@ -60,7 +60,7 @@ class _WorkerWire:
         _limit(self._router_socket, settings)
         self._router_socket.router_mandatory = True
         self._authenticator = Authenticator(
-            self._context, self._router_socket, seed, end.counters, write_note
+            self._context, self._router_socket, keys, end.counters, write_note
         )
         try:
             self._router_socket.bind(f"tcp://{host}:{port or '*'}")
@@ -119,7 +119,7 @@ class WorkerLinks(ThreadedLinks):
         self,
         host: str,
         port: int,
-        seed: bytes,
+        keys: LinkKeys,
         hello: Hello,
         settings: LinkSettings,
         *,
@@ -127,7 +127,7 @@ class WorkerLinks(ThreadedLinks):
     ):
         self.counters = LinkCounters()
         end = WorkerEnd(hello, settings, self.counters)
-        wire = _WorkerWire(end, host, port, seed, settings, write_note)
+        wire = _WorkerWire(end, host, port, keys, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
         super().__init__(end, wire, settings, write_note=write_note)
 
@@ -135,13 +135,12 @@ class WorkerLinks(ThreadedLinks):
 class _RouterWire:
     """One DEALER socket for each session."""
 
-    def __init__(self, end: RouterEnd, seed: bytes, settings: LinkSettings):
+    def __init__(self, end: RouterEnd, keys: LinkKeys, settings: LinkSettings):
         self._end = end
         self._settings = settings
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
-        self._keys = derive_keys(seed, "router")
-        self._worker_key = derive_keys(seed, "worker").public
+        self._keys = keys
         self._sockets: dict[str, tuple[Socket, Socket]] = {}  # address: dealer and its monitor
         self._poller = zmq.Poller()
 
@@ -160,7 +159,7 @@ class _RouterWire:
     def flush(self, now: float) -> None:
         for step in self._end.outgoing:  # grows by the Closed and HangUp of sessions that end here
             if isinstance(step, Dial):
-                self._dial(step.address, now)
+                self._dial(step, now)
             elif isinstance(step, SendFrames):
                 self._send(step, now)
             else:
@@ -179,25 +178,26 @@ class _RouterWire:
             except zmq.Again:
                 return
 
-    def _dial(self, address: str, now: float) -> None:
+    def _dial(self, dial: Dial, now: float) -> None:
         """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""
         try:
-            self._sockets[address] = dealer, monitor = self._open()
+            worker_key = self._keys.peers[dial.ungreeted % len(self._keys.peers)]
+            self._sockets[dial.address] = dealer, monitor = self._open(worker_key)
             self._poller.register(dealer, zmq.POLLIN)
             self._poller.register(monitor, zmq.POLLIN)
-            dealer.connect(address)
+            dealer.connect(dial.address)
         except zmq.ZMQError as error:
-            self._end.end(address, f"cannot dial: {error.strerror}", now)
+            self._end.end(dial.address, f"cannot dial: {error.strerror}", now)
 
-    def _open(self) -> tuple[Socket, Socket]:
+    def _open(self, worker_key: bytes) -> tuple[Socket, Socket]:
         """A dealer and its monitor; raises ZMQError, and keeps neither, when there is no socket for one of them."""
         dealer = self._context.socket(zmq.DEALER)
         try:
             _limit(dealer, self._settings)
             dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
-            dealer.curve_secretkey = self._keys.secret
-            dealer.curve_publickey = self._keys.public
-            dealer.curve_serverkey = self._worker_key
+            dealer.curve_secretkey = self._keys.own.secret
+            dealer.curve_publickey = self._keys.own.public
+            dealer.curve_serverkey = worker_key
             return dealer, dealer.get_monitor_socket()
         except zmq.ZMQError:
             dealer.close(linger=0)
@@ -238,7 +238,7 @@ class RouterLinks(ThreadedLinks):
 
     def __init__(
         self,
-        seed: bytes,
+        keys: LinkKeys,
         hello: Hello,
         settings: LinkSettings,
         on_ready: Callable[[], None] | None = None,
@@ -247,7 +247,7 @@ class RouterLinks(ThreadedLinks):
     ):
         self.counters = LinkCounters()
         self._sessions = RouterEnd(hello, settings, self.counters, draw_session=lambda: secrets.randbits(64))
-        wire = _RouterWire(self._sessions, seed, settings)
+        wire = _RouterWire(self._sessions, keys, settings)
         super().__init__(self._sessions, wire, settings, on_ready=on_ready, write_note=write_note)
 
     def connect(self, address: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +31,7 @@ class Child:
     role: str
     http_port: int
     arguments: list[str]
+    inherited: tuple[int, ...] = ()  # descriptors that the arguments name
 
 
 class ReadinessReport(msgspec.Struct, frozen=True):
@@ -44,7 +45,7 @@ class ReadinessReport(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One process of a child, from its start to its end. A restarted child is a new one."""
 
-    def __init__(self, child: Child, lifeline: int, inherited: Sequence[int], environment: Mapping[str, str]):
+    def __init__(self, child: Child, lifeline: int, environment: Mapping[str, str]):
         self.report: ReadinessReport | None = None  # the latest; None: it has not answered yet
         self.last_line = ""  # on stderr: why the process could not start
         self._child = child
@@ -56,7 +57,7 @@ class ChildProcess:
             text=True,
             errors="replace",
             env=environment,
-            pass_fds=[lifeline, *inherited],
+            pass_fds=[lifeline, *child.inherited],
             process_group=0,  # Ctrl-C reaches only the parent, which then ends its children in order
         )
         self._relay = threading.Thread(target=self._relay_stderr, daemon=True)

@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 
 from shared.errors import StartError
 from shared.local.child_process import HOST, Child, ChildProcess
@@ -30,11 +29,9 @@ class ChildProcesses:
         children: list[Child],
         environment: dict[str, str],
         console: StartupConsole,
-        inherited: Sequence[int] = (),  # descriptors that the children's arguments name
     ):
         self._children = {child.name: child for child in children}
         self._environment = environment
-        self._inherited = inherited
         self._console = console
         self._address = f"{HOST}:{children[0].http_port}"
         self._workers = sum(child.role != "router" for child in children)
@@ -64,7 +61,7 @@ class ChildProcesses:
     def _start_due(self) -> None:
         for name in self._policy.due(time.monotonic()):
             child = self._children[name]
-            self._running[name] = ChildProcess(child, self._lifeline, self._inherited, self._environment)
+            self._running[name] = ChildProcess(child, self._lifeline, self._environment)
             self._policy.started(name, time.monotonic())
             self._console.show_progress(name, "starting")
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from shared.engine.memory_plan import RESERVE_BYTES, Budget
 from shared.engine.model_config import read_model_config
 from shared.errors import StartError
-from shared.links.keys import open_new_seed
+from shared.links.keys import LinkRole
+from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child
 from shared.local.children import ChildProcesses
 from shared.local.config import LocalConfig, LocalSettings
@@ -47,10 +48,9 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
         _require_memory(model, config.prefill + config.decode, budget)
-        seed = open_new_seed()
-        stack.callback(os.close, seed)
+        keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
-        common = ["--model", str(model), "--served-model-name", name, "--link-seed-file", f"/dev/fd/{seed}"]
+        common = ["--model", str(model), "--served-model-name", name]
         common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
         if shares := _describe_shares(settings, budget):
             console.print_line(shares)
@@ -66,8 +66,19 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         )
         children = [router, *workers]
         for child in children:
-            child.arguments += ["--uid", child.name, *settings.roles[child.role].flags]
-        ChildProcesses(children, environment, console, inherited=[seed]).run(name)
+            descriptor = keys["router" if child is router else "worker"]
+            child.inherited = (descriptor,)
+            child.arguments += ["--link-keys-file", f"/dev/fd/{descriptor}", "--uid", child.name]
+            child.arguments += settings.roles[child.role].flags
+        ChildProcesses(children, environment, console).run(name)
+
+
+def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
+    """A descriptor of each role's link keys, which only the children of that role inherit."""
+    keys = {role: open_in_memory(content) for role, content in new_key_files().items()}
+    for descriptor in keys.values():
+        stack.callback(os.close, descriptor)
+    return keys
 
 
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:

@@ -26,9 +26,9 @@ class ProcessConfig(Settings):
         default="127.0.0.1",
         description="Address to listen on. The default is loopback, so that no port is open by accident.",
     )
-    link_seed_file: str = Field(
+    link_keys_file: str = Field(
         default="",
-        description="File with the 32-byte seed of the link keys. A command line would show it to every user.",
+        description="PEM file: the private key of this process for its links, and the certificates of all roles.",
     )
     heartbeat_seconds: Seconds = Field(
         default=1.0,

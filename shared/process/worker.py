@@ -23,7 +23,7 @@ import structlog
 from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
-from shared.links.keys import read_seed
+from shared.links.keys import read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
@@ -70,6 +70,7 @@ def serve(
     """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
+    keys = read_keys(config.link_keys_file, "worker")
     os.nice(config.nice)
     uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     epoch = secrets.randbits(64)
@@ -79,11 +80,10 @@ def serve(
     health.doing = "checking the transfer"
     transfer = _open_transfer(config, engine, uid, epoch, leases_max, fetch_seconds_max)
     hello = _hello(config, role, uid, epoch, engine)
-    seed = read_seed(Path(config.link_seed_file))
     drain = WorkerDrain(config.drain_seconds)
     _listen_to_signals(drain)
     links = WorkerLinks(
-        config.host, config.links_port, seed, hello, _link_settings(config), write_note=_write_note
+        config.host, config.links_port, keys, hello, _link_settings(config), write_note=_write_note
     )
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.links.events import LinkEvent, PeerUp, Received
-from shared.links.keys import read_seed
+from shared.links.keys import read_keys
 from shared.links.sockets import RouterLinks
 from shared.messages import Cancel, Hello
+from tests.link_keys import write_new_keys
 from tests.link_settings import link_settings, write_note
-from tests.seed import write_new_seed
 
 ROUND_TRIPS = 3000
 MESSAGES = 50_000
@@ -79,14 +79,16 @@ def messages_per_second(links: RouterLinks, peer: str) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        seed_file = Path(folder) / "seed"
-        write_new_seed(seed_file)
-        command = [sys.executable, "-m", "tests.integration.echo_worker", str(seed_file), "1"]
+        keys = Path(folder) / "keys"
+        write_new_keys(keys)
+        command = [sys.executable, "-m", "tests.integration.echo_worker", str(keys / "worker.pem"), "1"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             hello = Hello(session=0, role="router", uid="router", epoch=1)
-            links = RouterLinks(read_seed(seed_file), hello, link_settings(), write_note=write_note)
+            links = RouterLinks(
+                read_keys(str(keys / "router.pem"), "router"), hello, link_settings(), write_note=write_note
+            )
             links.connect(address)
             [up] = receive_some(links)
             assert isinstance(up, PeerUp)

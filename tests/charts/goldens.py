@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.charts.rendering import VALUE_SETS, manifest
 
 GOLDEN = Path(__file__).parent / "golden"
-_SEED = re.compile(r"(?m)^(kind: Secret\n(?:.*\n)*?data:\n  seed: )\S+$")
+_KEYS = re.compile(r"(?m)^(  keys\.pem: )\S+$")
 
 
 def golden_file(values: str) -> Path:
@@ -20,8 +20,8 @@ def golden_file(values: str) -> Path:
 
 
 def masked(text: str) -> str:
-    """The text with the drawn seed replaced."""
-    return _SEED.sub(r"\1MASKED", text)
+    """The text with the drawn keys replaced."""
+    return _KEYS.sub(r"\1MASKED", text)
 
 
 if __name__ == "__main__":

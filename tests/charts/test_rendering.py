@@ -63,7 +63,8 @@ def test_helm_lint_has_nothing_to_say(values: str | None) -> None:
 
 def test_rendering_twice_gives_the_same_bytes() -> None:
     sets = (
-        "links.existingSecret=seed",
+        "links.routerSecret=a",
+        "links.workerSecret=b",
         "router.replicas=null",
         "prefill.replicas=null",
         "decode.replicas=null",

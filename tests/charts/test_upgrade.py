@@ -1,16 +1,18 @@
-"""What an upgrade does not change, because others may have set it since: replicas, and the seed of the links."""
+"""What an upgrade does not change, because others may have set it since: replicas, and the keys of the links."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
 import yaml
 
+from shared.links.keys import LINK_ROLES, parse_keys
 from tests.charts.live_objects import cluster_of
 from tests.charts.rendering import CHART, NAMESPACE, Object, objects, of_kind, run_helm
 
-SEED = "bGl2ZSBsaXZlIGxpdmUgbGl2ZSBsaXZlIGxpdmUgbGk="
+LINK_SECRETS = ("segue-links-router", "segue-links-worker")
 
 
 def upgraded(live: list[Object], folder: Path, *sets: str) -> list[Object]:
@@ -46,11 +48,31 @@ def test_an_upgrade_says_nothing_of_replicas_that_are_null(tmp_path: Path) -> No
     assert replicas(kept)["segue-decode"] == -1
 
 
-def test_an_upgrade_keeps_the_seed(tmp_path: Path) -> None:
-    live = {**of_kind(objects(None), "Secret")["segue-links"], "data": {"seed": SEED}}
-    assert of_kind(upgraded([live], tmp_path), "Secret")["segue-links"]["data"] == {"seed": SEED}
+def link_secrets(rendered: list[Object]) -> dict[str, dict[str, str]]:
+    return {name: each["data"] for name, each in of_kind(rendered, "Secret").items() if name in LINK_SECRETS}
 
 
-def test_a_seed_is_drawn_where_there_is_none(tmp_path: Path) -> None:
-    first, second = (of_kind(upgraded([], tmp_path), "Secret")["segue-links"]["data"] for _ in range(2))
-    assert first != second
+def with_keys(name: str, keys: str) -> Object:
+    return {**of_kind(objects(None), "Secret")[name], "data": {"keys.pem": keys}}
+
+
+def test_an_upgrade_keeps_the_link_keys(tmp_path: Path) -> None:
+    live = [with_keys("segue-links-router", "bGl2ZQ=="), with_keys("segue-links-worker", "a2VwdA==")]
+    assert link_secrets(upgraded(live, tmp_path)) == {each["metadata"]["name"]: each["data"] for each in live}
+
+
+@pytest.mark.parametrize("left", [[], ["segue-links-worker"]])
+def test_link_keys_are_drawn_together_where_one_of_them_is_missing(left: list[str], tmp_path: Path) -> None:
+    live = [with_keys(name, "b2xk") for name in left]
+    first, second = (link_secrets(upgraded(live, tmp_path)) for _ in range(2))
+    for name in LINK_SECRETS:
+        assert first[name] != second[name] != {"keys.pem": "b2xk"}
+
+
+def test_the_drawn_keys_are_what_the_processes_read_and_none_holds_the_others_secret() -> None:
+    drawn = link_secrets(objects(None))
+    files = {role: base64.b64decode(drawn[f"segue-links-{role}"]["keys.pem"]) for role in LINK_ROLES}
+    router, worker = (parse_keys(files[role], role) for role in LINK_ROLES)
+    assert router.peers == worker.siblings == (worker.own.public,)
+    assert worker.peers == router.siblings == (router.own.public,)
+    assert [content.count(b"BEGIN PRIVATE KEY") for content in files.values()] == [1, 1]

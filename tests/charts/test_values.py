@@ -72,7 +72,8 @@ CONTRADICTIONS = {
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
     "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
-    "links.existingSecret=segue-links": "give yours another name",
+    "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",
+    "links.routerSecret=mine": "belong together",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
 }
 
@@ -285,20 +286,29 @@ def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
     assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
 
 
-def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
-    rendered = objects(None, "links.existingSecret=mine", "links.secretKey=key")
+def links_volume(pod: Object) -> Object:
+    volume: Object = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")["secret"]
+    return volume
+
+
+def test_secrets_of_ones_own_take_the_place_of_the_charts() -> None:
+    rendered = objects(None, "links.routerSecret=mine", "links.workerSecret=other")
     assert of_kind(rendered, "Secret") == {}
-    volume = next(v for v in pods(rendered)["decode"]["spec"]["volumes"] if v["name"] == "links")
-    assert volume["secret"]["secretName"] == "mine"
-    assert volume["secret"]["items"] == [{"key": "key", "path": "seed"}]
+    names = {
+        role: links_volume(pod)["secretName"] for role, pod in pods(rendered).items() if role in ROLE_CONFIGS
+    }
+    assert names == {"router": "mine", "prefill": "other", "decode": "other"}
 
 
-def test_the_seed_is_closed_to_others_and_no_pod_carries_its_checksum() -> None:
+def test_each_role_is_given_its_own_link_keys_closed_to_others_and_no_pod_carries_their_checksum() -> None:
     rendered = objects(None)
     for role in ROLE_CONFIGS:
         pod = pods(rendered)[role]
-        volume = next(each for each in pod["spec"]["volumes"] if each["name"] == "links")
-        assert volume["secret"]["defaultMode"] == 0o440
+        assert links_volume(pod) == {
+            "secretName": "segue-links-router" if role == "router" else "segue-links-worker",
+            "defaultMode": 0o440,
+            "items": [{"key": "keys.pem", "path": "keys.pem"}],
+        }
         assert [key for key in pod["metadata"]["annotations"] if "checksum" in key] == ["checksum/config"]
 
 

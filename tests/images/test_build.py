@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from images.sbom import bill
 from tests.images.containerfiles import IMAGES, ROOT
 
 TOOLS = ("bash", "dirname", "sed", "mkdir")  # what the scripts use before they say what is missing
@@ -32,12 +34,12 @@ def set_up(checkout: Path) -> None:
     (checkout / ".venv/bin/python").symlink_to(sys.executable)
 
 
-def complaint(checkout: Path, *command: str) -> str:
+def complaint(checkout: Path, *command: str, **variables: str) -> str:
     """The one line that a script refuses with."""
     result = subprocess.run(
         command,
         cwd=checkout,
-        env={"PATH": str(checkout / "tools"), "HOME": str(checkout)},
+        env={"PATH": str(checkout / "tools"), "HOME": str(checkout), **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -56,7 +58,7 @@ def test_an_unknown_image_is_named_before_anything_is_made(checkout: Path) -> No
 
 def test_an_unknown_lock_is_named_before_anything_is_made(checkout: Path) -> None:
     line = complaint(checkout, "images/lock", "worker")
-    assert line == "images/lock: it makes build, router, worker-cpu and worker-cuda, not worker"
+    assert line == "images/lock: it makes build, router, worker-cpu, worker-cuda and dev, not worker"
 
 
 def test_without_the_virtual_environment_it_says_make_setup(checkout: Path) -> None:
@@ -75,6 +77,30 @@ def test_without_debootstrap_it_says_how_to_install_it_or_to_do_without(checkout
     line = complaint(checkout, "images/build")
     assert line.startswith("images/build: it needs debootstrap (Debian: apt-get install debootstrap)")
     assert "SEGUE_BASE" in line
+
+
+def test_a_base_by_its_tag_is_refused(checkout: Path) -> None:
+    line = complaint(checkout, "images/build", SEGUE_BASE="docker.io/library/debian:bookworm-slim")
+    assert "debian:bookworm-slim" in line
+    assert "digest" in line
+
+
+def test_the_bill_of_materials_has_every_locked_package_with_its_hashes_and_debians() -> None:
+    document = bill("segue-router", "1.2", str(IMAGES / "router.lock"), ["libc6 2.36-9+deb12u10"])
+    assert document["bomFormat"] == "CycloneDX"
+    assert document["metadata"]["component"]["name"] == "segue-router"
+    components = {each["name"]: each for each in document["components"]}
+    lock = (IMAGES / "router.lock").read_text(encoding="utf-8")
+    names = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE))
+    assert components.keys() == names | {"libc6"}
+    assert components["libc6"]["purl"] == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10"
+    hashes = [
+        found["content"]
+        for reference in components["fastapi"]["externalReferences"]
+        for found in reference["hashes"]
+    ]
+    assert hashes
+    assert all(f"--hash=sha256:{content}" in lock for content in hashes)
 
 
 def test_the_scripts_can_be_run() -> None:

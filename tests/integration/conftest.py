@@ -1,8 +1,9 @@
-"""One deployment of the small model for all tests of a module that share its flags."""
+"""Deployments of the small model for all tests of a module that share their flags; and a stack to close things."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -25,3 +26,10 @@ def two_each() -> Iterator[LocalDeployment]:
     """Two prefill and two decode workers."""
     with deployment("--prefill", "2", "--decode", "2", config=SMALLER) as running:
         yield running
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Closed after the test."""
+    with ExitStack() as stack:
+        yield stack

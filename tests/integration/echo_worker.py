@@ -1,6 +1,6 @@
 """A worker process that answers each `Cancel` with a `Refused` of the same rid, for tests and measurements.
 
-    python -m tests.integration.echo_worker SEED_FILE EPOCH [PORT]
+    python -m tests.integration.echo_worker KEYS_FILE EPOCH [PORT]
 
 Prints the address it listens on, then serves until its standard input ends.
 """
@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 
 from shared.links.events import Received
-from shared.links.keys import read_seed
+from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
 from shared.messages import Cancel, Hello, Refused
 from tests.link_settings import link_settings, write_note
 
 
-def main(seed_file: str, epoch: str, port: str = "0") -> None:
+def main(keys_file: str, epoch: str, port: str = "0") -> None:
     hello = Hello(session=0, role="decode", uid="echo", epoch=int(epoch))
     links = WorkerLinks(
-        "127.0.0.1", int(port), read_seed(Path(seed_file)), hello, link_settings(), write_note=write_note
+        "127.0.0.1", int(port), read_keys(keys_file, "worker"), hello, link_settings(), write_note=write_note
     )
     sys.stdout.write(links.address + "\n")
     sys.stdout.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.baton import Baton, Holder
 from shared.links.events import PeerUp, Received
-from shared.links.keys import read_seed
+from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
 from tests.link_settings import link_settings, write_note
@@ -26,7 +26,7 @@ class LinkedWorker:
         self,
         role: Role,
         uid: str,
-        seed_file: Path,
+        keys_file: Path,
         model_name: str = "tiny",
         *,
         hands_over: bool = False,
@@ -45,7 +45,12 @@ class LinkedWorker:
         self.routers = 0  # sessions that ever began
         self.prefills: list[Prefill] = []
         self._links = WorkerLinks(
-            "127.0.0.1", port, read_seed(seed_file), hello, link_settings(), write_note=write_note
+            "127.0.0.1",
+            port,
+            read_keys(str(keys_file), "worker"),
+            hello,
+            link_settings(),
+            write_note=write_note,
         )
         self.port = int(self._links.address.rpartition(":")[2])
         self._closing = False

@@ -2,102 +2,55 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-import zmq
 from structlog.testing import capture_logs
 
 from shared.errors import StartError
 from shared.links import sockets
-from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.links.keys import derive_keys, read_seed
-from shared.links.session import LinkSettings, seal
+from shared.links.events import PeerDown, Received
+from shared.links.session import seal
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Cancel, Hello, Message, Migrate, Refused, encode
+from shared.messages import Cancel, Migrate, Refused, encode
+from tests.integration.watched_links import (
+    KEY_FILES,
+    KEYS,
+    ROUTER,
+    ROUTER_HELLO,
+    WORKER,
+    WORKER_HELLO,
+    Watched,
+    address_of,
+    dial,
+    listen,
+    stranger,
+)
+from tests.link_keys import new_keys
 from tests.link_settings import link_settings, write_note
-from tests.seed import write_new_seed
 
-PATIENCE_SECONDS = 20.0
-WORKER_HELLO = Hello(session=0, role="prefill", uid="prefill-a", epoch=5)
-ROUTER_HELLO = Hello(session=0, role="router", uid="router-a", epoch=6)
-WORKER, ROUTER = "prefill-a/0000000000000005", "router-a/0000000000000006"
-Event = TypeVar("Event", PeerUp, PeerDown, Received)
-
-
-class Watched:
-    """Links, and all their events so far."""
-
-    def __init__(self, links: RouterLinks | WorkerLinks):
-        self.links = links
-        self.seen: list[LinkEvent] = []
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"waited for {what}, saw {self.seen[-5:]}"
-            self.seen += self.links.receive(0.05)
-
-    def until_up(self, times: int = 1) -> PeerUp:
-        self.until(lambda: len(self.of(PeerUp)) >= times, f"PeerUp number {times}")
-        return self.of(PeerUp)[-1]
-
-    def until_down(self, times: int = 1) -> PeerDown:
-        self.until(lambda: len(self.of(PeerDown)) >= times, f"PeerDown number {times}")
-        return self.of(PeerDown)[-1]
-
-    def messages(self) -> list[Message]:
-        return [event.message for event in self.of(Received)]
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.seen if isinstance(event, kind)]
-
-
-def address_of(watched: Watched) -> str:
-    assert isinstance(watched.links, WorkerLinks)
-    return watched.links.address
+FOREIGN_KEYS = new_keys()
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def seed_file(tmp_path: Path) -> Path:
-    write_new_seed(tmp_path / "seed")
-    return tmp_path / "seed"
-
-
-def listen(stack: ExitStack, seed: bytes, settings: LinkSettings | None = None) -> WorkerLinks:
-    links = WorkerLinks(
-        "127.0.0.1", 0, seed, WORKER_HELLO, settings or link_settings(), write_note=write_note
-    )
-    stack.callback(links.close)
-    return links
-
-
-def dial(stack: ExitStack, seed: bytes, address: str, settings: LinkSettings | None = None) -> RouterLinks:
-    links = RouterLinks(seed, ROUTER_HELLO, settings or link_settings(), write_note=write_note)
-    stack.callback(links.close)
-    links.connect(address)
-    return links
+def keys_file(tmp_path: Path) -> Path:
+    """The keys of this module, as a process reads them."""
+    path = tmp_path / "worker.pem"
+    path.touch(0o600)
+    path.write_bytes(KEY_FILES["worker"])
+    return path
 
 
 def start_echo(
-    stack: ExitStack, seed_file: Path, epoch: int, port: str = "0"
+    stack: ExitStack, keys_file: Path, epoch: int, port: str = "0"
 ) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "tests.integration.echo_worker", str(seed_file), str(epoch), port]
+    command = [sys.executable, "-m", "tests.integration.echo_worker", str(keys_file), str(epoch), port]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stack.enter_context(process)
     stack.callback(process.kill)
@@ -107,9 +60,8 @@ def start_echo(
 
 
 def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
-    seed = os.urandom(32)
-    worker = Watched(listen(stack, seed))
-    router = Watched(dial(stack, seed, address_of(worker)))
+    worker = Watched(listen(stack))
+    router = Watched(dial(stack, address_of(worker)))
     assert router.until_up().peer == WORKER
     assert worker.until_up().peer == ROUTER
     for number in range(3000):
@@ -122,10 +74,9 @@ def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
 
 
 def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack) -> None:
-    seed = os.urandom(32)
     settings = link_settings(heartbeat_seconds=0.1, silence_seconds=2.0)
-    worker = Watched(listen(stack, seed, settings))
-    router = Watched(dial(stack, seed, address_of(worker), settings))
+    worker = Watched(listen(stack, settings))
+    router = Watched(dial(stack, address_of(worker), settings))
     worker.until_up()
     router.until_up()
     assert router.links.receive(3.0) == []  # and nothing reads from the worker's links meanwhile
@@ -133,25 +84,25 @@ def test_the_link_outlives_a_step_longer_than_the_silence_limit(stack: ExitStack
 
 
 def test_a_killed_worker_is_down_at_once_and_its_successor_is_another_peer(
-    stack: ExitStack, seed_file: Path
+    stack: ExitStack, keys_file: Path
 ) -> None:
-    process, address = start_echo(stack, seed_file, epoch=1)
-    router = Watched(dial(stack, read_seed(seed_file), address))
+    process, address = start_echo(stack, keys_file, epoch=1)
+    router = Watched(dial(stack, address))
     assert router.until_up().peer == "echo/0000000000000001"
     process.kill()
     process.wait()
     killed_at = time.monotonic()
     assert router.until_down().peer == "echo/0000000000000001"
     assert time.monotonic() - killed_at < link_settings().silence_seconds - 1
-    start_echo(stack, seed_file, epoch=2, port=address.rpartition(":")[2])
+    start_echo(stack, keys_file, epoch=2, port=address.rpartition(":")[2])
     assert router.until_up(2).peer == "echo/0000000000000002"
 
 
 def test_a_frozen_worker_sends_nothing_more_in_the_session_that_ended_meanwhile(
-    stack: ExitStack, seed_file: Path
+    stack: ExitStack, keys_file: Path
 ) -> None:
-    process, address = start_echo(stack, seed_file, epoch=1)
-    router = Watched(dial(stack, read_seed(seed_file), address))
+    process, address = start_echo(stack, keys_file, epoch=1)
+    router = Watched(dial(stack, address))
     peer = router.until_up().peer
     process.send_signal(signal.SIGSTOP)
     router.links.send(peer, Cancel("asked while frozen", 0))
@@ -164,19 +115,17 @@ def test_a_frozen_worker_sends_nothing_more_in_the_session_that_ended_meanwhile(
 
 
 def test_a_router_that_closes_sends_closed(stack: ExitStack) -> None:
-    seed = os.urandom(32)
-    worker = Watched(listen(stack, seed))
-    router = dial(stack, seed, address_of(worker))
+    worker = Watched(listen(stack))
+    router = dial(stack, address_of(worker))
     worker.until_up()
     router.close()
     assert worker.until_down().reason == "closed by the router: disconnected here"
 
 
 def test_a_worker_that_is_disconnected_is_not_dialed_again(stack: ExitStack) -> None:
-    seed = os.urandom(32)
     settings = link_settings(redial_seconds=0.01)
-    worker = Watched(listen(stack, seed, settings))
-    router = dial(stack, seed, address_of(worker), settings)
+    worker = Watched(listen(stack, settings))
+    router = dial(stack, address_of(worker), settings)
     worker.until_up()
     router.disconnect(address_of(worker))
     worker.until_down()
@@ -184,9 +133,8 @@ def test_a_worker_that_is_disconnected_is_not_dialed_again(stack: ExitStack) -> 
 
 
 def test_a_reader_that_never_reads_loses_its_session_and_the_sender_never_blocks(stack: ExitStack) -> None:
-    seed = os.urandom(32)
-    worker = listen(stack, seed, link_settings(unread_messages_max=100))
-    router = Watched(dial(stack, seed, worker.address))
+    worker = listen(stack, link_settings(unread_messages_max=100))
+    router = Watched(dial(stack, worker.address))
     router.until_up()
     for number in range(20_000):
         router.links.send(WORKER, Cancel(str(number), 0))
@@ -198,45 +146,31 @@ def test_a_reader_that_never_reads_loses_its_session_and_the_sender_never_blocks
     assert len(events) < 1000
 
 
-def stranger(stack: ExitStack, address: str, own: bytes | None, server: bytes | None) -> zmq.Socket[bytes]:
-    """A DEALER that greets like a router; its keys are those of seed and role `own`, dialing `server`."""
-    context = zmq.Context()
-    stack.callback(context.term)
-    dealer = context.socket(zmq.DEALER)
-    stack.callback(dealer.close)
-    dealer.linger = 0
-    if own is not None and server is not None:
-        dealer.curve_secretkey = own
-        dealer.curve_publickey = zmq.curve_public(own)
-        dealer.curve_serverkey = server
-    dealer.connect(address)
-    dealer.send_multipart(seal(1, 0, encode(Hello(session=1, role="router", uid="stranger", epoch=1))))
-    return dealer
-
-
-SEED, FOREIGN_SEED = bytes(range(32)), bytes(range(1, 33))
-WORKER_KEYS, ROUTER_KEYS = derive_keys(SEED, "worker"), derive_keys(SEED, "router")
-FOREIGN_KEYS = derive_keys(FOREIGN_SEED, "router")
-
-
 @pytest.mark.parametrize(
     ("own", "server", "counter"),
     [
         pytest.param(None, None, "refused_unencrypted", id="no key"),
-        pytest.param(FOREIGN_KEYS.secret, WORKER_KEYS.public, "refused_foreign_key", id="a foreign key"),
         pytest.param(
-            FOREIGN_KEYS.secret,
-            derive_keys(FOREIGN_SEED, "worker").public,
+            FOREIGN_KEYS["router"].own.secret,
+            KEYS["worker"].own.public,
+            "refused_foreign_key",
+            id="a foreign key",
+        ),
+        pytest.param(
+            FOREIGN_KEYS["router"].own.secret,
+            FOREIGN_KEYS["worker"].own.public,
             "refused_foreign_key",
             id="another deployment",
         ),
-        pytest.param(WORKER_KEYS.secret, WORKER_KEYS.public, "refused_wrong_role", id="a worker's key"),
+        pytest.param(
+            KEYS["worker"].own.secret, KEYS["worker"].own.public, "refused_wrong_role", id="a worker's key"
+        ),
     ],
 )
 def test_connections_without_the_routers_key_are_refused_and_counted(
     stack: ExitStack, own: bytes | None, server: bytes | None, counter: str
 ) -> None:
-    worker = Watched(listen(stack, SEED))
+    worker = Watched(listen(stack))
     stranger(stack, address_of(worker), own, server)
     counters = worker.links.counters
     # Both sides see at once that the mechanisms differ; if the stranger hangs up first, there was no handshake.
@@ -246,27 +180,27 @@ def test_connections_without_the_routers_key_are_refused_and_counted(
 
 
 def test_plain_bytes_are_refused_and_counted_and_routers_still_get_in(stack: ExitStack) -> None:
-    worker = Watched(listen(stack, SEED))
+    worker = Watched(listen(stack))
     host, port = address_of(worker).removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n" * 10)
         worker.until(lambda: worker.links.counters.refused_no_handshake == 1, "the refusal")
-    dial(stack, SEED, address_of(worker))
+    dial(stack, address_of(worker))
     worker.until_up()
     assert worker.links.counters.refused_no_handshake == 1
 
 
 def test_the_routers_own_key_is_admitted_so_the_refusals_above_are_about_keys(stack: ExitStack) -> None:
-    worker = Watched(listen(stack, SEED))
-    stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker = Watched(listen(stack))
+    stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     assert worker.until_up().peer == "stranger/0000000000000001"
 
 
 def test_malformed_bytes_of_an_admitted_peer_are_counted_and_end_no_other_session(stack: ExitStack) -> None:
-    worker = Watched(listen(stack, SEED))
-    router = Watched(dial(stack, SEED, address_of(worker)))
+    worker = Watched(listen(stack))
+    router = Watched(dial(stack, address_of(worker)))
     router.until_up()
-    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    dealer = stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     worker.until_up(2)
     dealer.send_multipart([b"\xff" * 8, b"", b"rubbish", b"more"])
     assert worker.until_down().peer == "stranger/0000000000000001"
@@ -278,10 +212,10 @@ def test_malformed_bytes_of_an_admitted_peer_are_counted_and_end_no_other_sessio
 def test_a_router_that_takes_a_prefill_worker_for_a_decode_worker_loses_its_session_alone(
     stack: ExitStack,
 ) -> None:
-    worker = Watched(listen(stack, SEED))
-    router = Watched(dial(stack, SEED, address_of(worker)))
+    worker = Watched(listen(stack))
+    router = Watched(dial(stack, address_of(worker)))
     router.until_up()
-    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    dealer = stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     worker.until_up(2)
     dealer.send_multipart(seal(1, 1, encode(Migrate("a", 0))))
     down = worker.until_down()
@@ -291,8 +225,8 @@ def test_a_router_that_takes_a_prefill_worker_for_a_decode_worker_loses_its_sess
 
 
 def test_a_router_that_vanished_is_down_within_a_heartbeat(stack: ExitStack) -> None:
-    worker = Watched(listen(stack, SEED))
-    dealer = stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker = Watched(listen(stack))
+    dealer = stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     worker.until_up()
     dealer.close()
     assert worker.until_down().reason == "cannot send: Host unreachable"
@@ -302,8 +236,8 @@ def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_b
     stack: ExitStack,
 ) -> None:
     settings = link_settings(unsent_messages_max=10)
-    worker = Watched(listen(stack, SEED, settings))
-    stranger(stack, address_of(worker), ROUTER_KEYS.secret, WORKER_KEYS.public)
+    worker = Watched(listen(stack, settings))
+    stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     peer = worker.until_up().peer
     for _ in range(2000):
         worker.links.send(peer, Refused("a", 0, "stale", detail="x" * 100_000))
@@ -311,26 +245,26 @@ def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_b
 
 
 def test_a_port_in_use_is_a_start_error(stack: ExitStack) -> None:
-    port = int(listen(stack, SEED).address.rpartition(":")[2])
+    port = int(listen(stack).address.rpartition(":")[2])
     with pytest.raises(StartError, match=f"cannot listen for routers on 127.0.0.1:{port}"):
-        WorkerLinks("127.0.0.1", port, SEED, WORKER_HELLO, link_settings(), write_note=write_note)
+        WorkerLinks("127.0.0.1", port, KEYS["worker"], WORKER_HELLO, link_settings(), write_note=write_note)
 
 
-def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitStack, seed_file: Path) -> None:
+def test_an_address_without_a_worker_is_no_event_until_one_starts(stack: ExitStack, keys_file: Path) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = str(reserved.getsockname()[1])
-    router = Watched(dial(stack, read_seed(seed_file), f"tcp://127.0.0.1:{port}"))
+    router = Watched(dial(stack, f"tcp://127.0.0.1:{port}"))
     assert router.links.receive(0.3) == []
-    start_echo(stack, seed_file, epoch=4, port=port)
+    start_echo(stack, keys_file, epoch=4, port=port)
     router.until_up()
 
 
 def test_on_ready_is_called_once_for_each_batch_that_waits(stack: ExitStack) -> None:
-    worker = Watched(listen(stack, SEED))
+    worker = Watched(listen(stack))
     calls: list[float] = []
     router = RouterLinks(
-        SEED,
+        KEYS["router"],
         ROUTER_HELLO,
         link_settings(),
         on_ready=lambda: calls.append(time.monotonic()),
@@ -350,8 +284,8 @@ def test_workers_that_cannot_be_dialed_when_sockets_are_used_up_cost_no_other_it
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "SOCKETS_MAX", 6)  # a link takes three
-    worker = Watched(listen(stack, SEED))
-    links = dial(stack, SEED, address_of(worker))
+    worker = Watched(listen(stack))
+    links = dial(stack, address_of(worker))
     router = Watched(links)
     router.until_up()
     with capture_logs() as lines:

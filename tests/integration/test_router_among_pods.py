@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.linked_worker import LinkedWorker
 from tests.integration.pod_server import PodServer, pod_manifest
-from tests.seed import write_new_seed
+from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import comes_true, until
 
@@ -33,7 +33,7 @@ class RouterAmongPods:
     process: subprocess.Popen[str]
     url: str
     server: PodServer
-    seed_file: Path
+    keys: Path
 
     def until_ready(self, status: int = 200) -> httpx2.Response:
         until(lambda: self.readiness() == status, 30, f"/readyz {status}")
@@ -56,7 +56,7 @@ class RouterAmongPods:
 @pytest.fixture
 def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
     """It dials pods of the release demo in the namespace prod; it may not list them yet."""
-    write_new_seed(tmp_path / "seed")
+    write_new_keys(tmp_path / "keys")
     server = PodServer()
     server.trouble.denied = {"list"}
     with socket.socket() as holder:
@@ -66,7 +66,7 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
         flags = {
             "model": write_folder(tmp_path / "tiny"),
             "port": port,
-            "link-seed-file": tmp_path / "seed",
+            "link-keys-file": tmp_path / "keys" / "router.pem",
             "discovery": "kubernetes",
             "namespace": "prod",
             "pod-selector": "app.kubernetes.io/name=segue,app.kubernetes.io/instance=demo",
@@ -76,7 +76,7 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
         environment = os.environ | {"KUBECONFIG": str(server.write_kubeconfig(tmp_path / "kubeconfig"))}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         try:
-            yield RouterAmongPods(process, f"http://127.0.0.1:{port}", server, tmp_path / "seed")
+            yield RouterAmongPods(process, f"http://127.0.0.1:{port}", server, tmp_path / "keys")
         finally:
             process.kill()
             process.communicate()
@@ -86,7 +86,9 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
 @pytest.fixture
 def workers(router: RouterAmongPods) -> Iterator[tuple[LinkedWorker, LinkedWorker]]:
     """One of each role; no pod tells of them yet."""
-    prefill, decode = (LinkedWorker(role, f"u-{role}", router.seed_file) for role in ("prefill", "decode"))
+    prefill, decode = (
+        LinkedWorker(role, f"u-{role}", router.keys / "worker.pem") for role in ("prefill", "decode")
+    )
     yield prefill, decode
     prefill.close()
     decode.close()
@@ -173,7 +175,7 @@ def test_a_contradictory_setting_is_one_sentence_and_status_1(
 ) -> None:
     server = PodServer()
     environment = os.environ | {"KUBECONFIG": str(server.write_kubeconfig(tmp_path / "kubeconfig"))}
-    command = [sys.executable, "-m", "router", "--model", "m", "--link-seed-file", "s", *flags]
+    command = [sys.executable, "-m", "router", "--model", "m", "--link-keys-file", "s", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=30)
     server.close()
     assert ended.returncode == 1

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tests.integration.linked_worker import LinkedWorker
-from tests.seed import write_new_seed
+from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
 
@@ -25,9 +25,9 @@ BODY = {"model": "tiny", "prompt": "fox"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with the seed of the links beside it."""
+    """A model folder with the keys of the links beside it."""
     root = tmp_path_factory.mktemp("router")
-    write_new_seed(root / "seed")
+    write_new_keys(root / "keys")
     return write_folder(root / "tiny")
 
 
@@ -43,8 +43,8 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def workers(folder: Path) -> Iterator[str]:
     """A prefill and a decode worker that give each stream one token and then nothing; the setting that names them."""
-    seed = folder.parent / "seed"
-    prefill, decode = LinkedWorker("prefill", "p", seed, hands_over=True), LinkedWorker("decode", "d", seed)
+    keys = folder.parent / "keys" / "worker.pem"
+    prefill, decode = LinkedWorker("prefill", "p", keys, hands_over=True), LinkedWorker("decode", "d", keys)
     yield f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}"
     prefill.close()
     decode.close()
@@ -59,7 +59,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """A router; unless `workers` says otherwise its only worker never comes."""
     command = [*before, sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
-    command += ["--link-seed-file", str(folder.parent / "seed"), "--workers", workers, *flags]
+    command += ["--link-keys-file", str(folder.parent / "keys" / "router.pem"), "--workers", workers, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -141,8 +141,8 @@ def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(
 
 def test_a_router_with_listed_workers_is_ready_once_a_pair_of_them_can_serve(folder: Path, port: int) -> None:
     """Before that a request would wait for workers that still load, and be refused."""
-    seed = folder.parent / "seed"
-    prefill = LinkedWorker("prefill", "p", seed)
+    keys = folder.parent / "keys" / "worker.pem"
+    prefill = LinkedWorker("prefill", "p", keys)
     with socket.socket() as later:
         later.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         later.bind(("127.0.0.1", 0))
@@ -154,7 +154,7 @@ def test_a_router_with_listed_workers_is_ready_once_a_pair_of_them_can_serve(fol
         answer = httpx2.get(f"http://127.0.0.1:{port}/{path}")
         assert answer.status_code == 503
         assert answer.json()["doing"] == "waiting for workers"
-    decode = LinkedWorker("decode", "d", seed, port=decode_port)
+    decode = LinkedWorker("decode", "d", keys, port=decode_port)
     until(lambda: readiness(port) == 200, 10, "readiness")
     assert httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY).status_code == 200
     decode.close()
@@ -220,7 +220,7 @@ WRONG = {
     "a folder without a model": (["--model", os.path.dirname(__file__)], "config.json is missing"),
     "workers that are no addresses": (["--workers", "prefill=here"], "prefill=HOST:PORT"),
     "a worker of an unknown role": (["--workers", "router=127.0.0.1:1"], "prefill=HOST:PORT"),
-    "no seed": (["--link-seed-file", ""], "--link-seed-file is required"),
+    "no keys": (["--link-keys-file", ""], "--link-keys-file is required"),
     "an unknown flag": (["--colour", "red"], "--colour"),
     "a port out of range": (["--port", "70000"], "--port"),
 }

@@ -146,8 +146,9 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
             )
             assert answer.stdout.rstrip().endswith("data: [DONE]")
             assert '"content"' in answer.stdout
-        seeds = [seed_of(running) for running in (one, other)]
-        assert seeds[0] != seeds[1]
+        keys = [keys_in_memory(running) for running in (one, other)]
+        assert [len(each) for each in keys] == [2, 2], "one file for routers, one for workers"
+        assert not keys[0] & keys[1]
         pids = [*one.children(), one.process.pid]
         one.process.send_signal(signal.SIGINT)
         assert ended_within(pids, soon(GRACE_SECONDS))
@@ -161,12 +162,16 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
     assert "killed" not in said
 
 
-def seed_of(running: Running) -> bytes:
-    """The seed that the deployment's processes inherited; their command lines say only where."""
-    pid, line = next(iter(running.children().items()))
-    match = re.search(r" --link-seed-file /dev/fd/(\d+) ", line)
-    assert match
-    return Path(f"/proc/{pid}/fd/{match.group(1)}").read_bytes()
+def keys_in_memory(running: Running) -> set[bytes]:
+    """The link keys that the processes inherited and closed; their command lines say only where they were."""
+    found = set()
+    for pid, line in running.children().items():
+        match = re.search(r" --link-keys-file /dev/fd/(\d+) ", line)
+        assert match
+        held = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not any("segue-link-keys" in each for each in held), "no process keeps the file after reading"
+        found.add(Path(f"/proc/{running.process.pid}/fd/{match.group(1)}").read_bytes())
+    return found
 
 
 @pytest.mark.parametrize("stage", ["starting", "loading weights|checking the transfer|ready"])

