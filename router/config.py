@@ -67,6 +67,38 @@ class RouterConfig(ProcessConfig):
         default=30.0,
         description="Seconds until a body must have arrived. A slow sender would otherwise hold memory for long.",
     )
+    connections_max: PositiveInt = Field(
+        default=8192,
+        description="Client connections that are open at a time. A further one gets 503. An idle one costs 10 KiB.",
+    )
+    connections_per_address_max: PositiveInt = Field(
+        default=4096,
+        description="Client connections of one address (IPv6: of one /64 network). The default leaves half of "
+        "connections_max to others. Behind a single proxy, give both the same value.",
+    )
+    head_seconds_max: Seconds = Field(
+        default=10.0,
+        description="Seconds until the head of a request must have arrived, from connecting or its first byte.",
+    )
+    idle_seconds_max: Seconds = Field(
+        default=75.0,
+        description="Seconds without a request before an idle connection is closed. It must exceed the idle time-out "
+        "of a proxy in front, which is 60 s for most: else requests meet a closing connection.",
+    )
+    write_seconds_max: Seconds = Field(
+        default=30.0,
+        description="Seconds in which a client may read nothing of an answer that waits for it. Then it is cut.",
+    )
+    allowed_hosts: Texts = Field(
+        default=(),
+        description="Names in the Host header that are served, besides localhost and IP addresses. Empty: all names; "
+        "but where host is loopback, only names that public DNS cannot have: web pages could point theirs here.",
+    )
+    allowed_origins: Texts = Field(
+        default=(),
+        description="Origins of web pages (https://chat.example.com) that may use the API, or *. Pages that have the "
+        "router's own address always may.",
+    )
     prompts_max: PositiveInt = Field(
         default=64, description="Prompts in one HTTP request. Each is a request to the workers."
     )

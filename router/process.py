@@ -30,6 +30,7 @@ from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
 from router.http.app import make_app
+from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
@@ -110,14 +111,15 @@ async def _serve(
     prompts = Prompts(tokenizer, config)
     serving = OpenAIServing(shell, tokenizer, prompts, config)
     discovery = discover(links, health)
-    figures = MetricsPublisher(core, links, discovery, health)
+    clients = ClientConnections(config)
+    figures = MetricsPublisher(core, links, discovery, health, clients)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, shell, peers, health, figures.render)
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         discovery.start()
         log.info("router.listening", port=listener.getsockname()[1], ready=health.ready)
-        server = Server(app, config, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
+        server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener)
     finally:
         publishing.cancel()
@@ -147,12 +149,20 @@ async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
 class MetricsPublisher:
     """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
 
-    def __init__(self, core: RouterCore, links: RouterLinks, discovery: Discovery, health: Health):
+    def __init__(
+        self,
+        core: RouterCore,
+        links: RouterLinks,
+        discovery: Discovery,
+        health: Health,
+        clients: ClientConnections,
+    ):
         self._metrics = Metrics("router")
         self._core = core
         self._links = links
         self._discovery = discovery
         self._health = health
+        self._clients = clients
 
     def render(self) -> bytes:
         """The text of /metrics, as of now."""
@@ -168,6 +178,8 @@ class MetricsPublisher:
     def _publish(self) -> None:
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
+        self._metrics.publish(self._clients.counters)
+        self._metrics.set(gauges.CONNECTIONS, len(self._clients))
         self._discovery.publish(self._metrics)
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():

@@ -1,17 +1,19 @@
 """The router's HTTP application: which endpoint answers which path, and OpenAI's shape for every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
-(`completions`, `tokenize`), so its validation and its 422 are not used. `RequestIdMiddleware` wraps everything: it
-draws the request's id, writes the one log line of a request, and turns an uncaught error into a 500 without details.
+(`completions`, `tokenize`), so its validation and its 422 are not used. Paths come to it as they were sent, without
+decoding. `RequestIdMiddleware` wraps everything: it draws the request's id, writes the one log line of a request, and
+turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -21,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.discovery.router_peers import RouterPeers
+from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
@@ -43,6 +46,7 @@ def make_app(
     """The application around a running shell."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_failure)  # Starlette raises it again once this is sent
     hot: dict[str, ASGIApp] = {
         "/v1/completions": CompletionEndpoint(serving, chat=False),
         "/v1/chat/completions": CompletionEndpoint(serving, chat=True),
@@ -53,7 +57,7 @@ def make_app(
     _add_models(app, serving)
     _add_probes(app, health, render_metrics)
     _add_debug(app, shell, peers, serving.settings.prompts_max)
-    return RequestIdMiddleware(app, peers.draw_rid)
+    return RequestIdMiddleware(guarded(app, serving.settings), peers.draw_rid)
 
 
 def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
@@ -75,10 +79,10 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> JSONResponse:
-        if name != serving.settings.model_name:
+        if unquote(name) != serving.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
             return JSONResponse(body, 404)
-        return JSONResponse(model(name))
+        return JSONResponse(model(unquote(name)))
 
 
 def _add_probes(app: FastAPI, health: Health, render_metrics: Callable[[], bytes]) -> None:
@@ -133,6 +137,16 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
 
 
+async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+    """A fault of this program; `RequestIdMiddleware` logs it."""
+    del request, error
+    return JSONResponse(_failure_body(), 500)
+
+
+def _failure_body() -> dict[str, Any]:
+    return error_body(500, "the router failed; its log says where")
+
+
 class RequestIdMiddleware:
     """Around the application: ids, one log line a request, and a 500 for errors that nothing else caught."""
 
@@ -157,14 +171,15 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # a bug: log the place, never the values
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
             log.error("http.error", rid=rid, error=type(error).__name__, at=_places(error))
             if status == 0:
-                body = error_body(500, "the router failed; its log says where")
-                await send_json(send_with_id, 500, body)
+                await send_json(send_with_id, 500, _failure_body())
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
 
 
-def _places(error: Exception) -> list[str]:
+def _places(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

@@ -1,9 +1,8 @@
-"""The router's HTTP server: uvicorn, with the things it does not do by itself.
+"""The router's HTTP server: uvicorn's, with connections of our own (`client_connection`).
 
-A port in use is one sentence. A request that is not HTTP is answered in OpenAI's error shape. A connection can be
-dropped with unread data in it, which ASGI does not offer: `scope["extensions"]["segue.abort"]`. A signal only ends
-the serving: uvicorn would raise it once more and so kill the process before its links are closed. What a signal means
-and when the server may end is decided by `router.core.drain`; it is carried out here.
+A port in use is one sentence. A signal only ends the serving: uvicorn would raise it once more and so kill the process
+before its links are closed. What a signal means and when the server may end is decided by `router.core.drain`; it is
+carried out here.
 """
 
 from __future__ import annotations
@@ -14,37 +13,25 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.config import RouterConfig
 from router.core.drain import RouterDrain, RouterDrainStep
-from router.http.responses import error_body
+from router.http.client_connection import ClientConnection
+from router.http.client_connections import ClientConnections
 from shared.effects import Note
 from shared.errors import StartError
 from shared.process.logs import write_note
 
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
 
-
-class ClientConnection(HttpToolsProtocol):
-    """One client connection."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {"segue.abort": {"abort": self.transport.abort}}
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
-        body = msgspec.json.encode(error_body(400, msg))
-        head = (
-            f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        )
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+# A client whose cable was pulled confirms nothing: sent bytes may stay unconfirmed, or unread, for this long; where
+# nothing is sent, the kernel asks after 15 s and then each 5 s. Accepted sockets inherit these from the listener.
+TCP_USER_TIMEOUT_MS = 30_000
+KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS = 15, 5
 
 
 class Server(uvicorn.Server):
@@ -54,13 +41,14 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         config: RouterConfig,
+        clients: ClientConnections,
         on_unready: Callable[[], None],
         end_answers: Callable[[], None],
     ):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=ClientConnection,
+                http=partial(ClientConnection, clients),  # type: ignore[arg-type]  # it is only called
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -71,6 +59,7 @@ class Server(uvicorn.Server):
             )
         )
         self._drain = RouterDrain(config.endpoint_lag_seconds, config.drain_seconds)
+        self._clients = clients
         self._on_unready = on_unready
         self._end_answers = end_answers
         self._exit = asyncio.Event()
@@ -94,10 +83,16 @@ class Server(uvicorn.Server):
         self._drain.sigint(asyncio.get_running_loop().time())
         self._carry_out()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._clients.start()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and wait until the drain is over; uvicorn waits for its connections as well."""
         await super().shutdown(sockets)
         await self._exit.wait()
+        self._clients.stop()
 
     def _carry_out(self) -> None:
         loop = asyncio.get_running_loop()
@@ -145,6 +140,10 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
         listener.bind((host, port))
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None

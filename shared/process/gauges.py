@@ -27,6 +27,7 @@ KV_LINKS_SLOW = GaugeMetric(
 REQUESTS_RUNNING = GaugeMetric(
     "segue_requests_running", "Requests that a router serves, by state.", ("state",)
 )
+CONNECTIONS = GaugeMetric("segue_http_connections", "Client connections that are open at a router.")
 WORKERS = GaugeMetric("segue_workers", "Workers that are linked to a router, by role.", ("worker_role",))
 DISCOVERY_REACHABLE = GaugeMetric(
     "segue_discovery_reachable",

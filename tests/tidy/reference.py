@@ -19,6 +19,7 @@ from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
+from router.http.client_connections import ClientCounters
 from shared import messages
 from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
@@ -48,7 +49,7 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`python -m router`", RouterConfig, ProcessConfig),
 )
 
-COUNTERS = (RouterCounters, PrefillCounters, DecodeCounters, LinkCounters)
+COUNTERS = (RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters)
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 

@@ -22,6 +22,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
 from router.http.app import make_app
+from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
@@ -256,13 +257,15 @@ class RunningRouter:
 
         def render() -> bytes:
             metrics.publish(self.core.counters)
+            metrics.publish(self.clients.counters)
             return metrics.render()
 
         failure = RequestFailed(503, "shutting down")
+        self.clients = ClientConnections(self._settings)
         router_peers = RouterPeers(self.uid, lambda: self.peers)
         app = make_app(serving, self.shell, router_peers, self.health, render)
         self._server = Server(
-            app, self._settings, self.health.start_draining, lambda: serving.fail_all(failure)
+            app, self._settings, self.clients, self.health.start_draining, lambda: serving.fail_all(failure)
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])

@@ -6,12 +6,15 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
 import pytest
+import structlog
 
 from shared.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
@@ -30,7 +33,7 @@ def raw_post(router: RunningRouter, body: dict[str, object], *, receive_bytes: i
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.connect((host, int(port)))
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
@@ -204,3 +207,55 @@ def test_two_requests_on_one_connection_are_answered_in_turn(model_folder: Path)
             assert response.status == 200
             response.read()
         connection.close()
+
+
+def errors_in(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The one error line; it may come after the answer."""
+    found: list[Mapping[str, Any]] = []
+
+    def come() -> bool:
+        found[:] = [line for line in lines if line["log_level"] == "error"]
+        return bool(found)
+
+    assert comes_true(come)
+    return found
+
+
+def test_a_fault_of_the_router_is_a_500_in_openais_shape_and_one_line_without_the_clients_text(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a FastAPI route: there Starlette would answer in plain text."""
+
+    def fail(rid: str) -> None:
+        raise ValueError(f"cannot find {rid}")
+
+    monkeypatch.setattr(router.shell, "debug", fail)
+    with structlog.testing.capture_logs() as lines:
+        response = httpx2.get(f"{router.url}/debug/requests/marker-7f3a")
+        (line,) = errors_in(lines)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert response.headers["x-request-id"]
+    assert (line["event"], line["error"]) == ("http.error", "ValueError")
+    assert "marker" not in response.text + str(lines)
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("marker"), BaseException("marker")], ids=["an error", "a panic"]
+)
+def test_a_fault_in_a_completion_is_a_500_too(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    """A panic of Rust code is a BaseException that is no Exception."""
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(router.shell, "submit", fail)
+    with structlog.testing.capture_logs() as lines:
+        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
+        (line,) = errors_in(lines)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert line["event"] == "http.error"
+    assert "marker" not in response.text + str(lines)

@@ -1,0 +1,126 @@
+"""Keeps web pages from using a router that the browser can reach and the page's author cannot.
+
+A browser sends requests for any page to any address, `segue up` on its user's machine included. Three checks, each on
+a header that a page cannot forge:
+
+    Host           where the router listens on loopback only: a page's own name may be pointed at 127.0.0.1
+                   (DNS rebinding), and then its requests count as same-origin
+    Origin         every browser names the page's origin in a cross-origin POST
+    Content-Type   what is not JSON can be posted without asking first (CORS preflight)
+
+Programs send no Origin. A missing Content-Type passes, as programs without HTTP libraries leave it out; a page that
+leaves it out is stopped by its Origin. vLLM refuses other Content-Types as well, so no client of it loses anything.
+"""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.config import RouterConfig
+from router.http.responses import send_request_error
+from shared.errors import RequestError
+
+# Names that public DNS cannot have (RFC 6761, RFC 6762, ICANN's .internal); Ollama lets in the same.
+PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
+    """`app` behind the checks; with CORS for the origins that are allowed."""
+    if settings.allowed_origins:
+        app = CORSMiddleware(app, settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    return BrowserGuard(app, settings)
+
+
+class BrowserGuard:
+    """Answers 403 or 415 for what a web page may not send."""
+
+    def __init__(self, app: ASGIApp, settings: RouterConfig):
+        self._app = app
+        self._hosts = {name.lower() for name in settings.allowed_hosts}
+        self._origins = set(settings.allowed_origins)
+        self._any_host = not self._hosts and not _is_loopback(settings.host)
+        self._own_name = socket.gethostname().lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            self._check(scope["method"], dict(scope["headers"]))
+        except RequestError as error:
+            await send_request_error(send, error, 0)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: dict[bytes, bytes]) -> None:
+        """Raise `RequestError` for what is not served."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if host and not (self._any_host or self._is_served(_name_of(host))):
+            raise RequestError(
+                "this name is not served here: use localhost or an address, or add it to allowed_hosts",
+                status=403,
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not self._is_allowed(origin.decode("latin-1"), host, headers):
+            raise RequestError(
+                "web pages of this origin may not use this server: see allowed_origins", status=403
+            )
+        content_type = headers.get(b"content-type")
+        if method == "POST" and content_type is not None and not _is_json(content_type):
+            raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
+
+    def _is_served(self, name: str) -> bool:
+        known = name in self._hosts or name == "localhost" or _is_address(name)
+        return known or (not self._hosts and (name == self._own_name or name.endswith(PRIVATE_SUFFIXES)))
+
+    def _is_allowed(self, origin: str, host: str, headers: dict[bytes, bytes]) -> bool:
+        if origin in self._origins or "*" in self._origins:
+            return True
+        # Behind a proxy that replaces Host only the browser knows that page and API share an origin.
+        return headers.get(b"sec-fetch-site") == b"same-origin" or _same_place(origin, host)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _name_of(host: str) -> str:
+    """`localhost:8000` → `localhost`, `[::1]:8000` → `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, name)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _same_place(origin: str, host: str) -> bool:
+    """Whether `https://name` and a Host header name the same place; the scheme may end at a proxy."""
+    try:
+        url = urlsplit(origin)
+        port = DEFAULT_PORTS.get(url.scheme)
+        with_port = f"{host}:{port}" if port and not _has_port(host) else host
+        return url.netloc.lower() == host or f"{url.hostname}:{url.port or port}" == with_port
+    except ValueError:
+        return False
+
+
+def _has_port(host: str) -> bool:
+    return ":" in host.rpartition("]")[2]
+
+
+def _is_json(content_type: bytes) -> bool:
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return media_type == b"application/json" or (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
+    )

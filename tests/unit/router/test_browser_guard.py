@@ -1,0 +1,154 @@
+"""What a web page may send to a router that its reader's browser can reach, and that programs notice nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from tests.unit.router.scripted_workers import MODEL, RunningRouter
+
+BODY = json.dumps({"model": MODEL, "prompt": "fox"})
+
+
+@pytest.fixture(scope="module")
+def client(router: RunningRouter) -> Iterator[httpx2.Client]:
+    """A client of a router that listens on loopback."""
+    with httpx2.Client(base_url=router.url, timeout=20) as client:
+        yield client
+
+
+def ask(client: httpx2.Client, **headers: str) -> httpx2.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.post("/v1/completions", content=BODY, headers=named)
+
+
+def refused(response: httpx2.Response, status: int) -> bool:
+    assert (
+        set(response.json()["error"]) == {"message", "type", "param", "code"} or response.status_code == 200
+    )
+    assert response.headers["x-request-id"]
+    return response.status_code == status
+
+
+FOREIGN = [
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "text/json",
+    "",
+]
+JSON = ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"]
+
+
+@pytest.mark.parametrize("content_type", FOREIGN)
+def test_a_body_that_a_page_may_post_without_asking_is_a_415(
+    client: httpx2.Client, router: RunningRouter, content_type: str
+) -> None:
+    heard = len(router.workers.prefills)
+    assert refused(ask(client, content_type=content_type), 415)
+    assert len(router.workers.prefills) == heard
+
+
+@pytest.mark.parametrize("content_type", JSON)
+def test_json_is_served_however_it_is_written(client: httpx2.Client, content_type: str) -> None:
+    assert ask(client, content_type=content_type).status_code == 200
+
+
+def test_programs_are_served_without_any_setting(client: httpx2.Client, router: RunningRouter) -> None:
+    assert "content-type" not in client.build_request("POST", "/", content=BODY).headers
+    assert ask(client).status_code == 200
+    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as program:
+        assert program.completions.create(model=MODEL, prompt="fox").choices
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "x", "http://[", ""]
+)
+def test_a_page_of_another_origin_is_a_403(client: httpx2.Client, router: RunningRouter, origin: str) -> None:
+    heard = len(router.workers.prefills)
+    assert refused(ask(client, origin=origin), 403)
+    assert refused(ask(client, origin=origin, content_type="application/json"), 403)
+    assert len(router.workers.prefills) == heard
+
+
+def test_a_page_of_the_routers_own_origin_is_served(client: httpx2.Client, router: RunningRouter) -> None:
+    assert ask(client, origin=router.url).status_code == 200
+    assert ask(client, origin="https://localhost", host="localhost").status_code == 200
+    assert ask(client, origin="http://localhost", host="localhost:80").status_code == 200
+    assert refused(ask(client, origin="http://localhost:81", host="localhost"), 403)
+
+
+def test_a_proxy_that_replaces_the_host_keeps_no_page_out(client: httpx2.Client) -> None:
+    assert ask(client, origin="https://chat.example.com", sec_fetch_site="same-origin").status_code == 200
+    assert refused(ask(client, origin="https://chat.example.com", sec_fetch_site="same-site"), 403)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "x", "localhost.evil"]
+)
+def test_on_loopback_a_name_of_public_dns_is_not_served(client: httpx2.Client, host: str) -> None:
+    """Otherwise a page whose name is pointed at 127.0.0.1 would be of the router's own origin."""
+    assert refused(ask(client, host=host, origin=f"http://{host}"), 403)
+    assert refused(client.get("/metrics", headers={"host": host}), 403)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LocalHost:8000",
+        "127.0.0.1:9",
+        "[::1]:8000",
+        "10.1.2.3",
+        "host.docker.internal",
+        "a.localhost",
+    ],
+)
+def test_on_loopback_addresses_and_private_names_are_served(client: httpx2.Client, host: str) -> None:
+    assert ask(client, host=host).status_code == 200
+
+
+def test_allowed_hosts_are_served_and_no_others(model_folder: Path) -> None:
+    with RunningRouter(model_folder, allowed_hosts=("api.example.com",)) as router:
+        for host, status in {
+            "api.example.com": 200,
+            "API.example.com:443": 200,
+            "a.local": 403,
+            "10.0.0.1": 200,
+        }.items():
+            assert httpx2.get(f"{router.url}/livez", headers={"host": host}).status_code == status
+
+
+def test_a_router_that_listens_on_all_addresses_is_served_by_any_name(model_folder: Path) -> None:
+    with RunningRouter(model_folder, host="0.0.0.0") as router:
+        assert httpx2.get(f"{router.url}/livez", headers={"host": "segue.prod.svc"}).status_code == 200
+
+
+def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_folder: Path) -> None:
+    page = "https://chat.example.com"
+    with (
+        RunningRouter(model_folder, allowed_origins=(page,)) as router,
+        httpx2.Client(base_url=router.url) as client,
+    ):
+        asks = {
+            "origin": page,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+        }
+        answer = client.options("/v1/completions", headers=asks)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == page
+        answer = ask(client, origin=page, content_type="application/json")
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == page
+        assert refused(ask(client, origin="https://evil.example"), 403)
+    with (
+        RunningRouter(model_folder, allowed_origins=("*",)) as router,
+        httpx2.Client(base_url=router.url) as client,
+    ):
+        assert ask(client, origin="https://any.example").headers["access-control-allow-origin"] == "*"
