@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.abuse.target import Target
+from tests.abuse.target import AbusedDeployment
 from tests.integration.deployment import deployment
 
 CONFIG = {
-    "router": {"bodySecondsMax": 5},
+    "router": {"bodySecondsMax": 5, "idleSecondsMax": 20},
     "prefill": {"kvPages": 600},
     "decode": {"kvPages": 600},
 }
 
 
 @pytest.fixture(scope="package")
-def target() -> Iterator[Target]:
+def target() -> Iterator[AbusedDeployment]:
     """Two prefill and two decode workers, logging everything."""
     flags = ("--prefill", "2", "--decode", "2", "--log-level", "debug", "--log-format", "json")
     with deployment(*flags, config=CONFIG, environment={"MALLOC_ARENA_MAX": "2"}) as running:
-        target = Target(running)
+        target = AbusedDeployment(running)
         try:
             yield target
         finally:

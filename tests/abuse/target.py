@@ -43,7 +43,7 @@ SAMPLED: dict[str, Any] = {
 }
 
 
-class Target:
+class AbusedDeployment:
     """The running deployment, and a client that nobody expects to suffer."""
 
     def __init__(self, running: LocalDeployment):
@@ -162,5 +162,5 @@ class Target:
 
     def admin_url(self, process: RunningProcess, path: str) -> str:
         """Where a process shows its metrics."""
-        port = self.port if process.role == "router" else process.http_port
+        port = process.http_port or self.port
         return f"http://127.0.0.1:{port}{path}"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.abuse.procfs import descriptors, limited
 from tests.abuse.stopped_thread import computing_thread, stopped_thread
-from tests.abuse.target import MARKER, Target
+from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port
 from tests.abuse.wire import completion, connect, get, post, talk
 from tests.integration.deployment import RunningProcess
@@ -27,10 +27,10 @@ FROZEN_SECONDS = 4.0  # longer than the links' silence of 3 s
 RESERVE = 300  # descriptors left to the router: more than it keeps back, fewer than the clients want
 
 
-def signal_role(number: int, *roles: str) -> Callable[[Target], None]:
+def signal_role(number: int, *roles: str) -> Callable[[AbusedDeployment], None]:
     """Send a signal to all workers of these roles."""
 
-    def do(target: Target) -> None:
+    def do(target: AbusedDeployment) -> None:
         for role in roles:
             for process in target.running.processes(role):
                 target.kill(process, number)
@@ -38,17 +38,17 @@ def signal_role(number: int, *roles: str) -> Callable[[Target], None]:
     return do
 
 
-def signal_busy(number: int, role: str) -> Callable[[Target], None]:
+def signal_busy(number: int, role: str) -> Callable[[AbusedDeployment], None]:
     """Send a signal to the worker that serves most streams."""
     return lambda target: target.kill(busy(target, role), number)
 
 
-def busy(target: Target, role: str) -> RunningProcess:
+def busy(target: AbusedDeployment, role: str) -> RunningProcess:
     return busy_worker(target.running, role) if role == "decode" else target.running.processes(role)[0]
 
 
 @contextmanager
-def frozen(target: Target, process: RunningProcess) -> Iterator[None]:
+def frozen(target: AbusedDeployment, process: RunningProcess) -> Iterator[None]:
     target.kill(process, signal.SIGSTOP)
     try:
         yield
@@ -56,10 +56,10 @@ def frozen(target: Target, process: RunningProcess) -> Iterator[None]:
         target.kill(process, signal.SIGCONT)
 
 
-def freeze(role: str) -> Callable[[Target], None]:
+def freeze(role: str) -> Callable[[AbusedDeployment], None]:
     """Stop a process for longer than its peers wait."""
 
-    def do(target: Target) -> None:
+    def do(target: AbusedDeployment) -> None:
         process = target.router() if role == "router" else busy(target, role)
         with frozen(target, process):
             Event().wait(FROZEN_SECONDS)
@@ -67,7 +67,7 @@ def freeze(role: str) -> Callable[[Target], None]:
     return do
 
 
-def freeze_and_kill(target: Target) -> None:
+def freeze_and_kill(target: AbusedDeployment) -> None:
     """One decode worker stands still; the other dies meanwhile."""
     first, second = target.running.processes("decode")
     with frozen(target, first):
@@ -75,7 +75,7 @@ def freeze_and_kill(target: Target) -> None:
         Event().wait(FROZEN_SECONDS)
 
 
-def flicker(target: Target) -> None:
+def flicker(target: AbusedDeployment) -> None:
     """A decode worker stands still again and again, each time too briefly to be lost."""
     process = busy(target, "decode")
     for _ in range(5):
@@ -83,7 +83,7 @@ def flicker(target: Target) -> None:
             Event().wait(0.3)
 
 
-def hang_ups(target: Target) -> None:
+def hang_ups(target: AbusedDeployment) -> None:
     """Sixty other clients begin and leave."""
     body = post("/v1/completions", completion(MARKER, max_tokens=500, stream=True, ignore_eos=True))
     for _ in range(60):
@@ -92,7 +92,7 @@ def hang_ups(target: Target) -> None:
             connection.recv(100)
 
 
-def a_descriptor_flood(target: Target) -> None:
+def a_descriptor_flood(target: AbusedDeployment) -> None:
     """Idle connections take every descriptor that the router gives, then a decode worker dies and is dialed again."""
     router = target.router()
     with limited(router.pid, resource.RLIMIT_NOFILE, descriptors(router.pid) + RESERVE), ExitStack() as stack:
@@ -103,7 +103,7 @@ def a_descriptor_flood(target: Target) -> None:
         Event().wait(FROZEN_SECONDS)  # it is dialed, in vain or not
 
 
-def a_flood_of_a_links_port(target: Target) -> None:
+def a_flood_of_a_links_port(target: AbusedDeployment) -> None:
     """A decode worker has no descriptor left for a while."""
     process = busy(target, "decode")
     with limited(process.pid, resource.RLIMIT_NOFILE, descriptors(process.pid) + 20), ExitStack() as stack:
@@ -112,7 +112,7 @@ def a_flood_of_a_links_port(target: Target) -> None:
         Event().wait(1)
 
 
-def a_blocked_stderr(target: Target) -> None:
+def a_blocked_stderr(target: AbusedDeployment) -> None:
     """Nobody reads what the deployment writes, and it has much to write."""
     with target.running.command.unread(), target.others.window():
         for _ in range(4000):
@@ -141,7 +141,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_streams_are_bit_equal_through_a_fault(target: Target, fault: Callable[[Target], None]) -> None:
+def test_streams_are_bit_equal_through_a_fault(
+    target: AbusedDeployment, fault: Callable[[AbusedDeployment], None]
+) -> None:
     target.all_home()
     router = target.router().pid
     with target.undisturbed_streams():
@@ -150,7 +152,7 @@ def test_streams_are_bit_equal_through_a_fault(target: Target, fault: Callable[[
     target.all_home()
 
 
-def test_streams_go_on_elsewhere_when_a_computing_thread_hangs(target: Target) -> None:
+def test_streams_go_on_elsewhere_when_a_computing_thread_hangs(target: AbusedDeployment) -> None:
     target.all_home()
     alone = time.monotonic()
     target.stream()
@@ -170,7 +172,7 @@ def test_streams_go_on_elsewhere_when_a_computing_thread_hangs(target: Target) -
     target.all_home()
 
 
-def test_a_killed_router_breaks_its_streams_without_a_false_end(target: Target) -> None:
+def test_a_killed_router_breaks_its_streams_without_a_false_end(target: AbusedDeployment) -> None:
     target.all_home()
     body = completion(MARKER, max_tokens=1500, ignore_eos=True, stream=True)
     lines: list[str] = []

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.abuse.target import MARKER, Target
+from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.wire import Reply, completion, connect, converse, post, talk
 from tests.waiting import until
 
@@ -21,7 +21,7 @@ BACK_SECONDS = 2.0
 
 
 @contextmanager
-def flood(target: Target, streamed: bool) -> Iterator[None]:
+def flood(target: AbusedDeployment, streamed: bool) -> Iterator[None]:
     """384 generations of one client, until all its connections close at once."""
     prompts = [f"{MARKER} {number}" for number in range(PROMPTS)]
     body = completion(prompts, max_tokens=2000, ignore_eos=True, temperature=1, stream=streamed)
@@ -39,12 +39,12 @@ def flood(target: Target, streamed: bool) -> Iterator[None]:
         yield
 
 
-def refusals(target: Target) -> float:
+def refusals(target: AbusedDeployment) -> float:
     """Requests that the router has refused for now."""
     return target.running.total("router", "segue_requests_total{outcome=429}")
 
 
-def four_tokens(target: Target, seconds_max: float) -> list[Reply]:
+def four_tokens(target: AbusedDeployment, seconds_max: float) -> list[Reply]:
     """A modest client's completion."""
     body = completion(f"{MARKER} asks for", max_tokens=4, ignore_eos=True)
     return talk(target.port, post("/v1/completions", body), source=MODEST, seconds_max=seconds_max).replies()
@@ -52,7 +52,7 @@ def four_tokens(target: Target, seconds_max: float) -> list[Reply]:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole answers", "streams"])
 def test_four_tokens_come_within_two_seconds_while_another_client_floods(
-    target: Target, streamed: bool
+    target: AbusedDeployment, streamed: bool
 ) -> None:
     before = target.failures()
     with flood(target, streamed):
@@ -65,7 +65,7 @@ def test_four_tokens_come_within_two_seconds_while_another_client_floods(
     assert target.failures() == before, "a request was answered with 500"
 
 
-def test_a_flood_of_small_requests_is_answered_to_the_last(target: Target) -> None:
+def test_a_flood_of_small_requests_is_answered_to_the_last(target: AbusedDeployment) -> None:
     body = post("/v1/completions", completion(f"{MARKER} runs", max_tokens=2))
     with ThreadPoolExecutor(64) as pool:
         said = list(pool.map(lambda _: talk(target.port, body, seconds_max=90), range(400)))
@@ -79,7 +79,7 @@ def test_a_flood_of_small_requests_is_answered_to_the_last(target: Target) -> No
                 assert int(reply.headers["retry-after"]) >= 1
 
 
-def test_a_client_that_leaves_at_once_takes_no_turn(target: Target) -> None:
+def test_a_client_that_leaves_at_once_takes_no_turn(target: AbusedDeployment) -> None:
     body = post("/v1/completions", completion(MARKER, max_tokens=1000, ignore_eos=True))
     for _ in range(60):
         with connect(target.port, GREEDY) as connection:
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_at_once_takes_no_turn(target: Target) -> None:
     target.nothing_held_within(BACK_SECONDS)
 
 
-def test_sixty_streams_that_hang_up_in_the_middle_are_given_back(target: Target) -> None:
+def test_sixty_streams_that_hang_up_in_the_middle_are_given_back(target: AbusedDeployment) -> None:
     body = post("/v1/completions", completion(MARKER, max_tokens=1000, ignore_eos=True, stream=True))
     with ExitStack() as connections:
         opened = [connections.enter_context(connect(target.port, GREEDY)) for _ in range(60)]

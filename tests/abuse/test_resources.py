@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.abuse.procfs import cpu_seconds
-from tests.abuse.target import MARKER, MIB, Target
+from tests.abuse.target import MARKER, MIB, AbusedDeployment
 from tests.abuse.wire import Conversation, chat, completion, connect, get, post, talk
 
 HEAD_MIB = 32
@@ -55,7 +55,7 @@ HEADS: dict[str, tuple[Callable[[], Iterator[bytes]], set[int]]] = {
 
 @pytest.mark.parametrize(("pieces", "statuses"), HEADS.values(), ids=HEADS)
 def test_a_head_of_any_size_costs_little(
-    target: Target, pieces: Callable[[], Iterator[bytes]], statuses: set[int]
+    target: AbusedDeployment, pieces: Callable[[], Iterator[bytes]], statuses: set[int]
 ) -> None:
     with target.nobody_suffers(HEAD_MIB):
         said = talk(target.port, pieces(), replies=10**9, seconds_max=60)
@@ -129,20 +129,20 @@ BODIES = {
 
 
 @pytest.mark.parametrize("case", BODIES.values(), ids=BODIES)
-def test_a_body_of_any_content_costs_a_bounded_amount(target: Target, case: CostlyBody) -> None:
+def test_a_body_of_any_content_costs_a_bounded_amount(target: AbusedDeployment, case: CostlyBody) -> None:
     request = post(case.path, case.body())
     with target.nobody_suffers(BODY_MIB):
         (reply,) = talk(target.port, request, seconds_max=60).replies()
     assert reply.status in case.statuses, reply.body[:300]
 
 
-def at_once(target: Target, requests: list[bytes], seconds_max: float = 90) -> list[Conversation]:
+def at_once(target: AbusedDeployment, requests: list[bytes], seconds_max: float = 90) -> list[Conversation]:
     """Each over its own connection."""
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(lambda request: talk(target.port, request, seconds_max=seconds_max), requests))
 
 
-def test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount(target: Target) -> None:
+def test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount(target: AbusedDeployment) -> None:
     busy = post("/v1/completions", completion(digits(650_000)))
     objects = post("/v1/completions", filled('{"":0},'))
     with target.growth_below(256):
@@ -151,14 +151,14 @@ def test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount(target:
     assert all(one.replies() for one in said)
 
 
-def test_four_clients_that_post_small_objects_hold_nobody_up(target: Target) -> None:
+def test_four_clients_that_post_small_objects_hold_nobody_up(target: AbusedDeployment) -> None:
     objects = post("/v1/completions", filled('{"":0},'))
     with target.nobody_suffers(256):
         said = at_once(target, [objects] * 4)
     assert all(one.replies() for one in said)
 
 
-def test_a_word_is_tokenized_while_another_client_sends_megabytes(target: Target) -> None:
+def test_a_word_is_tokenized_while_another_client_sends_megabytes(target: AbusedDeployment) -> None:
     large = post("/v1/completions", completion("the story goes on " * (2 * MIB // 18)))
     word = post("/tokenize", json.dumps({"prompt": MARKER}).encode())
     with ThreadPoolExecutor(6) as pool:
@@ -168,7 +168,7 @@ def test_a_word_is_tokenized_while_another_client_sends_megabytes(target: Target
     assert all(other.result().replies() for other in others)
 
 
-def test_two_thousand_idle_connections_cost_little(target: Target) -> None:
+def test_two_thousand_idle_connections_cost_little(target: AbusedDeployment) -> None:
     with ExitStack() as open_now, target.nobody_suffers(HEAD_MIB):
         for _ in range(CONNECTIONS):
             open_now.enter_context(connect(target.port))
@@ -176,7 +176,7 @@ def test_two_thousand_idle_connections_cost_little(target: Target) -> None:
     assert target.router().pid == target.router_pid
 
 
-def test_stop_strings_that_nearly_match_cost_the_router_little(target: Target) -> None:
+def test_stop_strings_that_nearly_match_cost_the_router_little(target: AbusedDeployment) -> None:
     (tokens,) = talk(target.port, post("/tokenize", b'{"prompt": "a"}')).replies()
     (token,) = json.loads(tokens.body)["tokens"]
     plain = completion(["b"] * 4, max_tokens=600, ignore_eos=True, logit_bias={str(token): 100})
@@ -186,7 +186,7 @@ def test_stop_strings_that_nearly_match_cost_the_router_little(target: Target) -
     assert nearly <= 2 * before, f"{nearly:.2f} s of the router's CPU, {before:.2f} s without stop strings"
 
 
-def router_seconds(target: Target, body: bytes) -> float:
+def router_seconds(target: AbusedDeployment, body: bytes) -> float:
     """CPU time that the router needs for a completion."""
     before = cpu_seconds(target.router().pid)
     (reply,) = talk(target.port, post("/v1/completions", body), seconds_max=60).replies()
@@ -194,7 +194,7 @@ def router_seconds(target: Target, body: bytes) -> float:
     return cpu_seconds(target.router().pid) - before
 
 
-def test_bad_requests_do_not_write_a_line_each(target: Target) -> None:
+def test_bad_requests_do_not_write_a_line_each(target: AbusedDeployment) -> None:
     target.log()
     before = len(target.warnings())
     with target.nobody_suffers(HEAD_MIB):
@@ -213,14 +213,14 @@ def takes_all(connection: socket.socket, pieces: Iterator[bytes]) -> bool:
     return True
 
 
-def test_requests_without_end_in_the_pipe_are_not_read_ahead(target: Target) -> None:
+def test_requests_without_end_in_the_pipe_are_not_read_ahead(target: AbusedDeployment) -> None:
     asked = repeated(get("/v1/models"), 64 * MIB)
     with connect(target.port, receive_bytes=4096) as connection, target.nobody_suffers(HEAD_MIB):
         connection.settimeout(0.5)
         assert not takes_all(connection, asked)
 
 
-def test_new_names_make_no_new_metrics(target: Target) -> None:
+def test_new_names_make_no_new_metrics(target: AbusedDeployment) -> None:
     draw = random.Random(3)
 
     def strange_requests() -> None:
@@ -237,5 +237,5 @@ def test_new_names_make_no_new_metrics(target: Target) -> None:
     assert target.series() == before
 
 
-def test_the_router_has_lived_through_all_that(target: Target) -> None:
+def test_the_router_has_lived_through_all_that(target: AbusedDeployment) -> None:
     assert target.router().pid == target.router_pid

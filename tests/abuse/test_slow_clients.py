@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.abuse.target import MARKER, Target
+from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.wire import ABUSER, completion, connect, get, post
 from tests.waiting import soon
 
@@ -159,7 +159,7 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 @pytest.fixture(scope="module")
-def window(target: Target) -> SlowWindow:
+def window(target: AbusedDeployment) -> SlowWindow:
     """What became of all slow clients."""
     slow = SlowWindow(target.port)
     try:
@@ -184,7 +184,7 @@ def test_a_slow_client_is_ended(window: SlowWindow, name: str) -> None:
     assert not statuses or set(said[-1:]) <= statuses, said
 
 
-def test_slow_clients_leave_nothing_behind(target: Target, window: SlowWindow) -> None:
+def test_slow_clients_leave_nothing_behind(target: AbusedDeployment, window: SlowWindow) -> None:
     assert window.closed_after
     target.nothing_held_within(2)
     assert target.router().pid == target.router_pid

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from tests.abuse.procfs import listening_ports
-from tests.abuse.target import MARKER, MIB, Target
+from tests.abuse.target import MARKER, MIB, AbusedDeployment
 from tests.abuse.wire import connect, converse, get, talk
 from tests.integration.deployment import RunningProcess
 from tests.integration.observing import linked_workers
@@ -62,7 +62,7 @@ STRANGERS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def every_worker_lives_on(target: Target) -> Iterator[None]:
+def every_worker_lives_on(target: AbusedDeployment) -> Iterator[None]:
     """No stranger of this module ends a worker or a link."""
     target.all_home()
     before = {worker.uid: worker.pid for worker in target.workers()}
@@ -72,28 +72,28 @@ def every_worker_lives_on(target: Target) -> Iterator[None]:
     assert target.running.total("router", "segue_link_sessions_total{event=ended}") == sessions
 
 
-def links_port(target: Target, uid: str = "decode-0") -> int:
+def links_port(target: AbusedDeployment, uid: str = "decode-0") -> int:
     """Where this worker listens for routers."""
     (line,) = [line for line in target.running.command.children().values() if f" --uid {uid} " in line]
     words = line.split()
     return int(words[words.index("--links-port") + 1])
 
 
-def worker(target: Target, uid: str = "decode-0") -> RunningProcess:
+def worker(target: AbusedDeployment, uid: str = "decode-0") -> RunningProcess:
     """The process of this worker."""
     (found,) = [process for process in target.workers() if process.uid == uid]
     return found
 
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
-def test_a_stranger_at_a_links_port_is_refused(target: Target, data: bytes) -> None:
+def test_a_stranger_at_a_links_port_is_refused(target: AbusedDeployment, data: bytes) -> None:
     with target.growth_below(STRANGER_MIB, worker(target)), connect(links_port(target)) as connection:
         said = converse(connection, data, replies=10**9, seconds_max=soon(REFUSED_SECONDS))
     assert said.closed, "the connection is still open"
     assert len(said.raw) <= ANSWER_BYTES_MAX
 
 
-def test_a_foreign_key_is_refused_and_counted(target: Target) -> None:
+def test_a_foreign_key_is_refused_and_counted(target: AbusedDeployment) -> None:
     def refusals() -> float:
         metrics = target.running.metrics(worker(target))
         return sum(value for name, value in metrics.items() if name.startswith("segue_link_refusals_total"))
@@ -113,7 +113,7 @@ def test_a_foreign_key_is_refused_and_counted(target: Target) -> None:
         context.destroy(linger=0)
 
 
-def test_130_strangers_who_send_all_they_can_cost_a_worker_little(target: Target) -> None:
+def test_130_strangers_who_send_all_they_can_cost_a_worker_little(target: AbusedDeployment) -> None:
     data = greeting(b"CURVE") + long_frame(16 * MIB - 1)
     with ExitStack() as stack, target.growth_below(STRANGER_MIB, worker(target)):
         strangers = [stack.enter_context(connect(links_port(target))) for _ in range(130)]
@@ -138,7 +138,7 @@ def push_all(connections: list[socket.socket], data: bytes, seconds: float) -> N
                 open_now.remove(connection)
 
 
-def test_two_thousand_strangers_at_a_links_port_disturb_no_stream(target: Target) -> None:
+def test_two_thousand_strangers_at_a_links_port_disturb_no_stream(target: AbusedDeployment) -> None:
     with ExitStack() as stack, target.undisturbed_streams(), target.others.window():
         for uid in ("decode-0", "decode-1"):
             for _ in range(1000):
@@ -146,7 +146,7 @@ def test_two_thousand_strangers_at_a_links_port_disturb_no_stream(target: Target
     assert linked_workers(target.running) == 4
 
 
-def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: Target) -> None:
+def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: AbusedDeployment) -> None:
     probed = worker(target)
     with ExitStack() as stack, target.growth_below(STRANGER_MIB, probed):
         for _ in range(1000):
@@ -155,7 +155,7 @@ def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: Tar
         assert said.statuses() == [200]
 
 
-def kv_ports(target: Target, uid: str = "decode-0") -> set[int]:
+def kv_ports(target: AbusedDeployment, uid: str = "decode-0") -> set[int]:
     """Where this worker's KV can be reached."""
     process = worker(target, uid)
     ports = listening_ports(process.pid) - {process.http_port, links_port(target, uid)}
@@ -174,7 +174,7 @@ KV_STRANGERS = {
 
 
 @pytest.mark.parametrize("data", KV_STRANGERS.values(), ids=KV_STRANGERS)
-def test_a_stranger_at_a_kv_port_ends_no_worker(target: Target, data: bytes) -> None:
+def test_a_stranger_at_a_kv_port_ends_no_worker(target: AbusedDeployment, data: bytes) -> None:
     before = {process.pid for process in target.workers()}
     for uid in ("prefill-0", "decode-0"):
         for port in kv_ports(target, uid):
@@ -184,7 +184,7 @@ def test_a_stranger_at_a_kv_port_ends_no_worker(target: Target, data: bytes) -> 
     assert {process.pid for process in target.workers()} == before
 
 
-def test_six_hundred_idle_connections_to_a_kv_port_disturb_no_stream(target: Target) -> None:
+def test_six_hundred_idle_connections_to_a_kv_port_disturb_no_stream(target: AbusedDeployment) -> None:
     port = min(kv_ports(target))
     with ExitStack() as stack, target.undisturbed_streams():
         for _ in range(600):
