@@ -41,7 +41,7 @@ A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of
 (`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
 warning. Seconds, bytes and tokens are in the name.
 """
-BOUNDS_HEAD = """What one client, or all together, can take from a router at most. The worst case is that of the default.
+BOUNDS_HEAD = """What one client, or all together, can take from a router at most. The worst case is at the default.
 Tests of `tests/abuse` go there against a router with an address space of 1 GiB (`RLIMIT_AS`).
 """
 MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
