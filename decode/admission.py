@@ -2,6 +2,10 @@
 
 Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
 their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
+
+A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
+kept free for it, and as it grows the tenant that holds most is retracted.
+
 One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
 pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
 """
@@ -9,18 +13,21 @@ pages that the largest running one may still need. It may evict cached pages to 
 from __future__ import annotations
 
 from decode.config import DecodeConfig
-from shared.baton import Baton
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import RefusalReason
+from shared.messages import Decode, RefusalReason
 from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
+from shared.scheduling.sound_commands import unsound, unsound_baton
+from shared.scheduling.tenant_shares import is_light, share_of
 
 
 class Admission:
     """Decides on new requests by the pages that are available in `memory`."""
 
-    def __init__(self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str):
+    def __init__(
+        self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str, vocab_size: int
+    ):
         self.ratio = NewTokenRatio(
             init=config.init_new_token_ratio,
             conservativeness=config.schedule_conservativeness,
@@ -32,20 +39,36 @@ class Admission:
         self._memory = memory
         self._context_len = context_len
         self._kv_format = kv_format
+        self._vocab_size = vocab_size
+        pages = memory.pool.total
+        self.pages_kept = pages - share_of(pages, config.tenant_share_max)  # for light requests
+        self.slots_kept = config.max_running_requests - share_of(
+            config.max_running_requests, config.tenant_share_max
+        )
         self._open = True  # False after a retraction, until `readmit_fraction` of the pool is free
 
-    def never_fits(self, req: Req, baton: Baton) -> tuple[RefusalReason, str] | None:
+    def never_fits(self, command: Decode) -> tuple[RefusalReason, str] | None:
         """Why this worker can never take the request; None if it can."""
-        final_len = req.final_kv_len
+        baton, output_len = command.baton, len(command.token_ids) - command.prompt_len
+        final_len = command.prompt_len + command.params.max_new_tokens - 1
         if final_len >= self._context_len or self._memory.pages_for(final_len) > self._memory.pool.total:
             return "too_long", f"up to {final_len + 1} tokens exceed this worker's context or pages"
         if baton.kv_format != self._kv_format:
             return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
-        if req.remaining_new_tokens <= 0:
-            return "internal", f"nothing to generate: {req.output_len} tokens of output are here"
-        if baton.kv_len != len(req.token_ids) - 1:
-            return "internal", f"the baton covers {baton.kv_len} tokens of {len(req.token_ids)}"
-        return None
+        if output_len >= command.params.max_new_tokens:
+            return "internal", f"nothing to generate: {output_len} tokens of output are here"
+        if baton.kv_len != len(command.token_ids) - 1:
+            return "internal", f"the baton covers {baton.kv_len} tokens of {len(command.token_ids)}"
+        problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
+        return ("internal", problem) if problem else None
+
+    def has_slot(self, req: Req, free_slots: int, present: list[Req], *, retracting: bool) -> bool:
+        """Whether one of `free_slots` is for this request. While requests are retracted only light ones come in."""
+        if not present:
+            return free_slots > 0 and not retracting
+        if is_light(req, present):
+            return free_slots > 0
+        return free_slots > self.slots_kept and not retracting
 
     def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
         """Whether the request can have its `missing` pages beside the growth of the others.
@@ -61,9 +84,12 @@ class Admission:
         if not present:
             return self._memory.cache.make_room(missing)
         self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
-        growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(present)
-        if not self._open or self._memory.available_pages < missing + growth:
-            return False
+        if not is_light(req, present):
+            growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
+                present
+            )
+            if not self._open or self._memory.available_pages < missing + growth + self.pages_kept:
+                return False
         unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
         largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)

@@ -4,7 +4,8 @@
                   └─ may still finish                       └─ no room in host memory: returned to the router
 
 Pages go to host memory and return without recomputation. Retracted requests resume first in, first out, before
-anything new is admitted. The order of victims is SGLang's: fewest output tokens first, the longest prompt on ties.
+anything new is admitted. Victims are of the tenant that holds most; among those the order is SGLang's: fewest output
+tokens first, the longest prompt on ties.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
 from shared.req import Req
 from shared.scheduling.request_states import RequestStates
+from shared.scheduling.tenant_shares import heaviest_tenant
 
 _COPIED = (DecodeState.BACKING_UP, DecodeState.RESTORING, DecodeState.ABORTING)
 
@@ -41,6 +43,7 @@ class Retraction:
     counters: DecodeCounters
     effects: list[WorkerEffect]
     steps_ahead: int  # requests are retracted until this many steps of the others fit
+    pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _copies: dict[int, _Copy] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class Retraction:
         )
         staying = [req for req in running if req.launched_len < req.final_kv_len]
         victims: list[Req] = []
-        while len(staying) > 1 and self.pages_wanted(staying) > (
+        while len(staying) > 1 and self.pages_wanted(staying) + self.pages_kept > (
             self.memory.available_pages + ending + self.pages_soon_free()
         ):
             victim = self.victim(staying)
@@ -109,8 +112,9 @@ class Retraction:
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
+        heaviest = heaviest_tenant(running)
         return min(
-            running,
+            [req for req in running if req.tenant == heaviest],
             key=lambda req: (
                 req.retractions >= self.retractions_max,
                 req.output_len,
@@ -132,7 +136,7 @@ class Retraction:
             return None
         restoring = [copy.req for copy in self._copies.values() if copy.restoring]
         staying = [*present, *restoring]
-        growth_pages = self.pages_wanted(staying) + len(staying) + 1 if staying else 0
+        growth_pages = self.pages_wanted(staying) + len(staying) + 1 + self.pages_kept if staying else 0
         if self.memory.available_pages < growth_pages:
             return None
         req, host_pages = self._retracted[0]

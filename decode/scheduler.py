@@ -53,6 +53,7 @@ class DecodeScheduler:
         holder: Holder,
         words: LeaseWords,
         kv_format: str,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
     ):
         self._eos_token_ids = eos_token_ids
@@ -68,12 +69,19 @@ class DecodeScheduler:
             memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
-        self._admission = Admission(config, memory, context_len, kv_format)
+        self._admission = Admission(config, memory, context_len, kv_format, vocab_size)
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
         self._retraction = Retraction(
-            memory, self.host, states, counters, effects, config.retract_steps, config.retractions_max
+            memory,
+            self.host,
+            states,
+            counters,
+            effects,
+            config.retract_steps,
+            self._admission.pages_kept,
+            config.retractions_max,
         )
         self._migrations = Migrations(
             memory, self._batch, self.leases, self._output_buffer, states, counters, effects
@@ -231,7 +239,7 @@ class DecodeScheduler:
         self._sequence += 1
         self.counters.requests += 1
         req = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
-        problem = self._admission.never_fits(req, command.baton)
+        problem = self._admission.never_fits(command)
         if problem is None and present is not None:
             problem = "no_room", "the pages of an older attempt are still being copied"
         if problem is None and self._sessions.draining:
@@ -256,9 +264,12 @@ class DecodeScheduler:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        open_now = bool(self._batch.free_slots) and not self._retraction.active
-        others = self._batch.reqs, self._transfer_queue.transferring
-        if not (open_now and self._admission.make_room_for(req, missing, *others)):
+        settled, transferring = self._batch.reqs, self._transfer_queue.transferring
+        present, retracting = [*settled, *transferring], self._retraction.active
+        if not (
+            self._admission.has_slot(req, self._batch.free_slots, present, retracting=retracting)
+            and self._admission.make_room_for(req, missing, settled, transferring)
+        ):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
@@ -332,8 +343,12 @@ class DecodeScheduler:
     # ---- room ----
 
     def _resume(self) -> None:
-        while self._batch.free_slots and (req := self._retraction.resume(self._batch.reqs)):
+        while self._may_resume() and (req := self._retraction.resume(self._batch.reqs)):
             self._batch.take_slot(req)
+
+    def _may_resume(self) -> bool:
+        kept = self._admission.slots_kept if self._batch.slots_used else 0
+        return self._batch.free_slots > kept
 
     def _make_room_ahead(self, now: float) -> None:
         victims = self._retraction.retract_until_fits(list(self._batch.running.values()))

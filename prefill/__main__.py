@@ -19,6 +19,7 @@ def serve(config: PrefillConfig) -> None:
             holder=parts.transfer.holder,
             words=parts.transfer.words,
             kv_format=parts.engine.kv_format,
+            vocab_size=parts.engine.limits.vocab_size,
             eos_token_ids=parts.engine.eos_token_ids,
         )
 

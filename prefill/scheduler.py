@@ -24,13 +24,15 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
+from shared.messages import Cancel, Load, Prefill, Prefilled, RefusalReason, Refused
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
+from shared.scheduling.sound_commands import unsound
+from shared.scheduling.tenant_shares import is_light, least_served_first, share_of
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
@@ -46,10 +48,12 @@ class PrefillScheduler:
         holder: Holder,
         words: LeaseWords,
         kv_format: str,
+        vocab_size: int,
         eos_token_ids: frozenset[int],
     ):
         self._config = config
         self._context_len = context_len
+        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.counters = PrefillCounters()
@@ -65,6 +69,7 @@ class PrefillScheduler:
             self._effects,
             self._on_lease_end,
         )
+        self._words_kept = self.leases.free - share_of(self.leases.free, config.tenant_share_max)
         self.in_batch_prefix = InBatchPrefix(
             self.memory.cache,
             cached_tokens_max=config.shared_prefix_cached_tokens_max,
@@ -216,19 +221,23 @@ class PrefillScheduler:
         if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
             return  # the same attempt or a newer one is here already
         self.counters.requests += 1
-        total_tokens = len(command.token_ids)
-        if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
+        if problem := self._refusal(command):
             self.counters.refused += 1
-            detail = f"{total_tokens} tokens exceed this worker's context or pages"
-            self._effects.append(Send(router, Refused(command.rid, command.attempt, "too_long", detail)))
-            return
-        if self._sessions.draining or len(self._waiting) >= self._config.max_queued_requests:
-            self.counters.refused += 1
-            detail = "this worker is draining" if self._sessions.draining else "max_queued_requests"
-            self._effects.append(Send(router, Refused(command.rid, command.attempt, "no_room", detail)))
+            self._effects.append(Send(router, Refused(command.rid, command.attempt, *problem)))
             return
         self._sequence += 1
         self._waiting[command.rid] = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
+
+    def _refusal(self, command: Prefill) -> tuple[RefusalReason, str] | None:
+        """Why this request cannot come in; None if it can."""
+        total_tokens = len(command.token_ids)
+        if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
+            return "too_long", f"{total_tokens} tokens exceed this worker's context or pages"
+        if problem := unsound(command, self._vocab_size):
+            return "internal", problem
+        if self._sessions.draining or len(self._waiting) >= self._config.max_queued_requests:
+            return "no_room", "this worker is draining" if self._sessions.draining else "max_queued_requests"
+        return None
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Drop the request, whatever its state, if it is of this attempt or an older one."""
@@ -261,7 +270,7 @@ class PrefillScheduler:
     # ---- planning ----
 
     def _admit(self, adder: PrefillAdder, now: float) -> None:
-        if not self._waiting or not self._may_start():
+        if not self._waiting:
             return
         ordered = order_waiting(
             self._config.queue_policy,
@@ -270,8 +279,9 @@ class PrefillScheduler:
             list(self._running.values()),
             prefix_aware_queue_max=self._config.prefix_aware_queue_max,
         )
+        ordered = least_served_first(ordered, [*self._running.values(), *self.leases.reqs])
         for req in self.in_batch_prefix.go_now(ordered):
-            if not self._may_start():
+            if not self._may_start(req):
                 return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
@@ -279,13 +289,18 @@ class PrefillScheduler:
             if result is not AddResult.CONTINUE:
                 return
 
-    def _may_start(self) -> bool:
-        """Whether there is a slot, a lease word for every running request and one more, and few enough leases."""
-        return (
-            bool(self._free_slots)
-            and self.leases.free > len(self._running)
-            and self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
-        )
+    def _may_start(self, req: Req) -> bool:
+        """Whether there is a slot, a lease word for every running request and one more, and few enough leases.
+
+        A light request may start whatever others have under lease.
+        """
+        words = self.leases.free - len(self._running)
+        if not self._free_slots or words <= 0:
+            return False
+        if is_light(req, [*self._running.values(), *self.leases.reqs]):
+            return True
+        few_leases = self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
+        return few_leases and words > self._words_kept
 
     def _start(self, req: Req, now: float) -> None:
         del self._waiting[req.rid]

@@ -5,10 +5,12 @@ The core and the HTTP side are given this model as it is: nothing else holds a d
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
@@ -16,6 +18,37 @@ from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
 Policy = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
 ]
+
+
+def weight_of(entry: str) -> tuple[str, float]:
+    """Name and weight of `NAME=WEIGHT`; raises `ValueError` for anything else."""
+    name, _, text = entry.rpartition("=")
+    weight = float(text)
+    if not name or not 0 < weight < float("inf"):
+        raise ValueError(entry)
+    return name, weight
+
+
+def _check_weights(entries: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        for entry in entries:
+            weight_of(entry)
+    except ValueError:
+        raise PydanticCustomError("weights", "should be NAME=WEIGHT with a weight above 0") from None
+    return entries
+
+
+def _check_networks(entries: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        for entry in entries:
+            ip_network(entry)
+    except ValueError:
+        raise PydanticCustomError("networks", "should be addresses or networks such as 10.0.0.0/8") from None
+    return entries
+
+
+Weights = Annotated[Texts, AfterValidator(_check_weights)]
+Networks = Annotated[Texts, AfterValidator(_check_networks)]
 
 
 class RouterConfig(ProcessConfig):
@@ -31,7 +64,7 @@ class RouterConfig(ProcessConfig):
     port: Port = Field(default=8000, description="Port of OpenAI's API, the probes and the metrics.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
-        description="How workers are found. static takes those in workers, kubernetes watches the pods of a namespace.",
+        description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",
     )
     workers: Texts = Field(
         default=(),
@@ -40,13 +73,13 @@ class RouterConfig(ProcessConfig):
     namespace: str = Field(
         default="", description="Namespace of the workers' pods. Empty: the namespace of this pod."
     )
-    pod_selector: str = Field(
+    slice_selector: str = Field(
         default="",
-        description="Labels of this release's pods, name=value,…. They keep releases in one namespace apart.",
+        description="Labels of this release's EndpointSlices, name=value,…. They keep releases in one namespace apart.",
     )
     relist_seconds: Seconds = Field(
         default=30.0,
-        description="Seconds between two full lists of pods. A list repairs what a watch missed.",
+        description="Seconds between two full lists of EndpointSlices. A list repairs what a watch missed.",
     )
     watch_read_seconds: Seconds = Field(
         default=10.0,
@@ -117,6 +150,38 @@ class RouterConfig(ProcessConfig):
     max_queued_requests: PositiveInt = Field(
         default=1024,
         description="Requests that wait for a prefill worker. A further one is answered with 429.",
+    )
+    tenant_waiting_max: Count = Field(
+        default=0,
+        description="Requests of one tenant that wait for a prefill worker. A further one is answered with 429. "
+        "0: its share of max_queued_requests.",
+    )
+    tenant_running_max: Count = Field(
+        default=0,
+        description="Requests of one tenant in prefill and decode at this router. Further ones wait. 0: no limit.",
+    )
+    tenant_tokens_per_minute: Count = Field(
+        default=0,
+        description="Tokens of prompts and outputs that one tenant may have in a minute at this router. Then its "
+        "requests are answered with 429 until the tokens have flowed back. 0: no limit.",
+    )
+    tenant_weights: Weights = Field(
+        default=(),
+        description="Weights of tenants in the queues: NAME=WEIGHT, where a name is a client's address. Others have 1.",
+    )
+    overtakes_max: Count = Field(
+        default=32,
+        description="Smaller requests that may be placed past one that finds no room. Then the room is kept for it.",
+    )
+    share_prefix_cache: bool = Field(
+        default=False,
+        description="Whether tenants share prefix caches. true saves memory and work, and lets a client find out "
+        "what others have sent.",
+    )
+    trusted_proxies: Networks = Field(
+        default=(),
+        description="Addresses or networks (CIDR) of proxies whose X-Forwarded-For names the client. Empty: it is "
+        "ignored, and all clients behind a proxy are one tenant.",
     )
     ready_max: PositiveInt = Field(
         default=512,

@@ -2,7 +2,7 @@
 
 Ready means that the tokenizer is loaded and
 
-    discovery kubernetes    pods can be listed and watched; there need not be any: requests wait for them, bounded
+    discovery kubernetes    EndpointSlices can be listed and watched; they may be empty: requests wait, bounded
     discovery static        a prefill and a decode worker of the list have been up that can serve together
 
 After that the router stays ready, even when no worker is up.
@@ -41,7 +41,7 @@ from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
-from shared.process import gauges
+from shared.process import gauges, logs
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
@@ -75,15 +75,15 @@ def _discovery(config: RouterConfig) -> Discover:
         return lambda links, health: StaticDiscovery(workers, links, health)
     if workers:
         raise ConfigError("--workers is for --discovery static: with kubernetes, pods are the workers")
-    if not config.pod_selector:
+    if not config.slice_selector:
         raise ConfigError(
-            "--pod-selector is required: which pods of the namespace are workers of this release"
+            "--slice-selector is required: which EndpointSlices of the namespace are those of this release"
         )
-    from router.discovery import kubernetes, pod_api  # 35 MiB that static discovery does not need
+    from router.discovery import kubernetes, slice_api  # 35 MiB that static discovery does not need
 
     pace = Pace(config.relist_seconds, config.watch_read_seconds)
-    namespace = config.namespace or pod_api.own_namespace()
-    api = pod_api.PodApi(pod_api.connect(), namespace, config.pod_selector)
+    namespace = config.namespace or slice_api.own_namespace()
+    api = slice_api.SliceApi(slice_api.connect, namespace, config.slice_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(
         api, pace, links, health, partial(write_note, logger="router.discovery")
     )
@@ -107,7 +107,8 @@ async def _serve(
         write_note=partial(write_note, logger="shared.links"),
     )
     listed = config.discovery == "static"
-    shell = RouterShell(core, links, health.become_ready if listed else lambda: None)
+    breakage = Breakage()
+    shell = RouterShell(core, links, health.become_ready if listed else lambda: None, breakage.happened)
     prompts = Prompts(tokenizer, config)
     serving = OpenAIServing(shell, tokenizer, prompts, config)
     discovery = discover(links, health)
@@ -120,7 +121,7 @@ async def _serve(
         discovery.start()
         log.info("router.listening", port=listener.getsockname()[1], ready=health.ready)
         server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
-        await _serve_until_broken(server, listener)
+        await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()
         await peers.close()
@@ -130,20 +131,35 @@ async def _serve(
         links.close()
 
 
-async def _serve_until_broken(server: Server, listener: socket.socket) -> None:
-    """Serve until stopped. A core that met a state it excludes cannot be trusted: close the links, and raise that."""
-    broken: list[InvariantError] = []
+class Breakage:
+    """The first error after which this process cannot be trusted: its server stops, and the error ends the process."""
 
-    def judge(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        loop.default_exception_handler(context)
-        if isinstance(error := context.get("exception"), InvariantError):
-            broken.append(error)
-            server.stop()
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.stop: Callable[[], None] = lambda: None
 
-    asyncio.get_running_loop().set_exception_handler(judge)
+    def happened(self, error: BaseException) -> None:
+        """Stop serving because of `error`."""
+        if self.error is None:
+            self.error = error
+            self.stop()
+
+    def judge(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take in what nothing on the event loop has caught; a client's broken connection is no breakage."""
+        error = context.get("exception")
+        if isinstance(error, InvariantError):
+            self.happened(error)
+        else:
+            loop.default_exception_handler(context)
+
+
+async def _serve_until_broken(server: Server, listener: socket.socket, breakage: Breakage) -> None:
+    """Serve until stopped. Raises the error after which this process cannot be trusted, if there was one."""
+    breakage.stop = server.stop
+    asyncio.get_running_loop().set_exception_handler(breakage.judge)
     await server.serve(sockets=[listener])
-    if broken:
-        raise broken[0]
+    if breakage.error is not None:
+        raise breakage.error
 
 
 class MetricsPublisher:
@@ -180,6 +196,7 @@ class MetricsPublisher:
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))
+        self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():

@@ -2,6 +2,12 @@
 
 One object on the event loop owns the core, the links and the timer. Whatever happens (a client's request, events of
 links, a deadline) goes into the core with the loop's time; then one pass carries all effects out.
+
+What may raise, and what then happens:
+
+    a sink        its request ends with 500 and is cancelled; the others do not notice
+    core, links   the shell is *broken*: the effects decided so far are carried out, `on_broken` ends the process,
+                  and no input reaches the core any more, because its state cannot be trusted
 """
 
 from __future__ import annotations
@@ -9,15 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from router.core.dispatch import RouterCore
 from router.core.effect_pass import EffectPass
-from router.core.effects import ClientRequest, Outcome
+from router.core.effects import ClientRequest, Outcome, RequestFailed
 from shared.effects import Note
 from shared.links.events import Links
 from shared.messages import Message
+from shared.process.failures import describe_failure
 from shared.process.logs import write_note
+
+FAILED = RequestFailed(500, "the router failed; its log says where")
+OnBroken = Callable[[BaseException], None]
 
 
 class TokenSink(Protocol):
@@ -29,12 +40,19 @@ class TokenSink(Protocol):
 
 
 class RouterShell:
-    """Owns the core. All methods but `links_ready` belong to the event loop's thread.
+    """Owns the core. All methods but `links_ready` belong to the event loop's thread, and none raises.
 
-    `on_paired` is called once, when a prefill and a decode worker are up that can serve together.
+    `on_paired` is called once, when a prefill and a decode worker are up that can serve together. `on_broken` is called
+    once, with the error, in a turn of the loop of its own.
     """
 
-    def __init__(self, core: RouterCore, links: Links, on_paired: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        core: RouterCore,
+        links: Links,
+        on_paired: Callable[[], None] = lambda: None,
+        on_broken: OnBroken = lambda _: None,
+    ):
         self._core = core
         self._links = links
         self._loop = asyncio.get_running_loop()
@@ -44,27 +62,29 @@ class RouterShell:
             None  # remembered here: uvloop's handle of a deadline that is due has no `when`
         )
         self._pass = EffectPass(core, self, self._set_timer)
+        self._on_broken = on_broken
+        self._broken = False
         self.paired = on_paired
 
     # ---- inputs ------------------------------------------------------------------------------------------------
 
     def submit(self, request: ClientRequest, sink: TokenSink) -> None:
         """Hand a request to the core. Its end may reach `sink` before this returns."""
+        if self._broken:
+            sink.ended(FAILED)
+            return
         self._sinks[request.rid] = sink
-        self._core.submit(request, self._loop.time())
-        self._pass.run()
+        self._input(partial(self._core.submit, request))
 
     def cancel(self, rid: str) -> None:
         """The client does not want this request any more; a no-op if it has ended."""
         if rid in self._sinks:
-            self._core.cancel(rid, self._loop.time())
-            self._pass.run()
+            self._input(partial(self._core.cancel, rid))
 
     def stop(self, rid: str) -> None:
         """A stop string was found in the output; a no-op if the request has ended."""
         if rid in self._sinks:
-            self._core.stop(rid, self._loop.time())
-            self._pass.run()
+            self._input(partial(self._core.stop, rid))
 
     def links_ready(self) -> None:
         """There is something to receive; called on the link thread."""
@@ -98,20 +118,51 @@ class RouterShell:
         """Give tokens to the request's sink, in order."""
         del index
         if sink := self._sinks.get(rid):
-            sink.tokens(token_ids)
+            try:
+                sink.tokens(token_ids)
+            except BaseException as error:  # a tokenizer's panic is no Exception
+                self._give_up(rid, sink, error)
 
     def ended(self, rid: str, outcome: Outcome) -> None:
         """Tell the request's sink its end."""
         if sink := self._sinks.pop(rid, None):
-            sink.ended(outcome)
+            try:
+                sink.ended(outcome)
+            except BaseException as error:
+                self._give_up(rid, sink, error)
 
-    # ---- time --------------------------------------------------------------------------------------------------
+    def _give_up(self, rid: str, sink: TokenSink, error: BaseException) -> None:
+        """The answer to this request cannot be written: end it here and at its workers."""
+        self.note(Note("answer.failed", {"rid": rid, **describe_failure(error)}, "error"))
+        self._sinks.pop(rid, None)
+        self._input(partial(self._core.cancel, rid))
+        sink.ended(FAILED)
+
+    # ---- what drives the core ----------------------------------------------------------------------------------
+
+    def _input(self, act: Callable[[float], None]) -> None:
+        """Give the core one input and carry out what it has decided, also when it raises in the middle."""
+        if self._broken:
+            return
+        try:
+            try:
+                act(self._loop.time())
+            finally:
+                self._pass.run()
+        except BaseException as error:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken:
+            self._broken = True
+            self._loop.call_soon(self._on_broken, error)
 
     def _receive(self) -> None:
-        now = self._loop.time()
+        self._input(self._take_events)
+
+    def _take_events(self, now: float) -> None:
         for event in self._links.receive(0):
             self._core.link(event, now)
-        self._pass.run()
 
     def _set_timer(self, deadline: float | None) -> None:
         if self._timer and self._timer_at == deadline:
@@ -123,5 +174,4 @@ class RouterShell:
 
     def _tick(self) -> None:
         self._timer = None
-        self._core.tick(self._loop.time())
-        self._pass.run()
+        self._input(self._core.tick)

@@ -5,7 +5,7 @@ SegueError
 │   ├── ConfigError       a setting is unknown, of the wrong type or out of bounds
 │   ├── ModelError        the model is missing, gated, unsupported or broken
 │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
-├── SmokeTestError        a deployment does not serve as it should: unreachable, a broken stream, or no KV moved
+├── SmokeTestError        a deployment fails its test: unreachable, a broken stream, no KV moved, or open to strangers
 ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
 └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
 """
@@ -34,7 +34,7 @@ class TransferError(StartError):
 
 
 class SmokeTestError(SegueError):
-    """A deployment does not serve as it should: it is unreachable, its stream broke, or no KV moved."""
+    """A deployment fails its test: it is unreachable, its stream broke, no KV moved, or strangers reach its workers."""
 
 
 class RequestError(SegueError):

@@ -82,6 +82,7 @@ class Prefill(Message, frozen=True):
     params: SamplingParams
     priority: int = 0
     extra_key: str = ""  # keeps caches apart: adapters, tenants
+    tenant: str = ""  # opaque, the same from all routers; tenants share the worker fairly
 
 
 class Renew(Message, frozen=True):
@@ -119,6 +120,7 @@ class Decode(Message, frozen=True):
     baton: Baton
     priority: int = 0
     extra_key: str = ""
+    tenant: str = ""
 
 
 class Migrate(Message, frozen=True):

@@ -38,6 +38,7 @@ class Req:
     params: SamplingParams
     priority: int = 0
     extra_key: str = ""
+    tenant: str = ""
     arrived_at: float = 0.0  # seconds on the worker's clock
     started_at: float = 0.0  # when its first step or its fetch was planned
     state: Enum | None = None  # where it is, in the words of its role's table; None: no scheduler has it
@@ -65,6 +66,7 @@ class Req:
             params=command.params,
             priority=command.priority,
             extra_key=command.extra_key,
+            tenant=command.tenant,
             arrived_at=now,
             started_at=now,
             state=state,

@@ -5,10 +5,14 @@ A pure function of a request and the fleet. It does not ask for what only a work
 
 from __future__ import annotations
 
+import math
+
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Fleet
+from router.core.tenants import Tenant
 from shared.messages import WORKER_ROLES
+from shared.scheduling.tenant_shares import share_of
 
 
 def refusal(
@@ -23,6 +27,25 @@ def refusal(
     if waiting >= settings.max_queued_requests:
         return _full(fleet, settings)
     return _too_long(request, fleet)
+
+
+def tenant_refusal(
+    request: ClientRequest, tenant: Tenant, settings: RouterConfig, now: float
+) -> RequestFailed | None:
+    """Why a request is not admitted because of its tenant; None if it is admitted. `now` in seconds."""
+    share = share_of(settings.max_queued_requests, settings.tenant_share_max)
+    waiting_max = min(settings.tenant_waiting_max or share, share)
+    if tenant.waiting >= waiting_max:
+        message = f"{waiting_max} requests of this client wait already. Try again later."
+        return RequestFailed(429, message, settings.retry_after_seconds, code="tenant_queue_full")
+    seconds = tenant.seconds_until(len(request.token_ids), now)
+    if seconds > 0:
+        per_minute = settings.tenant_tokens_per_minute
+        message = (
+            f"This client has used its {per_minute} tokens per minute. Try again in {math.ceil(seconds)} s."
+        )
+        return RequestFailed(429, message, seconds, code="tokens_per_minute")
+    return None
 
 
 def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:

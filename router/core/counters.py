@@ -47,6 +47,15 @@ class RouterCounters:
     refusals: Counter[str] = counted_by(
         CounterMetric("segue_refusals_total", "Requests that a worker refused, by its reason.", ("reason",))
     )
+    tenant_refusals: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_tenant_refusals_total",
+            "Requests answered with 429 because of their tenant, by the bound that it met.",
+            ("bound",),
+        ),
+        "tenant_queue_full",
+        "tokens_per_minute",
+    )
     dropped_messages: Counter[str] = counted_by(
         CounterMetric(
             "segue_dropped_messages_total",

@@ -5,8 +5,8 @@ the same inputs give the same effects. The steps of a request are in `request_ta
 `placement`, the table of states in `lifecycle`, what a worker's message about a request means in `worker_replies`.
 
 Every input ends with a placement pass if it may have freed room or brought work: ready requests first, because they
-tie up pages. Requests that compete for the same workers are placed in order, so that small ones cannot starve a
-large one.
+tie up pages. Tenants take turns in the queues (`fair_clock`), and a request that finds no room is overtaken by smaller
+ones for a while (`overtaking`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.core import placement
-from router.core.admission import refusal
+from router.core.admission import refusal, tenant_refusal
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
@@ -28,13 +28,16 @@ from router.core.effects import (
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
+from router.core.overtaking import PlacementPass
 from router.core.request_queue import RequestQueue
 from router.core.request_table import RequestTable
+from router.core.tenants import Tenant
 from router.core.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
 from shared.effects import Note
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import WORKER_ROLES, Message
+from shared.scheduling.tenant_shares import share_of
 
 
 class RouterCore:
@@ -56,7 +59,10 @@ class RouterCore:
 
     def submit(self, request: ClientRequest, now: float) -> None:
         """A client's request; the answer, also a refusal, comes as effects."""
+        tenant = self._requests.tenants.find(request.tenant, now)
         failed = refusal(request, self.fleet, len(self._requests.waiting), self.settings)
+        if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
+            self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is not None:
             self._requests.refuse(request, failed)
             return
@@ -247,30 +253,49 @@ class RouterCore:
             self._serve(self._requests.waiting, self._to_prefill, now)
             self._request_migrations(now)
 
-    def _serve(self, queue: RequestQueue, place: Callable[[LiveRequest, float], bool], now: float) -> None:
-        """Place requests in order; behind one that waits for room, those that need the same room wait as well."""
-        blocked: set[tuple[str, str, str]] = set()
-        for live in queue.in_order():
-            if live.need.group not in blocked and not place(live, now):
-                blocked.add(live.need.group)
+    def _serve(
+        self, queue: RequestQueue, place: Callable[[LiveRequest, float], bool | None], now: float
+    ) -> None:
+        """Place requests in order. One that finds no room waits, and smaller ones may go past it.
 
-    def _to_prefill(self, live: LiveRequest, now: float) -> bool:
-        if self._requests.before_decode >= self.settings.ready_max:
+        `place` says whether it was placed; None: it waits for something else than room.
+        """
+        attempts = PlacementPass(self.settings.overtakes_max)
+        for live in queue.in_order():
+            if not attempts.may_try(live):
+                continue
+            placed = place(live, now)
+            if placed:
+                attempts.placed(live)
+            elif placed is False:
+                attempts.found_no_room(live)
+
+    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
+        running_max = self.settings.tenant_running_max
+        if running_max and live.tenant.running >= running_max:
+            return None
+        if not self._may_prefill(live.tenant):
             return False
         workers = placement.prefill_workers(live.need, self.fleet)
         choice = placement.place_prefill(live.need, workers, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.prefill(live, choice, now)
-        return choice is not None or not workers
+        return choice is not None if workers else None
 
-    def _to_decode(self, live: LiveRequest, now: float) -> bool:
+    def _may_prefill(self, tenant: Tenant) -> bool:
+        """Whether one more request of this tenant may go to a prefill worker."""
+        ready_max = self.settings.ready_max
+        share = share_of(ready_max, self.settings.tenant_share_max)
+        return self._requests.before_decode < ready_max and tenant.before_decode < share
+
+    def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         workers = placement.decode_workers(live.need, self.fleet)
         choice = placement.place_decode(live.need, workers, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
-        return choice is not None or not workers
+        return choice is not None if workers else None
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; no other request waits for that room."""

@@ -2,6 +2,7 @@
 
 All effects are carried out in order, in one go: one `Generated` message with a hundred rows is one wakeup. A sink may
 call the core back while effects are carried out (`cancel`, `stop`); what follows is carried out by the same pass.
+An effect that raises does not keep the others from being carried out: they concern other requests.
 """
 
 from __future__ import annotations
@@ -39,17 +40,24 @@ class EffectPass:
         self._running = False
 
     def run(self) -> None:
-        """Call after every input of the core. Within a pass it does nothing: that pass carries out all effects."""
+        """Call after every input of the core. Within a pass it does nothing: that pass carries out all effects.
+
+        Raises the first error of an effect, once all effects are carried out and the timer is set.
+        """
         if self._running:
             return
         self._running = True
-        try:
-            while effects := self._core.take_effects():
-                for effect in effects:
+        failures: list[Exception] = []
+        while effects := self._core.take_effects():
+            for effect in effects:
+                try:
                     self._carry_out(effect)
-        finally:
-            self._running = False
+                except Exception as failure:
+                    failures.append(failure)
+        self._running = False
         self._set_timer(self._core.next_deadline())
+        if failures:
+            raise failures[0]
 
     def _carry_out(self, effect: RouterEffect) -> None:
         if isinstance(effect, NewTokens):  # by far the most frequent first

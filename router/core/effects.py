@@ -21,8 +21,9 @@ class ClientRequest:
     model: str  # as the client calls it
     token_ids: tuple[int, ...]
     params: SamplingParams
+    tenant: str = ""  # in whose name it comes
     priority: int = 0  # higher goes first
-    extra_key: str = ""  # keeps prefix caches apart: adapters, tenants
+    cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
 

@@ -7,12 +7,13 @@ decides; see `placement`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from router.core.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Role
+from shared.scheduling.tenant_shares import share_of
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
@@ -24,6 +25,7 @@ class Assignment:
     tokens: int
     pages: int
     load_number: int  # how many loads the worker had reported by then
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -59,13 +61,15 @@ class Worker:
     load: Load = field(default_factory=Load)
     load_number: int = 0
     assigned: dict[str, Assignment] = field(default_factory=dict)  # by rid
+    by_tenant: Counter[str] = field(default_factory=Counter)  # how many of `assigned` each tenant has
     own: AssignedTotals = field(default_factory=AssignedTotals)  # of `assigned`
     unreported: AssignedTotals = field(default_factory=AssignedTotals)  # … since the last load
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     draining: bool = False  # it takes nothing new
     last_chosen: int = 0
-    paused_until: float = 0.0  # it has just refused for lack of room
+    paused_until: float = 0.0  # it has just refused for lack of room …
+    paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
@@ -104,29 +108,47 @@ class Worker:
         """Whether a request of `tokens` tokens could ever be held."""
         return self.capacity is None or tokens <= self.capacity
 
-    def has_room(self, pages: int, now: float) -> bool:
-        """Whether a decode worker can take a request of `pages` pages at once."""
+    def has_room(self, pages: int, tenant: str, now: float) -> bool:
+        """Whether a decode worker can take a request of `pages` pages at once.
+
+        One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
+        """
         taken = self.unreported.pages + sum(self.reserved.values())
         return (
-            self.takes_work(now)
+            (self.takes_work() or self._newcomer(tenant))
+            and (now >= self.paused_until or pages < self.paused_pages)
             and self.load.slots_free > self.unreported.requests + len(self.reserved)
             and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
             and self.load.free_pages - taken >= pages
         )
 
-    def takes_prefill(self, per_slot: float, now: float) -> bool:
+    def takes_prefill(self, per_slot: float, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
         bound = max(1, int(self.hello.limits.slots * per_slot))
-        return self.takes_work(now) and len(self.assigned) < bound
+        return (
+            self.takes_work()
+            and now >= self.paused_until
+            and len(self.assigned) < bound
+            and self.by_tenant[tenant] < share_of(bound, share_max)
+        )
 
-    def takes_work(self, now: float) -> bool:
+    def takes_work(self) -> bool:
         """Whether it takes anything new at all."""
-        return self.load.accepting and not self.draining and now >= self.paused_until
+        return self.load.accepting and not self.draining
 
-    def assign(self, rid: str, tokens: int, pages: int) -> None:
+    def _newcomer(self, tenant: str) -> bool:
+        return not self.draining and not self.by_tenant[tenant]
+
+    def pause(self, pages: int, until: float, now: float) -> None:
+        """It has no room for a request of `pages` pages: offer it none of that size before `until`."""
+        self.paused_pages = min(pages, self.paused_pages) if now < self.paused_until else pages
+        self.paused_until = until
+
+    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "") -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
-        self.assigned[rid] = Assignment(tokens, pages, self.load_number)
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number, tenant)
+        self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)
 
@@ -134,6 +156,9 @@ class Worker:
         """Count a request out."""
         assignment = self.assigned.pop(rid)
         self.own.subtract(assignment)
+        self.by_tenant[assignment.tenant] -= 1
+        if not self.by_tenant[assignment.tenant]:
+            del self.by_tenant[assignment.tenant]
         if assignment.load_number == self.load_number:
             self.unreported.subtract(assignment)
 

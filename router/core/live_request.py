@@ -13,6 +13,7 @@ from router.core.effects import ClientRequest, Usage
 from router.core.fleet import Worker
 from router.core.lifecycle import Lifecycle, RequestState
 from router.core.placement import Need
+from router.core.tenants import Tenant
 from shared.baton import Baton
 from shared.messages import FinishReason
 
@@ -35,11 +36,17 @@ class LiveRequest:
     """A request between its arrival and its end."""
 
     request: ClientRequest
+    tenant: Tenant
     arrival: int  # numbers requests in the order they came; breaks every tie
     arrived_at: float
     lifecycle: Lifecycle
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
+    extra_key: str = ""  # names its prefix caches
     blocks: tuple[int, ...] = ()
+    starts: dict[RequestState, float] = field(
+        default_factory=dict
+    )  # its place in each queue, see `fair_clock`
+    overtakes: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1
     losses: int = 0
@@ -77,11 +84,6 @@ class LiveRequest:
         return self.lifecycle.state
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Higher priority first, then first come."""
-        return (-self.request.priority, self.arrival)
-
-    @property
     def token_ids(self) -> tuple[int, ...]:
         """Prompt and output: what the next worker starts from."""
         return self.request.token_ids + tuple(self.output)
@@ -116,6 +118,7 @@ class LiveRequest:
         self.need = Need(
             rid=self.rid,
             model_name=request.model,
+            tenant=self.tenant.name,
             tokens=len(request.token_ids) + len(self.output),
             tokens_max=len(request.token_ids) + request.params.max_new_tokens,
             blocks=self.blocks,

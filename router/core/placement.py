@@ -22,6 +22,7 @@ class Need:
 
     rid: str
     model_name: str
+    tenant: str = ""
     tokens: int  # prompt and output so far
     tokens_max: int  # … when it has all its output
     blocks: tuple[int, ...] = ()  # names of its prefix blocks, see `prefix_index`
@@ -72,7 +73,7 @@ def place_prefill(
     need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
 ) -> Placement | None:
     """The prefill worker for a request, or None while all of them have enough to do."""
-    free = [worker for worker in workers if worker.takes_prefill(settings.prefilling_per_slot, now)]
+    free = [worker for worker in workers if _takes_prefill(worker, need, settings, now)]
     return _choose(need, free, settings.prefill_policy, settings)
 
 
@@ -80,8 +81,12 @@ def place_decode(
     need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
 ) -> Placement | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
-    roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), now)]
+    roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), need.tenant, now)]
     return _choose(need, roomy, settings.decode_policy, settings)
+
+
+def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
+    return worker.takes_prefill(settings.prefilling_per_slot, settings.tenant_share_max, need.tenant, now)
 
 
 def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Placement | None:

@@ -1,38 +1,56 @@
-"""A queue of requests that wait for a worker: higher priority first, then first come.
+"""A queue of requests that wait for a worker: higher priority first, then fairly among tenants, then first come.
 
-A request that returns keeps its place, because its order is its own. The queue does not know what they wait for.
+A request is charged once, when it first comes to this queue. If it returns, because a worker refused it or was lost,
+it keeps its place. The queue does not know what its requests wait for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from router.core.fair_clock import FairClock
+from router.core.lifecycle import RequestState
 from router.core.live_request import LiveRequest
 
 
 class RequestQueue:
-    """Requests in the order of `LiveRequest.order`, which is unique."""
+    """The requests in `state`, in the order in which to place them. Each takes O(log n) comparisons."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: RequestState) -> None:
+        self._state = state
         self._queue: list[LiveRequest] = []
+        self._clock = FairClock()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def push(self, live: LiveRequest) -> None:
-        """Put a request in its place."""
-        insort(self._queue, live, key=_order)
+    def push(self, live: LiveRequest, tokens: int) -> None:
+        """Put a request in its place; `tokens` is what it costs here, if it has not been charged before."""
+        if self._state not in live.starts:
+            live.starts[self._state] = self._clock.start(live.tenant.name, tokens / live.tenant.weight)
+        insort(self._queue, live, key=self._order)
 
     def remove(self, live: LiveRequest) -> None:
         """Take a request out."""
-        place = bisect_left(self._queue, live.order, key=_order)
+        place = bisect_left(self._queue, self._order(live), key=self._order)
         assert self._queue[place] is live, live.rid
         del self._queue[place]
+        if not self._queue:
+            self._clock.rest()
+
+    def serve(self, live: LiveRequest) -> None:
+        """Take out a request that goes to a worker."""
+        self._clock.serve(live.starts[self._state])
+        self.remove(live)
+
+    def give_back(self, live: LiveRequest, tokens: int) -> None:
+        """A request that has ended needed so much less than it was charged."""
+        if self._state in live.starts:
+            self._clock.give_back(live.tenant.name, tokens / live.tenant.weight)
 
     def in_order(self) -> list[LiveRequest]:
         """A copy, so that requests may be removed while it is walked."""
         return list(self._queue)
 
-
-def _order(live: LiveRequest) -> tuple[int, int]:
-    return live.order
+    def _order(self, live: LiveRequest) -> tuple[int, float, int]:
+        return (-live.request.priority, live.starts[self._state], live.arrival)

@@ -15,11 +15,12 @@ A request that migrates goes from decoding to ready once more: then its decode w
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from functools import partial
 from typing import Literal
 
 from router.config import RouterConfig
+from router.core.commands import decode_command, prefill_command
 from router.core.counters import RouterCounters
 from router.core.deadlines import Deadlines
 from router.core.effects import (
@@ -32,12 +33,14 @@ from router.core.effects import (
     RouterEffect,
     outcome_word,
 )
+from router.core.ended_requests import EndedRequests
 from router.core.fleet import Worker
 from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import block_names
 from router.core.request_queue import RequestQueue
+from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
 from shared.effects import Send
@@ -56,9 +59,10 @@ class RequestTable:
     def __init__(self, settings: RouterConfig, counters: RouterCounters, effects: list[RouterEffect]):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
-        self.ended: OrderedDict[str, dict[str, object]] = OrderedDict()  # what /debug shows of them
-        self.waiting = RequestQueue()
-        self.ready = RequestQueue()
+        self.ended = EndedRequests(settings.ended_requests_max)
+        self.tenants = Tenants(settings)
+        self.waiting = RequestQueue(RequestState.WAITING)
+        self.ready = RequestQueue(RequestState.READY)
         self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
         self._effects = effects
         self._settings = settings
@@ -76,18 +80,23 @@ class RequestTable:
         if request.rid in self.live:
             raise InvariantError(f"request {request.rid} is live already")
         self._arrivals += 1
-        blocks = block_names(request.token_ids, request.extra_key) if self._indexed else ()
+        tenant = self.tenants.find(request.tenant, now)
+        extra_key = tenant.cache_key(request.cache_salt, shared=self._settings.share_prefix_cache)
         live = LiveRequest(
             request=request,
+            tenant=tenant,
             arrival=self._arrivals,
             arrived_at=now,
             lifecycle=Lifecycle(request.rid),
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
-            blocks=blocks,
+            extra_key=extra_key,
+            blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
             state_since=now,
         )
         self.live[request.rid] = live
-        self.by_state[live.state] += 1
+        self.tenants.enter(tenant)
+        tenant.spend(len(request.token_ids), now)
+        self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
             self.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
         live.wait_until = now + self._settings.waiting_seconds_max
@@ -104,19 +113,7 @@ class RequestTable:
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
-        request = live.request
-        self.send(
-            choice.worker,
-            messages.Prefill(
-                rid=live.rid,
-                attempt=live.attempt,
-                token_ids=live.token_ids,
-                prompt_len=len(request.token_ids),
-                params=request.params,
-                priority=request.priority,
-                extra_key=request.extra_key,
-            ),
-        )
+        self.send(choice.worker, prefill_command(live))
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""
@@ -139,24 +136,10 @@ class RequestTable:
 
     def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
-        assert live.baton is not None, live.rid
         self._counters.ready_seconds.append(now - live.state_since)
         self._place(live, choice, live.need.tokens, now)
         live.joined = False
-        request = live.request
-        self.send(
-            choice.worker,
-            messages.Decode(
-                rid=live.rid,
-                attempt=live.attempt,
-                token_ids=live.token_ids,
-                prompt_len=len(request.token_ids),
-                params=request.params,
-                baton=live.baton,
-                priority=request.priority,
-                extra_key=request.extra_key,
-            ),
-        )
+        self.send(choice.worker, decode_command(live))
 
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
@@ -194,6 +177,7 @@ class RequestTable:
         for _ in inter_token:
             self._counters.itl_seconds.append(gap / len(token_ids))
         live.output.extend(token_ids)
+        live.tenant.spend(len(token_ids), now)
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
 
@@ -271,14 +255,13 @@ class RequestTable:
     ) -> None:
         """The last step of a request: its worker and the holder of its pages get a `Cancel` if they still have it."""
         self._withdraw(live, worker_has_released)
+        self._give_back(live)
         self._advance(live, event, now, peer, cause)
         self.deadlines.clear(("request", live.rid))
         del self.live[live.rid]
-        self.by_state[live.state] -= 1
-        self.ended.pop(live.rid, None)
-        self.ended[live.rid] = live.debug()
-        while len(self.ended) > self._settings.ended_requests_max:
-            self.ended.popitem(last=False)
+        self._count(live, live.state, -1)
+        self.tenants.leave(live.tenant, now)
+        self.ended.add(live)
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)
         self._effects.append(RequestEnded(live.rid, outcome))
@@ -319,15 +302,20 @@ class RequestTable:
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
             live.seconds[before.value] = spent
             live.state_since = now
-            self.by_state[before] -= 1
-            self.by_state[live.state] += 1
+            self._count(live, before, -1)
+            self._count(live, live.state, 1)
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker
-        self._dequeue(live)
+        if live.state is RequestState.WAITING:
+            self.waiting.serve(live)
+            self.deadlines.clear(("wait", live.rid))
+        else:
+            self.ready.serve(live)
+            self.deadlines.clear(("ready", live.rid))
         self._advance(live, RequestEvent.PLACED, now, worker.peer, choice.why)
-        worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens))
+        worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens), live.tenant.name)
         worker.prefixes.insert(live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
@@ -346,12 +334,12 @@ class RequestTable:
 
     def _enqueue_waiting(self, live: LiveRequest) -> None:
         live.refresh_need()
-        self.waiting.push(live)
+        self.waiting.push(live, len(live.request.token_ids))
         self.deadlines.set(("wait", live.rid), live.wait_until)
 
     def _enqueue_ready(self, live: LiveRequest) -> None:
         live.refresh_need()
-        self.ready.push(live)
+        self.ready.push(live, live.request.params.max_new_tokens)
         self.deadlines.set(("ready", live.rid), live.ready_until)
 
     def _dequeue(self, live: LiveRequest) -> None:
@@ -361,6 +349,16 @@ class RequestTable:
         elif live.state is RequestState.READY:
             self.ready.remove(live)
             self.deadlines.clear(("ready", live.rid))
+
+    def _give_back(self, live: LiveRequest) -> None:
+        """What an ended request did not need of what its tenant was charged: an unread prompt, unspent output."""
+        if not live.visits:
+            self.waiting.give_back(live, len(live.request.token_ids))
+        self.ready.give_back(live, live.request.params.max_new_tokens - len(live.output))
+
+    def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
+        self.by_state[state] += change
+        live.tenant.by_state[state] += change
 
     def _withdraw(self, live: LiveRequest, worker_has_released: bool) -> None:
         """Take it out of queue, worker and lease."""

@@ -28,6 +28,8 @@ AboutRequest = (
     | messages.Refused
 )
 
+SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
+
 EXPECTED: dict[RequestState, tuple[type, ...]] = {
     RequestState.PREFILLING: (messages.Prefilled, messages.Refused),
     RequestState.READY: (messages.Refused,),
@@ -90,7 +92,7 @@ class WorkerReplies:
             self._lost(live, worker, "gap", now)
             return
         if live.cached_tokens is None:
-            live.cached_tokens = message.cached_tokens
+            live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
@@ -145,7 +147,7 @@ class WorkerReplies:
         elif message.reason == "no_room" and (
             live.state is RequestState.PREFILLING or live.holder is not None
         ):
-            self._pause(worker, now)
+            self._pause(worker, live, now)
             self._requests.requeue(live, RequestEvent.NO_ROOM, now, peer=worker.peer)
         elif live.state is RequestState.DECODING and message.reason in ("stale", "unreachable"):
             self._counters.stale_batons[message.reason] += 1
@@ -184,6 +186,13 @@ class WorkerReplies:
             worker_has_released=worker_has_released,
         )
 
-    def _pause(self, worker: Worker, now: float) -> None:
-        worker.paused_until = now + self._settings.no_room_seconds
+    def _told(self, cached_tokens: int) -> int:
+        """What a client is told of the cache. Where tenants share it, an exact figure would tell what others sent."""
+        if self._settings.share_prefix_cache:
+            return cached_tokens - cached_tokens % SHARED_CACHE_ROUNDING
+        return cached_tokens
+
+    def _pause(self, worker: Worker, live: LiveRequest, now: float) -> None:
+        pages = worker.pages_for(live.need.tokens)
+        worker.pause(pages, now + self._settings.no_room_seconds, now)
         self._requests.deadlines.set(("pause", worker.peer), worker.paused_until)

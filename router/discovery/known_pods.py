@@ -1,12 +1,14 @@
 """The pods of a release as a router knows them, and what follows for its links to workers.
 
-    unknown --seen--> waiting --Ready--> dialed --deletionTimestamp--> terminating --gone--> unknown
-                         `--------------------- deletionTimestamp, gone ---------------------^
+    unknown --seen--> waiting --Ready--> dialed --terminating--> terminating
+                         `--------------- terminating --------------^
+    any of them --in no slice--> absent --for ABSENT_SECONDS--> unknown
 
-Takes observations, returns changes and notes; no clock, thread or I/O, and no log. A pod is known by its uid: one that
-was recreated under the same name is another. Only a Ready pod is dialed. A pod that stops being Ready keeps its link:
-it may still be decoding, and a dead peer is noticed by the link first. When it becomes Ready again, it is redialed at
-once, without waiting for the backoff. An outage of the API server changes no link: the last known fleet serves on.
+Takes observations, returns changes and notes; no clock, thread or I/O, and no log. Which pods the observed slices name
+is decided in `pods_of_slices`. A pod is known by its uid: one that was recreated under the same name is another. Only
+a Ready pod is dialed. A pod that stops being Ready keeps its link: it may still be decoding, and a dead peer is
+noticed by the link first. When it becomes Ready again, it is redialed at once, without waiting for the backoff. An
+outage of the API server changes no link: the last known fleet serves on.
 
 Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
 An address is hung up when no pod has it any more; that another process answers there is noticed by the link.
@@ -19,25 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from router.discovery.pods_of_slices import Pod, PodSlice, PodsOfSlices
 from router.discovery.worker_address import WorkerAddress
 from shared.effects import Note
 from shared.messages import WORKER_ROLES
 
-PodState = Literal["waiting", "dialed", "terminating"]
-POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "terminating")
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What discovery needs of a pod."""
-
-    uid: str
-    name: str
-    role: str  # the component label; pods of other components are not looked at
-    url: str = ""  # tcp://podIP:port of a worker's links, http://podIP:port of a router; "": none yet
-    ready: bool = False
-    terminating: bool = False  # it has a deletionTimestamp
-    ended: bool = False  # Succeeded or Failed: the object stays, its IP address may be another's already
+PodState = Literal["waiting", "dialed", "terminating", "absent"]
+POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "terminating", "absent")
 
 
 # ---- observations ----------------------------------------------------------------------------------------------
@@ -45,9 +35,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """These are all pods there are."""
+    """These are all slices there are."""
 
-    pods: tuple[Pod, ...]
+    slices: tuple[PodSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +47,21 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A pod is new or has changed."""
+    """A slice is new or has changed."""
 
-    pod: Pod
+    slice: PodSlice
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A pod has gone."""
+    """A slice has gone."""
 
-    uid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """`refresh_at` has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class Denied:
     detail: str
 
 
-Observation = Listed | Watching | Changed | Removed | Unreachable | Denied
+Observation = Listed | Watching | Changed | Removed | TimePassed | Unreachable | Denied
 
 
 # ---- changes ---------------------------------------------------------------------------------------------------
@@ -121,9 +116,9 @@ class KnownPods:
     def __init__(self, now: float):
         self.ready = False  # a list and a watch have worked; stays true when the API server fails later
         self.reachable = False
-        self.waiting_for = "the first list of pods"  # what is missing until `ready`
-        self._pods: dict[str, Pod] = {}  # the workers' pods
-        self._routers: dict[str, Pod] = {}
+        self.waiting_for = "the first list of endpointslices"  # what is missing until `ready`
+        self._sliced = PodsOfSlices()
+        self._pods: dict[str, Pod] = {}  # the workers' pods, by uid
         self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and terminating ones
         self._ready: set[str] = set()  # uids of those workers that are Ready
         self._terminating: set[str] = set()  # uids of those workers that have a deletionTimestamp
@@ -139,26 +134,31 @@ class KnownPods:
         if isinstance(observation, Unreachable | Denied):
             self._note_failure(observation, now)
         else:
-            self._heard_at = now
             self._take_in(observation, now)
             changes = self._update_links()
         notes, self._notes = self._notes, []
         return [*changes, *notes]
 
-    def _take_in(self, observation: Listed | Watching | Changed | Removed, now: float) -> None:
+    def _take_in(self, observation: Listed | Watching | Changed | Removed | TimePassed, now: float) -> None:
         match observation:
-            case Watching():
-                self._recover(now)
-            case Listed(pods):
-                self._pods.clear()
-                self._routers.clear()
-                for pod in pods:
-                    self._keep(pod)
-            case Changed(pod):
-                self._forget(pod.uid)
-                self._keep(pod)
-            case Removed(uid):
-                self._forget(uid)
+            case Listed(slices):
+                self._sliced.replace_all(slices, now)
+            case Changed(changed):
+                self._sliced.put(changed, now)
+            case Removed(name):
+                self._sliced.remove(name, now)
+            case _:
+                self._sliced.refresh(now)
+        self._pods = {uid: pod for uid, pod in self._sliced.by_uid.items() if pod.role in WORKER_ROLES}
+        if not isinstance(observation, TimePassed):
+            self._heard_at = now
+        if isinstance(observation, Watching):
+            self._recover(now)
+
+    @property
+    def refresh_at(self) -> float | None:
+        """When to come with `TimePassed`, unless another observation came since; None: not needed."""
+        return self._sliced.refresh_at
 
     def age_seconds(self, now: float) -> float:
         """Since the last list, watch or event of the API server; before the first, since the start."""
@@ -167,22 +167,13 @@ class KnownPods:
     @property
     def pods_by_state(self) -> Counter[PodState]:
         """How many pods are in each state."""
-        return Counter(self._state(pod) for pod in self._pods.values() if not pod.ended)
+        return Counter(self._state(pod) for pod in self._pods.values())
 
     @property
     def routers(self) -> dict[str, str]:
         """The URL of each router, Ready or not, by the name of its pod."""
-        return {pod.name: pod.url for pod in self._routers.values() if pod.url and not pod.ended}
-
-    def _keep(self, pod: Pod) -> None:
-        if pod.role in WORKER_ROLES:
-            self._pods[pod.uid] = pod
-        elif pod.role == "router":
-            self._routers[pod.uid] = pod
-
-    def _forget(self, uid: str) -> None:
-        self._pods.pop(uid, None)
-        self._routers.pop(uid, None)
+        pods = self._sliced.by_uid.values()
+        return {pod.name: pod.url for pod in pods if pod.role == "router" and pod.url}
 
     # ---- links -------------------------------------------------------------------------------------------------
 
@@ -203,9 +194,9 @@ class KnownPods:
         """The worker to have a link to, if any: a new one must be Ready to serve, one that is linked need not be."""
         if pod.ready and not pod.url and pod.uid not in self._unusable:
             self._unusable.add(pod.uid)
-            reason = "Ready, but no container port named links"
+            reason = "Ready, but its EndpointSlice has no port named links"
             self._notes.append(Note("discovery.unusable", {"pod": pod.name, "reason": reason}, "warning"))
-        if pod.ended or not pod.url:
+        if not pod.url:
             return None
         worker = WorkerAddress(pod.role, pod.url, pod.name)
         kept = self._workers.get(pod.uid) == worker
@@ -226,6 +217,8 @@ class KnownPods:
                 self._notes.append(Note("discovery.terminating", fields))
 
     def _state(self, pod: Pod) -> PodState:
+        if pod.uid in self._sliced.absent:
+            return "absent"
         if pod.terminating:
             return "terminating"
         return "dialed" if pod.uid in self._workers else "waiting"
@@ -248,7 +241,9 @@ class KnownPods:
         new = type(trouble) is not type(self._trouble)
         self._trouble, self.reachable = trouble, False
         if isinstance(trouble, Denied):
-            self.waiting_for = f"permission to {trouble.verb} pods in the namespace {trouble.namespace}"
+            self.waiting_for = (
+                f"permission to {trouble.verb} endpointslices in the namespace {trouble.namespace}"
+            )
         else:
             self.waiting_for = f"the API server: {trouble.reason}"
         if new:
@@ -258,9 +253,9 @@ class KnownPods:
         if isinstance(trouble, Denied):
             fields = {
                 "verb": trouble.verb,
-                "resource": "pods",
+                "resource": "endpointslices",
                 "namespace": trouble.namespace,
-                "remedy": "bind a Role with get, list and watch of pods to the router's service account",
+                "remedy": "bind a Role with list and watch of endpointslices.discovery.k8s.io to this router's account",
                 "detail": trouble.detail,
                 "pods": len(self._pods),
             }

@@ -1,4 +1,4 @@
-"""Discovery among the pods of a namespace: a thread that asks the API server, and the event loop that dials.
+"""Discovery by EndpointSlices: a thread that asks the API server, and the event loop that dials.
 
 The official client blocks, so it has a thread. The thread lists and watches as `polling` decides and posts each
 observation to the event loop. There `known_pods` decides, and this file carries out what it decided: it dials, hangs
@@ -23,10 +23,11 @@ from router.discovery.known_pods import (
     KnownPods,
     Observation,
     RedialPod,
+    TimePassed,
     Unreachable,
 )
-from router.discovery.pod_api import NoAnswerError, PodApi, WatchEndedError
-from router.discovery.polling import ListPods, Pace, Polling, Step
+from router.discovery.polling import ListSlices, Pace, Polling, Step
+from router.discovery.slice_api import NoAnswerError, SliceApi, WatchEndedError
 from router.discovery.static import Dialer
 from router.discovery.worker_address import WorkerAddress
 from shared.effects import Note
@@ -43,7 +44,7 @@ class KubernetesDiscovery:
     """All methods belong to the event loop's thread; the class has one more of its own."""
 
     def __init__(
-        self, api: PodApi, pace: Pace, links: Dialer, health: Health, write_note: Callable[[Note], None]
+        self, api: SliceApi, pace: Pace, links: Dialer, health: Health, write_note: Callable[[Note], None]
     ):
         self._api = api
         self._polling = Polling(pace)
@@ -52,6 +53,7 @@ class KubernetesDiscovery:
         self._write_note = write_note
         self._loop = asyncio.get_running_loop()
         self._pods = KnownPods(self._loop.time())
+        self._refreshing: asyncio.TimerHandle | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)
 
@@ -76,6 +78,8 @@ class KubernetesDiscovery:
     def close(self) -> None:
         """Stop asking, and end the thread."""
         self._closing.set()
+        if self._refreshing:
+            self._refreshing.cancel()
         self._api.interrupt()
         if self._thread.ident is not None:
             self._thread.join(CLOSING_SECONDS_MAX)
@@ -87,12 +91,21 @@ class KubernetesDiscovery:
             return
         for change in self._pods.observe(observation, self._loop.time()):
             self._carry_out(change)
+        self._refresh_in_time()
         if self._health.ready:
             return
         if self._pods.ready:
             self._health.become_ready()
         else:
             self._health.become_unready(f"waiting for {self._pods.waiting_for}")
+
+    def _refresh_in_time(self) -> None:
+        if self._refreshing:
+            self._refreshing.cancel()
+        refresh_at = self._pods.refresh_at
+        self._refreshing = (
+            None if refresh_at is None else self._loop.call_at(refresh_at, self._observe, TimePassed())
+        )
 
     def _carry_out(self, change: Change) -> None:
         match change:
@@ -120,10 +133,10 @@ class KubernetesDiscovery:
     def _ask(self, step: Step) -> bool:
         """Carry out one step and post what comes; False where it failed."""
         try:
-            if isinstance(step, ListPods):
-                self._post(self._api.list_pods())
+            if isinstance(step, ListSlices):
+                self._post(self._api.list_slices())
             else:
-                for observation in self._api.watch_pods(step.seconds):
+                for observation in self._api.watch_slices(step.seconds):
                     self._post(observation)
         except NoAnswerError as error:
             self._post(error.observation)
@@ -132,7 +145,7 @@ class KubernetesDiscovery:
         except Exception as error:
             # A fault of the client or of ours. Without the thread the fleet would never be updated again.
             log.exception("discovery.failed")
-            self._post(Unreachable(f"asking for pods failed: {type(error).__name__}"))
+            self._post(Unreachable(f"asking for endpointslices failed: {type(error).__name__}"))
         else:
             return True
         return False

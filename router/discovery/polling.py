@@ -1,4 +1,4 @@
-"""When the API server is asked for pods: which step is next, a list, a watch or a pause.
+"""When the API server is asked for EndpointSlices: which step is next, a list, a watch or a pause.
 
     list --> watch --> watch --> … --> list --> …      a full list every `relist_seconds`
       ^        |
@@ -30,18 +30,18 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class ListPods:
-    """Ask for all pods."""
+class ListSlices:
+    """Ask for all slices."""
 
 
 @dataclass(frozen=True, slots=True)
-class WatchPods:
+class WatchSlices:
     """Follow the changes since the last list or watch, for this many seconds."""
 
     seconds: int
 
 
-Step = ListPods | WatchPods
+Step = ListSlices | WatchSlices
 
 
 class Polling:
@@ -56,12 +56,12 @@ class Polling:
         """What to ask now."""
         rest_seconds = self._relist_at - now
         if rest_seconds <= 0:
-            return ListPods()
-        return WatchPods(math.ceil(min(rest_seconds, self._pace.watch_read_seconds)))
+            return ListSlices()
+        return WatchSlices(math.ceil(min(rest_seconds, self._pace.watch_read_seconds)))
 
     def ended(self, step: Step, began: float, now: float, *, failed: bool) -> float:
         """Take in how a step ended; returns the seconds to pause before the next one, 0 for none."""
-        if isinstance(step, WatchPods):
+        if isinstance(step, WatchSlices):
             if now - began >= WORKING_SECONDS:
                 self._failures = 0
             failed = failed or now - began < WORKING_SECONDS / 2

@@ -33,4 +33,6 @@ def _parse(entry: str) -> WorkerAddress:
         equals and colon and host and port.isdigit() and 0 < int(port) < 65536
     ):
         raise ConfigError(f"workers must be prefill=HOST:PORT or decode=HOST:PORT, got {entry!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(f"workers must have IPv6 addresses in brackets, [{host}]:{port}, got {entry!r}")
     return WorkerAddress(role, f"tcp://{host}:{port}")

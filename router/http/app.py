@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
@@ -28,6 +27,7 @@ from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.responses import error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from router.shell import RouterShell
+from shared.process.failures import places
 from shared.process.health import Health
 from shared.process.metrics import CONTENT_TYPE
 
@@ -174,12 +174,7 @@ class RequestIdMiddleware:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
-            log.error("http.error", rid=rid, error=type(error).__name__, at=_places(error))
+            log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
             if status == 0:
                 await send_json(send_with_id, 500, _failure_body())
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
-
-
-def _places(error: BaseException) -> list[str]:
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

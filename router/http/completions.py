@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
+from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
 from router.http.prompts import Prompts, TokenIds
 from router.http.request_body import BodyReader, TooLargeError, convert, decode_object, refuse_too_large
@@ -143,7 +144,7 @@ class CompletionEndpoint:
         """Answer one request, whatever it holds."""
         try:
             fields = self._fields(await self._serving.read(scope, receive))
-            requests = await self._requests(scope["segue.rid"], fields)
+            requests = await self._requests(scope["segue.rid"], tenant_of(scope), fields)
             await self._answer(scope, receive, send, fields, requests)
         except TooLargeError as error:
             await refuse_too_large(error, receive, send)
@@ -161,7 +162,7 @@ class CompletionEndpoint:
         include_usage(fields)
         return fields
 
-    async def _requests(self, rid: str, fields: GenerationFields) -> list[ClientRequest]:
+    async def _requests(self, rid: str, tenant: str, fields: GenerationFields) -> list[ClientRequest]:
         """One request to the core for each prompt, with all bounds checked."""
         context_len = self._serving.context_len()
         prompts = await self._token_ids(fields, context_len)
@@ -175,7 +176,8 @@ class CompletionEndpoint:
                     model=self._settings.model_name,
                     token_ids=token_ids,
                     params=sampling_params(fields, max_tokens, tokenizer.vocab_size),
-                    extra_key=_opaque(fields.cache_salt),
+                    tenant=tenant,
+                    cache_salt=_opaque(fields.cache_salt),
                     session=_opaque(fields.prompt_cache_key),
                     eos_token_ids=tokenizer.eos_token_ids,
                 )

@@ -24,6 +24,7 @@ from router.http.client_connection import ClientConnection
 from router.http.client_connections import ClientConnections
 from shared.effects import Note
 from shared.errors import StartError
+from shared.process.listening import listening_socket
 from shared.process.logs import write_note
 
 CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
@@ -56,6 +57,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=CONNECTIONS_WAITING,
+                proxy_headers=bool(config.trusted_proxies),  # by default uvicorn trusts those of loopback
+                forwarded_allow_ips=list(config.trusted_proxies),
             )
         )
         self._drain = RouterDrain(config.endpoint_lag_seconds, config.drain_seconds)
@@ -137,14 +140,12 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises `StartError` when the port is taken or not allowed."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener, address = listening_socket(host)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
-        listener.bind((host, port))
+        listener.bind((address, port))
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listener

@@ -32,6 +32,10 @@ OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the 
 class Model(Protocol):
     """From token ids to logits."""
 
+    @property
+    def layers_done(self) -> int:
+        """Layers computed so far, over all steps; asked by other threads while one computes."""
+
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
         """token_ids [tokens], sampled_rows [rows], ascending → logits float32 [rows, vocab].
 
@@ -120,6 +124,11 @@ class TorchDevice:
     def completed(self) -> int:
         """See `Device`."""
         return self._completed
+
+    @property
+    def work_done(self) -> int:
+        """A number that changes while steps are computed: it stands still when the device hangs. From any thread."""
+        return self._model.layers_done
 
     def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """See `Device`."""

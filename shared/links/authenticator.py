@@ -17,7 +17,8 @@ from zmq.utils.monitor import parse_monitor_message
 from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys
-from shared.links.thread import WriteNote
+from shared.links.thread import READ_BATCH, WriteNote
+from shared.tally import Tally
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"segue"
@@ -37,6 +38,7 @@ class Authenticator:
     ):
         self._counters = counters
         self._write_note = write_note
+        self._refusals = Tally()
         self._admitted = {z85.decode(public) for public in keys.peers}
         self._siblings = {z85.decode(public) for public in keys.siblings}
         self.zap_socket = context.socket(zmq.REP)
@@ -45,13 +47,16 @@ class Authenticator:
         router_socket.curve_secretkey = keys.own.secret
         router_socket.curve_publickey = keys.own.public
         router_socket.zap_domain = ZAP_DOMAIN
+        router_socket.zap_enforce_domain = True  # without an answer nobody is admitted, also while closing
         self.monitor: zmq.Socket[bytes] = router_socket.get_monitor_socket()
         self._pending_handshakes: dict[int, None] = {}  # descriptors without an outcome yet, oldest first
         self._counted = False  # the failure that the next disconnection belongs to has been counted
 
     def answer(self) -> None:
-        """Answer every ZAP request that waits."""
-        while self.zap_socket.poll(0):
+        """Answer the ZAP requests that wait, so many in one turn; the poller tells of the rest."""
+        for _ in range(READ_BATCH):
+            if not self.zap_socket.poll(0):
+                return
             version, request_id, _, _, _, mechanism, *credentials = self.zap_socket.recv_multipart()
             key = credentials[0] if mechanism == b"CURVE" else b""
             admitted = key in self._admitted
@@ -61,18 +66,19 @@ class Authenticator:
             self.zap_socket.send_multipart([version, request_id, *status, b""])
 
     def observe(self) -> None:
-        """Count the connections that ended before ZMQ would ask about them."""
-        while self.monitor.poll(0):
+        """Count the connections that ended before ZMQ would ask about them, so many in one turn."""
+        for _ in range(READ_BATCH):
+            if not self.monitor.poll(0):
+                return
             event = parse_monitor_message(self.monitor.recv_multipart())
             self._observe(event["event"], event["value"])
 
     def _refuse(self, cause: str) -> None:
-        """Count it, and log the first, second, fourth, eighth … time: a refused client may try without end."""
+        """Count it; a line comes at times, since a refused client may try without end."""
         name = f"refused_{cause}"
-        count = getattr(self._counters, name) + 1
-        setattr(self._counters, name, count)
-        if count & (count - 1) == 0:
-            self._write_note(Note("link.refused", {"cause": cause, "times": count}, "warning"))
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        if times := self._refusals.add(cause):
+            self._write_note(Note("link.refused", {"cause": cause, "times": times}, "warning"))
 
     def close(self) -> None:
         """Close both sockets; the ROUTER socket is its owner's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted
+from shared.metric_fields import CounterMetric, all_declared, counted, total
 
 REFUSALS = CounterMetric(
     "segue_link_refusals_total", "Connections and handshakes that were refused, by cause.", ("cause",)
@@ -36,5 +36,10 @@ class LinkCounters:
     out_of_session: int = counted(FAULTS, cause="out_of_session")
     # for a peer that was down already; its PeerDown was on the way
     messages_unsent: int = counted(FAULTS, cause="unsent")
+    # a worker's loop did not turn for step_seconds_max, and all its sessions were ended
+    loop_hangs: int = total(
+        "segue_loop_hangs_total",
+        "Times that a worker's loop did not turn for step_seconds_max: its sessions ended.",
+    )
     sessions_begun: int = counted(SESSIONS, event="begun")
     sessions_ended: int = counted(SESSIONS, event="ended")

@@ -23,11 +23,11 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
     HEARTBEAT,
     UNREADABLE,
-    Envelope,
     LinkSettings,
     Session,
     SessionError,
     closing_frames,
+    describe_failure,
     open_envelope,
 )
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
@@ -80,6 +80,7 @@ class RouterEnd:
         self.events: list[LinkEvent] = []
         self.notes: list[Note] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
+        self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
         self._hello = hello
         self._settings = settings
@@ -106,26 +107,20 @@ class RouterEnd:
         self._links.pop(address, None)
 
     def receive(self, address: str, frames: list[bytes], now: float) -> None:
-        """Take one message from a worker; whatever is wrong with it ends this session only."""
+        """Take one part of a message from a worker; whatever is wrong with it ends this session only."""
         link = self._links.get(address)
         if link is None or link.session is None:
             self.counters.out_of_session += 1
             return
         try:
-            envelope = open_envelope(frames)
-            link.session.accept(envelope, now)
-            message = decode_from_worker(envelope.body)
-            if isinstance(message, Closed):
-                self.end(address, f"closed by the worker: {message.reason}", now)
-            elif not link.peer:
-                self._greeted(link, envelope, message, now)
-            elif isinstance(message, Hello):
-                raise SessionError("malformed: a Hello within a session")
-            elif not isinstance(message, Heartbeat):
-                self.events.append(Received(link.peer, message))
+            body = link.session.accept(open_envelope(frames), now)
+            if body is not None:
+                self._deliver(link, link.session.session, body, now)
         except UNREADABLE as error:
             self.counters.malformed += 1
             self.end(address, str(error), now)
+        except Exception as error:
+            self.fail(address, error, now)
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
         """Send within `session`. Dropped and counted when it is over: its PeerDown is then on the way to the sender."""
@@ -135,7 +130,22 @@ class RouterEnd:
         elif len(body) > self._settings.message_bytes_max:
             self.end(link.address, f"message of {len(body)} bytes is over message_bytes_max", now)
         else:
-            self.outgoing.append(SendFrames(link.address, link.session.next_frames(body, now)))
+            self._queue(link, link.session, body, now)
+
+    def give_up(self, peer: str, session: int, reason: str, now: float) -> None:
+        """End this session with a peer if it is still up: its messages cannot be sent."""
+        link = self._peers.get(peer)
+        if link is not None and link.session is not None and link.session.session == session:
+            self.end(link.address, reason, now)
+
+    def fail(self, address: str, error: Exception, now: float) -> None:
+        """End the session with this worker after an error of ours: the others live."""
+        reason = describe_failure(error)
+        self.notes.append(Note("link.failed", {"address": address, "reason": reason}, "error"))
+        link = self._links.get(address)
+        if link is not None and link.session is None:
+            self._rest(link, now)  # it failed before there was a session to end
+        self.end(address, reason, now)
 
     def end(self, address: str, reason: str, now: float) -> None:
         """End the session with this worker, if there is one, and dial again after a rest."""
@@ -163,12 +173,10 @@ class RouterEnd:
             return
         self.deadline = float("inf")
         for link in self._links.values():
-            if link.session is not None and now >= link.session.silent_at:
-                self.end(link.address, "silence", now)
-            elif link.session is None and now >= link.redial_at:
-                self._dial(link, now)
-            elif link.session is not None and now >= link.session.heartbeat_at:
-                self.outgoing.append(SendFrames(link.address, link.session.next_frames(HEARTBEAT, now)))
+            try:
+                self._tick_link(link, now)
+            except Exception as error:
+                self.fail(link.address, error, now)
             self.deadline = min(self.deadline, link.session.deadline if link.session else link.redial_at)
 
     def close(self, now: float) -> None:
@@ -176,13 +184,22 @@ class RouterEnd:
         for address in list(self._links):
             self.disconnect(address, now)
 
+    def _tick_link(self, link: _WorkerLink, now: float) -> None:
+        if link.session is not None and now >= link.session.silent_at:
+            self.end(link.address, "silence", now)
+        elif link.session is None and now >= link.redial_at:
+            self._dial(link, now)
+        elif link.session is not None and now >= link.session.heartbeat_at:
+            self._queue(link, link.session, HEARTBEAT, now)
+
+    def _queue(self, link: _WorkerLink, session: Session, body: bytes, now: float) -> None:
+        self.outgoing += [SendFrames(link.address, frames) for frames in session.next_parts(body, now)]
+
     def _dial(self, link: _WorkerLink, now: float) -> None:
         link.session = Session(self._draw_session(), self._settings, now)
         hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
-        self.outgoing += [
-            Dial(link.address, link.ungreeted),
-            SendFrames(link.address, link.session.next_frames(hello, now)),
-        ]
+        self.outgoing.append(Dial(link.address, link.ungreeted))
+        self._queue(link, link.session, hello, now)
 
     def _rest(self, link: _WorkerLink, now: float) -> None:
         link.session = None
@@ -193,8 +210,20 @@ class RouterEnd:
         link.redial_at = now + rest_seconds
         self.deadline = min(self.deadline, link.redial_at)
 
-    def _greeted(self, link: _WorkerLink, envelope: Envelope, message: object, now: float) -> None:
-        if not isinstance(message, Hello) or message.session != envelope.session:
+    def _deliver(self, link: _WorkerLink, session: int, body: bytes, now: float) -> None:
+        message = decode_from_worker(body)
+        if isinstance(message, Closed):
+            self.end(link.address, f"closed by the worker: {message.reason}", now)
+        elif not link.peer:
+            self._greeted(link, session, message, now)
+        elif isinstance(message, Hello):
+            raise SessionError("malformed: a Hello within a session")
+        elif not isinstance(message, Heartbeat):
+            self.received_bytes += len(body)
+            self.events.append(Received(link.peer, message))
+
+    def _greeted(self, link: _WorkerLink, session: int, message: object, now: float) -> None:
+        if not isinstance(message, Hello) or message.session != session:
             raise SessionError("malformed: the first message of a session is its Hello")
         peer = peer_name(message)
         if refusal := self._refusal(message, peer):

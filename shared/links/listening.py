@@ -1,8 +1,9 @@
 """The worker's end of its links: accepts the sessions that routers open, and ends them.
 
 A connection is known by the bytes that the ROUTER socket gives it, a router by its name. One router has at most one
-session: a new `Hello` ends the old one. Knows no sockets and no clock, and does not log: what it decides is appended
-to `outgoing`, `events` and `notes`, and its shell carries out all three in order.
+session: a new `Hello` ends the old one. A worker whose loop hangs has no sessions (`loop_watch`). Knows no sockets and
+no clock, and does not log: what it decides is appended to `outgoing`, `events` and `notes`, and its shell carries out
+all three in order.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from shared.links.session import (
     Session,
     SessionError,
     closing_frames,
+    describe_failure,
     open_envelope,
 )
+from shared.loop_watch import LoopWatch
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
 
 
@@ -42,7 +45,9 @@ class WorkerEnd:
         self.events: list[LinkEvent] = []
         self.notes: list[Note] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
+        self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
+        self.loop_watch = LoopWatch(settings.step_seconds_max)
         self._hello = hello
         self._decode = decode_from_router[hello.role]  # a message for the other role is malformed here
         self._settings = settings
@@ -50,7 +55,7 @@ class WorkerEnd:
         self._connections: dict[str, bytes] = {}  # by peer
 
     def receive(self, connection: bytes, frames: list[bytes], now: float) -> None:
-        """Take one message from a connection; whatever is wrong with it ends that session only."""
+        """Take one part of a message from a connection; whatever is wrong with it ends that session only."""
         try:
             envelope = open_envelope(frames)
             link = self._links.get(connection)
@@ -59,22 +64,39 @@ class WorkerEnd:
             elif envelope.session != link.session.session:
                 self.counters.out_of_session += 1  # the end of an older session of this very connection
             else:
-                link.session.accept(envelope, now)
-                self._deliver(connection, link, envelope)
+                body = link.session.accept(envelope, now)
+                if body is not None:
+                    self._deliver(connection, link, body)
         except UNREADABLE as error:
             self.counters.malformed += 1
             self.end(connection, str(error))
+        except Exception as error:
+            self.fail(connection, error)
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
         """Send within `session`. Dropped and counted when it is over: its PeerDown is then on the way to the sender."""
-        connection = self._connections.get(peer)
-        link = self._links[connection] if connection is not None else None
-        if connection is None or link is None or link.session.session != session:
+        connection = self._connections.get(peer, b"")
+        link = self._links.get(connection)
+        if link is None or link.session.session != session:
             self.counters.messages_unsent += 1
         elif len(body) > self._settings.message_bytes_max:
             self.end(connection, f"message of {len(body)} bytes is over message_bytes_max")
         else:
-            self.outgoing.append((connection, link.session.next_frames(body, now)))
+            self._queue(connection, link.session, body, now)
+
+    def give_up(self, peer: str, session: int, reason: str, now: float) -> None:
+        """End this session with a peer if it is still up: its messages cannot be sent."""
+        del now
+        connection = self._connections.get(peer, b"")
+        link = self._links.get(connection)
+        if link is not None and link.session.session == session:
+            self.end(connection, reason)
+
+    def fail(self, connection: bytes, error: Exception) -> None:
+        """End this connection's session after an error of ours: the others live."""
+        reason = describe_failure(error)
+        self.notes.append(Note("link.failed", {"reason": reason}, "error"))
+        self.end(connection, reason)
 
     def end(self, connection: bytes, reason: str) -> None:
         """End this connection's session, if it has one, and tell its router."""
@@ -88,22 +110,44 @@ class WorkerEnd:
         self.notes.append(Note("link.down", {"peer": link.peer, "reason": reason}))
 
     def tick(self, now: float) -> None:
-        """Send the heartbeats that are due and end the sessions that went silent."""
+        """Send the heartbeats that are due and end the sessions that went silent; all of them if the loop hangs."""
         if now < self.deadline:
             return
         self.deadline = float("inf")
         for connection, link in list(self._links.items()):
-            if now >= link.session.silent_at:
-                self.end(connection, "silence")
-                continue
-            if now >= link.session.heartbeat_at:
-                self.outgoing.append((connection, link.session.next_frames(HEARTBEAT, now)))
-            self.deadline = min(self.deadline, link.session.deadline)
+            try:
+                self._tick_link(connection, link, now)
+            except Exception as error:
+                self.fail(connection, error)
+        if self.loop_watch.hangs(now) and self._links:
+            self._end_all_because_the_loop_hangs()
+
+    def _end_all_because_the_loop_hangs(self) -> None:
+        self.counters.loop_hangs += 1
+        seconds = self.loop_watch.seconds_max
+        self.notes.append(Note("link.loop_hangs", {"step_seconds_max": seconds}, "warning"))
+        for connection in list(self._links):
+            self.end(connection, self._hanging)
+
+    @property
+    def _hanging(self) -> str:
+        return f"the worker's loop has not turned for {self.loop_watch.seconds_max:g} s"
 
     def close(self) -> None:
         """End all sessions."""
         for connection in list(self._links):
             self.end(connection, "closed here")
+
+    def _tick_link(self, connection: bytes, link: _RouterSession, now: float) -> None:
+        if now >= link.session.silent_at:
+            self.end(connection, "silence")
+            return
+        if now >= link.session.heartbeat_at:
+            self._queue(connection, link.session, HEARTBEAT, now)
+        self.deadline = min(self.deadline, link.session.deadline, self.loop_watch.deadline)
+
+    def _queue(self, connection: bytes, session: Session, body: bytes, now: float) -> None:
+        self.outgoing += [(connection, frames) for frames in session.next_parts(body, now)]
 
     def _open(self, connection: bytes, envelope: Envelope, now: float) -> None:
         if envelope.number != 0:
@@ -111,11 +155,14 @@ class WorkerEnd:
             if envelope.number != LAST:
                 self.outgoing.append((connection, closing_frames(envelope.session, "no such session")))
             return
-        hello = self._decode(envelope.body)
-        if not isinstance(hello, Hello) or hello.session != envelope.session:
+        hello = self._decode(envelope.part)
+        if not isinstance(hello, Hello) or hello.session != envelope.session or envelope.more:
             raise SessionError("malformed: the first message of a session is its Hello")
         if hello.protocol != PROTOCOL or hello.role != "router":
             self._refuse(connection, hello)
+            return
+        if self.loop_watch.hangs(now):
+            self.outgoing.append((connection, closing_frames(hello.session, self._hanging)))
             return
         self._accept(connection, hello, now)
 
@@ -130,21 +177,22 @@ class WorkerEnd:
         self.end(connection, "a new session on the same connection")
         self.end(self._connections.get(peer, b""), "a new session of the same router")
         link = _RouterSession(peer, Session(hello.session, self._settings, now))
-        link.session.accept(Envelope(hello.session, 0, b""), now)
+        link.session.accept(Envelope(hello.session, 0, False, b""), now)
         self._links[connection] = link
         self._connections[peer] = connection
         self.counters.sessions_begun += 1
         answer = encode(msgspec.structs.replace(self._hello, session=hello.session))
-        self.outgoing.append((connection, link.session.next_frames(answer, now)))
-        self.deadline = min(self.deadline, link.session.deadline)
+        self._queue(connection, link.session, answer, now)
+        self.deadline = min(self.deadline, link.session.deadline, self.loop_watch.deadline)
         self.events.append(PeerUp(peer, hello))
         self.notes.append(Note("link.up", {"peer": peer}))
 
-    def _deliver(self, connection: bytes, link: _RouterSession, envelope: Envelope) -> None:
-        message = self._decode(envelope.body)
+    def _deliver(self, connection: bytes, link: _RouterSession, body: bytes) -> None:
+        message = self._decode(body)
         if isinstance(message, Closed):
             self.end(connection, f"closed by the router: {message.reason}")
         elif isinstance(message, Hello):
             raise SessionError("malformed: a Hello within a session")
         elif not isinstance(message, Heartbeat):
+            self.received_bytes += len(body)
             self.events.append(Received(link.peer, message))

@@ -2,12 +2,15 @@
 
 ZMQ reconnects and drops messages silently, so a message that arrives proves nothing about those sent before it. A
 session makes the loss visible: the router draws 64 random bits for each connection, and every message travels as
-three frames,
+one or more parts, each of two frames,
 
-    [session, 8 bytes] [sequence number, 8 bytes] [body: one msgpack message]
+    [session, 8 bytes | sequence number, 8 bytes | more parts follow, 1 byte] [part of one msgpack message]
 
 numbered from 0 (the `Hello`) in each direction. A gap, a repeat, foreign bytes or silence ends the session;
 it is never repaired. Only `Closed` carries the number `LAST`, because its sender may not know the next number.
+
+Parts are small because ZMQ applies its limit on a frame to strangers too, who have not proven a key yet: what they can
+make a process keep is one frame each. Large messages are joined here, and their size is checked while they arrive.
 
 Also what both ends of a link share: settings, counters, the heartbeat, and the errors that bytes of a peer can raise.
 Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of any monotonic clock.
@@ -15,8 +18,11 @@ Nothing here knows sockets, clocks or threads: callers pass `now` in seconds of 
 
 from __future__ import annotations
 
+import math
 import struct
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -24,8 +30,11 @@ from shared.messages import Closed, Heartbeat, encode
 
 LAST = 2**64 - 1
 HEARTBEAT = encode(Heartbeat())
+FRAME_BYTES_MAX = 64 << 10  # as ZMQ counts it, encrypted
+PART_BYTES_MAX = FRAME_BYTES_MAX - 1024  # the rest is more than CURVE adds
+REASON_CHARACTERS_MAX = 1000  # of a Closed, which has one part
 
-_NUMBER = struct.Struct("!Q")
+_HEADER = struct.Struct("!QQ?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +43,14 @@ class LinkSettings:
 
     heartbeat_seconds: float  # quiet for this long: send a heartbeat
     silence_seconds: float  # heard nothing for this long: the session is over; also the limit of a dial
+    step_seconds_max: float = math.inf  # a worker's loop did not turn for this long: its sessions are over
     redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
     redial_seconds_max: float = 2.0
     message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB
-    unsent_messages_max: int = 4096  # high-water mark of each peer, in and out, inside ZMQ
+    unsent_messages_max: int = 4096  # high-water mark of each peer, in and out, inside ZMQ; counts parts
+    unsent_bytes_max: int = 64 << 20  # bodies for one peer that wait for the link thread
     unread_messages_max: int = 16384  # events that wait for `receive`, all peers together
+    unread_bytes_max: int = 256 << 20  # bodies of those events
 
 
 class SessionError(Exception):
@@ -51,28 +63,37 @@ UNREADABLE = (SessionError, msgspec.MsgspecError, ValueError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The three frames, read but not yet checked."""
+    """The two frames of a part, read but not yet checked."""
 
     session: int
     number: int
-    body: bytes
+    more: bool  # other parts of the same message follow
+    part: bytes
+
+
+def describe_failure(error: Exception) -> str:
+    """What an error of our own was and where it arose, for the reason of a session's end."""
+    places = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    return f"{type(error).__name__}{where}: {error}"
 
 
 def open_envelope(frames: list[bytes]) -> Envelope:
-    """Raises SessionError when these are not the frames of a message."""
-    if len(frames) != 3 or len(frames[0]) != _NUMBER.size or len(frames[1]) != _NUMBER.size:
-        raise SessionError("malformed: expected a session, a number and a body")
-    return Envelope(_NUMBER.unpack(frames[0])[0], _NUMBER.unpack(frames[1])[0], frames[2])
+    """Raises SessionError when these are not the frames of a part."""
+    if len(frames) != 2 or len(frames[0]) != _HEADER.size:
+        raise SessionError("malformed: expected a header and a part")
+    session, number, more = _HEADER.unpack(frames[0])
+    return Envelope(session, number, more, frames[1])
 
 
-def seal(session: int, number: int, body: bytes) -> list[bytes]:
+def seal(session: int, number: int, part: bytes, *, more: bool = False) -> list[bytes]:
     """The inverse of `open_envelope`."""
-    return [_NUMBER.pack(session), _NUMBER.pack(number), body]
+    return [_HEADER.pack(session, number, more), part]
 
 
 def closing_frames(session: int, reason: str) -> list[bytes]:
     """The last message of a session."""
-    return seal(session, LAST, encode(Closed(reason)))
+    return seal(session, LAST, encode(Closed(reason[:REASON_CHARACTERS_MAX])))
 
 
 class Session:
@@ -81,27 +102,49 @@ class Session:
     def __init__(self, session: int, settings: LinkSettings, now: float):
         self.session = session
         self._settings = settings
-        self._sent = 0  # the number of the next message to send
-        self._received = 0  # the number of the next message to receive
+        self._sent = 0  # the number of the next part to send
+        self._received = 0  # the number of the next part to receive
+        self._joined = bytearray()  # parts of a message whose last has not arrived
         self._sent_at = now
         self._heard_at = now
 
-    def next_frames(self, body: bytes, now: float) -> list[bytes]:
-        """Number one message."""
-        frames = seal(self.session, self._sent, body)
-        self._sent += 1
+    def next_parts(self, body: bytes, now: float) -> list[list[bytes]]:
+        """The frames of each part of one message, numbered."""
+        begins = range(0, max(len(body), 1), PART_BYTES_MAX)
+        parts = [
+            seal(self.session, number, body[begin : begin + PART_BYTES_MAX], more=begin != begins[-1])
+            for number, begin in enumerate(begins, self._sent)
+        ]
+        self._sent += len(parts)
         self._sent_at = now
-        return frames
+        return parts
 
-    def accept(self, envelope: Envelope, now: float) -> None:
-        """Raises SessionError unless `envelope` is the next message of this session, or its last."""
+    def accept(self, envelope: Envelope, now: float) -> bytes | None:
+        """The message that this part completes, if it does.
+
+        Raises SessionError unless `envelope` is the next part of this session, or its last.
+        """
         if envelope.session != self.session:
             raise SessionError("another session")
         if envelope.number not in (self._received, LAST):
             kind = "gap" if envelope.number > self._received else "repeat"
-            raise SessionError(f"{kind}: expected message {self._received}, met {envelope.number}")
+            raise SessionError(f"{kind}: expected part {self._received}, met {envelope.number}")
         self._received += 1
         self._heard_at = now
+        if envelope.number == LAST or not (self._joined or envelope.more):
+            return envelope.part
+        return self._join(envelope)
+
+    def _join(self, envelope: Envelope) -> bytes | None:
+        self._joined += envelope.part
+        if len(self._joined) > self._settings.message_bytes_max:
+            self._joined.clear()
+            raise SessionError(f"message of over {self._settings.message_bytes_max} bytes: message_bytes_max")
+        if envelope.more:
+            return None
+        body = bytes(self._joined)
+        self._joined.clear()
+        return body
 
     @property
     def deadline(self) -> float:

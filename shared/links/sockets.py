@@ -11,6 +11,7 @@ silently and nothing waits.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,15 +21,17 @@ from zmq.utils.monitor import parse_monitor_message
 from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
-from shared.links.dialing import Dial, RouterEnd, SendFrames
+from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
+from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
-from shared.links.session import LinkSettings
+from shared.links.session import FRAME_BYTES_MAX, LinkSettings
 from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote
 from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
 
+EVERYWHERE = "*"  # as a host: all addresses of both IP families
 SOCKETS_MAX = (
     65_536  # of a router: a link takes three, and ZMQ's own bound of 1,023 is reached by 341 workers
 )
@@ -37,7 +40,7 @@ LINGER_SECONDS = 0.1  # enough for a last `Closed`
 
 def _limit(socket: Socket, settings: LinkSettings) -> None:
     socket.sndhwm = socket.rcvhwm = settings.unsent_messages_max
-    socket.maxmsgsize = settings.message_bytes_max
+    socket.maxmsgsize = FRAME_BYTES_MAX  # of strangers too: see `session`
     socket.handshake_ivl = int(settings.silence_seconds * 1000)
     socket.linger = int(LINGER_SECONDS * 1000)
 
@@ -62,8 +65,9 @@ class _WorkerWire:
         self._authenticator = Authenticator(
             self._context, self._router_socket, keys, end.counters, write_note
         )
+        self._router_socket.ipv6 = host == EVERYWHERE or ":" in host  # with *, IPv4 as well
         try:
-            self._router_socket.bind(f"tcp://{host}:{port or '*'}")
+            self._router_socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
         except zmq.ZMQError as error:
             self._close_sockets()
             raise StartError(f"cannot listen for routers on {host}:{port}: {error.strerror}") from None
@@ -84,7 +88,7 @@ class _WorkerWire:
             except zmq.Again:
                 return
             if unread_full:
-                self._end.end(connection, "unread_messages_max reached")
+                self._end.end(connection, "unread_messages_max or unread_bytes_max reached")
             else:
                 self._end.receive(connection, frames, now)
 
@@ -95,6 +99,8 @@ class _WorkerWire:
                 self._router_socket.send_multipart([connection, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 self._end.end(connection, f"cannot send: {error.strerror}")
+            except Exception as error:  # whatever one link meets, the others live
+                self._end.fail(connection, error)
         self._end.outgoing.clear()
 
     def close(self, now: float) -> None:
@@ -104,8 +110,8 @@ class _WorkerWire:
 
     def _close_sockets(self) -> None:
         self._router_socket.disable_monitor()
+        self._router_socket.close()  # before who decides on its connections
         self._authenticator.close()
-        self._router_socket.close()
         self._context.term()
 
 
@@ -126,10 +132,16 @@ class WorkerLinks(ThreadedLinks):
         write_note: WriteNote,
     ):
         self.counters = LinkCounters()
-        end = WorkerEnd(hello, settings, self.counters)
+        self.loop_watch = (end := WorkerEnd(hello, settings, self.counters)).loop_watch
         wire = _WorkerWire(end, host, port, keys, settings, write_note)
         self.address = wire.address  # tcp://host:port, with the port that was free if `port` is 0
         super().__init__(end, wire, settings, write_note=write_note)
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        """See `ThreadedLinks`; the worker's loop calls it in every turn, by which the links see that it turns."""
+        events = super().receive(timeout_seconds)
+        self.loop_watch.turned(time.monotonic())
+        return events
 
 
 class _RouterWire:
@@ -149,27 +161,36 @@ class _RouterWire:
 
     def read(self, ready: set[object], now: float, unread_full: bool) -> None:
         for address, (dealer, monitor) in list(self._sockets.items()):
-            if dealer in ready and unread_full:
-                self._end.end(address, "unread_messages_max reached", now)
-            elif dealer in ready:
-                self._read(address, dealer, now)
-            elif monitor in ready and _has_ended(monitor):
-                self._end.end(address, "disconnected", now)
+            try:
+                if dealer in ready and unread_full:
+                    self._end.end(address, "unread_messages_max or unread_bytes_max reached", now)
+                elif dealer in ready:
+                    self._read(address, dealer, now)
+                elif monitor in ready and _has_ended(monitor):
+                    self._end.end(address, "disconnected", now)
+            except Exception as error:  # whatever one link meets, the others live
+                self._end.fail(address, error, now)
 
     def flush(self, now: float) -> None:
         for step in self._end.outgoing:  # grows by the Closed and HangUp of sessions that end here
-            if isinstance(step, Dial):
-                self._dial(step, now)
-            elif isinstance(step, SendFrames):
-                self._send(step, now)
-            else:
-                self._hang_up(step.address)
+            try:
+                self._carry_out(step, now)
+            except Exception as error:  # as above
+                self._end.fail(step.address, error, now)
         self._end.outgoing.clear()
 
     def close(self, now: float) -> None:
         self._end.close(now)
         self.flush(now)
         self._context.term()
+
+    def _carry_out(self, step: Dial | SendFrames | HangUp, now: float) -> None:
+        if isinstance(step, Dial):
+            self._dial(step, now)
+        elif isinstance(step, SendFrames):
+            self._send(step, now)
+        else:
+            self._hang_up(step.address)
 
     def _read(self, address: str, dealer: Socket, now: float) -> None:
         for _ in range(READ_BATCH):
@@ -182,18 +203,19 @@ class _RouterWire:
         """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""
         try:
             worker_key = self._keys.peers[dial.ungreeted % len(self._keys.peers)]
-            self._sockets[dial.address] = dealer, monitor = self._open(worker_key)
+            self._sockets[dial.address] = dealer, monitor = self._open(worker_key, dial.address)
             self._poller.register(dealer, zmq.POLLIN)
             self._poller.register(monitor, zmq.POLLIN)
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
             self._end.end(dial.address, f"cannot dial: {error.strerror}", now)
 
-    def _open(self, worker_key: bytes) -> tuple[Socket, Socket]:
+    def _open(self, worker_key: bytes, address: str) -> tuple[Socket, Socket]:
         """A dealer and its monitor; raises ZMQError, and keeps neither, when there is no socket for one of them."""
         dealer = self._context.socket(zmq.DEALER)
         try:
             _limit(dealer, self._settings)
+            dealer.ipv6 = "[" in address
             dealer.reconnect_ivl = -1  # a session is one connection; the end decides when to dial again
             dealer.curve_secretkey = self._keys.own.secret
             dealer.curve_publickey = self._keys.own.public
@@ -223,7 +245,9 @@ class _RouterWire:
 
 def _has_ended(monitor: Socket) -> bool:
     ended = False
-    while monitor.poll(0):
+    for _ in range(READ_BATCH):
+        if not monitor.poll(0):
+            break
         event = parse_monitor_message(monitor.recv_multipart())
         ended |= event["event"] in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED)
     return ended

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 import zmq
@@ -26,7 +26,7 @@ import zmq
 from shared.effects import Note
 from shared.errors import InvariantError
 from shared.links.events import LinkEvent, PeerDown, PeerUp
-from shared.links.session import LinkSettings
+from shared.links.session import LinkSettings, describe_failure
 from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
@@ -34,9 +34,11 @@ log = structlog.get_logger(__name__)
 READ_BATCH = 256  # messages read from one socket before heartbeats and commands get their turn
 CLOSE_SECONDS = 5.0
 WAIT_SECONDS_MAX = 60.0
+COMMAND_BYTES = 512  # of one that waits, beside the body; measured 400
 
 Command = Callable[[float], None]  # called on the link thread with `now`
 WriteNote = Callable[[Note], None]
+PeerSession = tuple[str, int]  # the peer's name, the session's number
 
 
 class End(Protocol):
@@ -45,10 +47,13 @@ class End(Protocol):
     events: list[LinkEvent]
     notes: list[Note]
     deadline: float
+    received_bytes: int
 
     def tick(self, now: float) -> None: ...
 
     def send(self, peer: str, session: int, body: bytes, now: float) -> None: ...
+
+    def give_up(self, peer: str, session: int, reason: str, now: float) -> None: ...
 
 
 class Wire(Protocol):
@@ -70,23 +75,29 @@ class Wire(Protocol):
 class Inbox:
     """Events that wait for `receive`, and the sessions that its caller has heard of."""
 
-    def __init__(self, unread_messages_max: int, on_ready: Callable[[], None] | None):
+    def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
         self.sessions: dict[str, int] = {}  # by peer: up, as far as the receiver knows
-        self._unread_messages_max = unread_messages_max
+        self._settings = settings
         self._on_ready = on_ready
         self._events: list[LinkEvent] = []
+        self._unread_bytes = 0  # bodies of the events
         self._woken = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
     @property
     def full(self) -> bool:
-        return len(self._events) >= self._unread_messages_max
+        settings = self._settings
+        return (
+            len(self._events) >= settings.unread_messages_max
+            or self._unread_bytes >= settings.unread_bytes_max
+        )
 
-    def put(self, events: list[LinkEvent]) -> None:
+    def put(self, events: list[LinkEvent], body_bytes: int) -> None:
         with self._changed:
             was_empty = not self._events
             self._events += events
+            self._unread_bytes += body_bytes
             self._changed.notify()
         if was_empty and self._on_ready is not None:
             self._on_ready()
@@ -109,13 +120,47 @@ class Inbox:
             if self._failure is not None:
                 raise InvariantError("the link thread has died") from self._failure
             self._woken = False
-            events, self._events = self._events, []
+            events, self._events, self._unread_bytes = self._events, [], 0
         for event in events:
             if isinstance(event, PeerUp):
                 self.sessions[event.peer] = event.hello.session
             elif isinstance(event, PeerDown):
                 self.sessions.pop(event.peer, None)
         return events
+
+
+class Outbox:
+    """What waits for the link thread to send it, in bytes by session. A session over its bound is given up."""
+
+    def __init__(self, unsent_bytes_max: int):
+        self._unsent_bytes_max = unsent_bytes_max
+        self._unsent_bytes: dict[PeerSession, int] = {}
+        self._given_up: set[PeerSession] = set()
+        self._lock = threading.Lock()
+
+    def add(self, session: PeerSession, body: bytes) -> Literal["waits", "over", "given up"]:
+        """Whether this body may wait. "over" is answered once, for who gives the session up."""
+        with self._lock:
+            unsent_bytes = self._unsent_bytes.get(session, 0) + len(body) + COMMAND_BYTES
+            if session in self._given_up:
+                return "given up"
+            if unsent_bytes > self._unsent_bytes_max:
+                self._given_up.add(session)
+                return "over"
+            self._unsent_bytes[session] = unsent_bytes
+            return "waits"
+
+    def remove(self, session: PeerSession, body: bytes) -> None:
+        """It is being sent."""
+        with self._lock:
+            self._unsent_bytes[session] -= len(body) + COMMAND_BYTES
+            if not self._unsent_bytes[session]:
+                del self._unsent_bytes[session]
+
+    def forget(self, session: PeerSession) -> None:
+        """It has been given up."""
+        with self._lock:
+            self._given_up.discard(session)
 
 
 class ThreadedLinks:
@@ -137,7 +182,9 @@ class ThreadedLinks:
         self._write_note = write_note
         self._clock = clock
         self._turned_at = clock()
-        self._inbox = Inbox(settings.unread_messages_max, on_ready)
+        self._inbox = Inbox(settings, on_ready)
+        self._outbox = Outbox(settings.unsent_bytes_max)
+        self._received_bytes = 0  # of the end, when it was last looked at
         self._commands: deque[Command] = deque()
         self._closing = False
         self._wake_recv, self._wake_send = socket.socketpair()
@@ -158,10 +205,16 @@ class ThreadedLinks:
     def send(self, peer: str, message: Message) -> None:
         """Queue a message for the session of `peer` whose PeerUp `receive` returned; from any thread.
 
-        It is dropped and counted when that session is over: its PeerDown is then on the way, or was received.
+        It is dropped and counted when that session is over: its PeerDown is then on the way, or was received. When
+        unsent_bytes_max would be passed, the session ends.
         """
-        session = self._inbox.sessions.get(peer, -1)
-        self.command(partial(self._end.send, peer, session, encode(message)))
+        session = (peer, self._inbox.sessions.get(peer, -1))
+        body = encode(message)
+        verdict = self._outbox.add(session, body)
+        if verdict == "waits":
+            self.command(partial(self._send, session, body))
+        elif verdict == "over":
+            self.command(partial(self._give_up, session))
 
     def command(self, command: Command) -> None:
         """Run this on the link thread, in order; from any thread."""
@@ -177,6 +230,17 @@ class ThreadedLinks:
         self._thread.join(CLOSE_SECONDS)
         self._wake_recv.close()
         self._wake_send.close()
+
+    def _send(self, session: PeerSession, body: bytes, now: float) -> None:
+        self._outbox.remove(session, body)
+        try:
+            self._end.send(*session, body, now)
+        except Exception as error:  # whatever one link meets, the others live
+            self._end.give_up(*session, describe_failure(error), now)
+
+    def _give_up(self, session: PeerSession, now: float) -> None:
+        self._end.give_up(*session, "unsent_bytes_max reached", now)
+        self._outbox.forget(session)
 
     def _wake_thread(self) -> None:
         try:
@@ -215,7 +279,8 @@ class ThreadedLinks:
         self._wire.flush(now)
         if self._end.events:
             events, self._end.events = self._end.events, []
-            self._inbox.put(events)
+            self._inbox.put(events, self._end.received_bytes - self._received_bytes)
+            self._received_bytes = self._end.received_bytes
         self._write_notes()
 
     def _write_notes(self) -> None:
@@ -225,4 +290,8 @@ class ThreadedLinks:
 
     def _carry_out_commands(self, now: float) -> None:
         for _ in range(len(self._commands)):
-            self._commands.popleft()(now)
+            command = self._commands.popleft()
+            try:
+                command(now)
+            except Exception:  # whatever one command meets, the other links live
+                log.exception("link.command_failed")

@@ -1,7 +1,8 @@
 """One child process of a deployment on this machine: its command, its stderr, its readiness, its end.
 
-Two threads serve each process: one passes on its stderr, one asks its `/readyz` until it is ready. Neither can make
-the main thread wait: a child that loads may take seconds to answer, and a signal must end the deployment at once.
+Two threads serve each process: one passes on its stderr, one asks its `/readyz` until it is ready, and from then on its
+`/livez` as the kubelet does. Neither can make the main thread wait: a child that loads may take seconds to answer, and
+a signal must end the deployment at once.
 Knows neither models nor settings, and does not decide what is started when.
 """
 
@@ -21,6 +22,15 @@ HOST = "127.0.0.1"
 PROBE_SECONDS = 0.1  # between two questions
 PROBE_SECONDS_MAX = 1.0  # for an answer
 LAST_LINES_SECONDS_MAX = 1.0  # to read what an ended process wrote
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """When a child that was ready counts as hanging; as the chart's liveness probe says it."""
+
+    period_seconds: float = 10.0
+    answer_seconds_max: float = 5.0
+    failures_max: int = 3  # in a row, since an answer can be late where cores are shared
 
 
 @dataclass(slots=True)
@@ -45,11 +55,14 @@ class ReadinessReport(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One process of a child, from its start to its end. A restarted child is a new one."""
 
-    def __init__(self, child: Child, lifeline: int, environment: Mapping[str, str]):
+    def __init__(self, child: Child, lifeline: int, environment: Mapping[str, str], liveness: Liveness):
         self.report: ReadinessReport | None = None  # the latest; None: it has not answered yet
+        self.hangs = False  # it was ready once, and does not live any more
         self.last_line = ""  # on stderr: why the process could not start
         self._child = child
-        self._asked_enough = threading.Event()
+        self._liveness = liveness
+        self._ready = threading.Event()
+        self._over = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", child.role, *child.arguments, "--lifeline-fd", str(lifeline)],
             stdin=subprocess.DEVNULL,
@@ -62,19 +75,23 @@ class ChildProcess:
         )
         self._relay = threading.Thread(target=self._relay_stderr, daemon=True)
         self._relay.start()
-        threading.Thread(target=self._ask_until_enough, daemon=True).start()
+        threading.Thread(target=self._ask, daemon=True).start()
 
     def status(self) -> int | None:
         """The exit status, or the negative number of the signal that ended the process; None while it runs."""
         status = self._process.poll()
         if status is not None:
-            self.stop_asking()
+            self._stop_asking()
             self._relay.join(LAST_LINES_SECONDS_MAX)
         return status
 
-    def stop_asking(self) -> None:
-        """The report is not needed any more."""
-        self._asked_enough.set()
+    def became_ready(self) -> None:
+        """The report is not needed any more; from now on the process is asked whether it lives."""
+        self._ready.set()
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
 
     def interrupt(self) -> None:
         """Make the process end at once, without draining.
@@ -82,7 +99,7 @@ class ChildProcess:
         SIGINT does that, but a Python that is still starting would answer it with a traceback. Such a process ends
         by SIGTERM, before SIGINT can reach it.
         """
-        self.stop_asking()
+        self._stop_asking()
         if self.report is None:
             self._process.send_signal(signal.SIGTERM)
         self._process.send_signal(signal.SIGINT)
@@ -107,24 +124,46 @@ class ChildProcess:
                 sys.stderr.write(f"{self._child.name} | {line}")
                 sys.stderr.flush()
 
-    def _ask_until_enough(self) -> None:
-        while not self._asked_enough.wait(PROBE_SECONDS):
-            self.report = _ask(self._child.http_port) or self.report
+    def _stop_asking(self) -> None:
+        self._over.set()
+        self._ready.set()
+
+    def _ask(self) -> None:
+        while not self._ready.wait(PROBE_SECONDS):
+            self.report = _readiness(self._child.http_port) or self.report
+        failures = 0
+        while failures < self._liveness.failures_max and not self._over.wait(self._liveness.period_seconds):
+            answer = _get(self._child.http_port, "/livez", self._liveness.answer_seconds_max)
+            failures = 0 if answer and answer.status == http.HTTPStatus.OK else failures + 1
+        self.hangs = not self._over.is_set()
 
 
-def _ask(port: int) -> ReadinessReport | None:
-    """What the process on `port` reports; None when it does not answer."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=PROBE_SECONDS_MAX)
+@dataclass(frozen=True, slots=True)
+class _ProbeAnswer:
+    status: int
+    body: bytes
+
+
+def _get(port: int, path: str, seconds_max: float) -> _ProbeAnswer | None:
+    """What the process on `port` answers; None when it does not."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=seconds_max)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", path)
         answer = connection.getresponse()
-        body = answer.read()
+        return _ProbeAnswer(answer.status, answer.read())
     except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
+
+
+def _readiness(port: int) -> ReadinessReport | None:
+    """What the process on `port` reports; None when it does not answer."""
+    answer = _get(port, "/readyz", PROBE_SECONDS_MAX)
+    if answer is None:
+        return None
     try:
-        report = msgspec.json.decode(body, type=ReadinessReport)
+        report = msgspec.json.decode(answer.body, type=ReadinessReport)
     except msgspec.DecodeError:
         report = ReadinessReport()
     return msgspec.structs.replace(report, ready=answer.status == http.HTTPStatus.OK)

@@ -13,7 +13,7 @@ import threading
 import time
 
 from shared.errors import StartError
-from shared.local.child_process import HOST, Child, ChildProcess
+from shared.local.child_process import HOST, Child, ChildProcess, Liveness
 from shared.local.console import StartupConsole
 from shared.local.restart_policy import GiveUp, RestartPolicy
 
@@ -29,9 +29,11 @@ class ChildProcesses:
         children: list[Child],
         environment: dict[str, str],
         console: StartupConsole,
+        liveness: Liveness = Liveness(),  # noqa: B008 - frozen
     ):
         self._children = {child.name: child for child in children}
         self._environment = environment
+        self._liveness = liveness
         self._console = console
         self._address = f"{HOST}:{children[0].http_port}"
         self._workers = sum(child.role != "router" for child in children)
@@ -49,6 +51,7 @@ class ChildProcesses:
         try:
             while not self._stop.wait(POLL_SECONDS):
                 self._start_due()
+                self._kill_hanging()
                 self._notice_ended()
                 self._notice_ready()
                 self._announce_once(model)
@@ -61,9 +64,16 @@ class ChildProcesses:
     def _start_due(self) -> None:
         for name in self._policy.due(time.monotonic()):
             child = self._children[name]
-            self._running[name] = ChildProcess(child, self._lifeline, self._environment)
+            self._running[name] = ChildProcess(child, self._lifeline, self._environment, self._liveness)
             self._policy.started(name, time.monotonic())
             self._console.show_progress(name, "starting")
+
+    def _kill_hanging(self) -> None:
+        for name, running in self._running.items():
+            if running.hangs:
+                running.hangs = False
+                self._console.print_line(f"{name} hangs: its /livez fails; killing it")
+                running.kill()
 
     def _notice_ended(self) -> None:
         for name, running in list(self._running.items()):
@@ -83,7 +93,7 @@ class ChildProcesses:
             if report is None or self._policy.is_ready(name):
                 continue
             if report.ready and report.facts.get("workers_up", self._workers) == self._workers:
-                running.stop_asking()
+                running.became_ready()
                 self._policy.became_ready(name)
                 self._console.show_choices(name, report.facts)
             else:

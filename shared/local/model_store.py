@@ -124,7 +124,7 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
     files = [file for file in info.siblings or [] if _wanted(file.rfilename)]
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")
-    _refuse_unsupported(api, model)
+    _refuse_unsupported(api, model, info.sha)
     needed_bytes = sum(file.size or 0 for file in files)
     print_line(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
     try:
@@ -137,10 +137,10 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
         raise ModelError(f"downloading {model} failed: {' '.join(str(error).split())[:200]}") from None
 
 
-def _refuse_unsupported(api: Any, model: str) -> None:
-    """Read config.json before gigabytes of weights."""
+def _refuse_unsupported(api: Any, model: str, revision: str | None) -> None:
+    """Read config.json before gigabytes of weights, of the revision that they will come from."""
     try:
-        config = Path(api.hf_hub_download(model, "config.json"))
+        config = Path(api.hf_hub_download(model, "config.json", revision=revision))
     except Exception as error:
         raise ModelError(f"{model} has no readable config.json: {type(error).__name__}") from None
     read_model_config(config.parent)

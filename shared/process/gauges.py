@@ -31,11 +31,13 @@ CONNECTIONS = GaugeMetric("segue_http_connections", "Client connections that are
 WORKERS = GaugeMetric("segue_workers", "Workers that are linked to a router, by role.", ("worker_role",))
 DISCOVERY_REACHABLE = GaugeMetric(
     "segue_discovery_reachable",
-    "1 when the last list and watch of pods were answered, else 0; the last known pods are used until then.",
+    "1 when the last list and watch of EndpointSlices were answered, else 0; the last known pods are used until then.",
     ("source",),
 )
 DISCOVERY_AGE_SECONDS = GaugeMetric(
-    "segue_discovery_age_seconds", "Seconds since the API server last answered about pods.", ("source",)
+    "segue_discovery_age_seconds",
+    "Seconds since the API server last answered about EndpointSlices.",
+    ("source",),
 )
 DISCOVERY_PODS = GaugeMetric(
     "segue_discovery_pods", "Workers' pods by state; work is sent to those that are dialed.", ("state",)

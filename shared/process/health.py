@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from shared.loop_watch import LoopWatch
+
 
 class Health:
     """The state that probes report; written by the main thread, read by the threads of the probes.
@@ -18,9 +20,8 @@ class Health:
     """
 
     def __init__(self, loop_seconds_max: float, clock: Callable[[], float] = time.monotonic):
+        self.loop_watch = LoopWatch(loop_seconds_max)
         self._clock = clock
-        self._loop_seconds_max = loop_seconds_max
-        self._beat_at: float | None = None
         self._draining = False
         self.ready = False
         self.doing = "starting"
@@ -28,7 +29,7 @@ class Health:
 
     def beat(self) -> None:
         """The main loop runs; called in every turn. Before the first beat the process counts as alive."""
-        self._beat_at = self._clock()
+        self.loop_watch.turned(self._clock())
 
     def become_ready(self) -> None:
         """The process takes work: it is loaded and its self-fetch passed. A draining one stays unready."""
@@ -48,8 +49,8 @@ class Health:
         self.ready, self.doing = False, "draining"
 
     def alive(self) -> bool:
-        """Whether the last beat is recent, or the loop is not running yet."""
-        return self._beat_at is None or self._clock() - self._beat_at <= self._loop_seconds_max
+        """Whether the loop gets on, or is not running yet."""
+        return not self.loop_watch.hangs(self._clock())
 
     def report(self) -> bytes:
         """The body of `/readyz`."""

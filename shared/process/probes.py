@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.errors import StartError
 from shared.process.health import Health
+from shared.process.listening import listening_socket
 from shared.process.metrics import CONTENT_TYPE, Metrics
 
 CLOSING_POLL_SECONDS = 0.1  # how often the server checks whether it should end; a request wakes it at once
@@ -20,6 +21,18 @@ REQUEST_SECONDS_MAX = 5.0  # a client that sends nothing occupies a thread for t
 
 class _ProbeServer(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]):
+        super().__init__((host, port), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, address = listening_socket(host)
+        try:
+            self.socket.bind((address, port))  # not server_bind: that asks DNS for its own name
+            self.server_address = self.socket.getsockname()
+            self.server_activate()
+        except BaseException:
+            self.server_close()
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Report a failure, but not a client that hung up: a probe does when the answer takes it too long."""
@@ -61,7 +74,7 @@ class Probes:
                 """Write nothing: a line for each probe would bury the others."""
 
         try:
-            self._server = _ProbeServer((host, port), Handler)
+            self._server = _ProbeServer(host, port, Handler)
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port} for probes: {error.strerror}") from error
         self._thread = threading.Thread(

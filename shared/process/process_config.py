@@ -24,7 +24,7 @@ class ProcessConfig(Settings):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. The default is loopback, so that no port is open by accident.",
+        description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
     link_keys_file: str = Field(
         default="",
@@ -40,7 +40,15 @@ class ProcessConfig(Settings):
     )
     loop_seconds_max: Seconds = Field(
         default=60.0,
-        description="Seconds that one turn of the main loop may take before /livez fails. The longest step must fit.",
+        description="Seconds without a turn of the main loop or a layer of a step before /livez fails. The slowest "
+        "layer must fit.",
+    )
+    tenant_share_max: float = Field(
+        default=0.95,
+        gt=0.0,
+        le=1.0,
+        description="Share of queues, slots and KV pages that one tenant may take. The rest is kept for others, so "
+        "that a newcomer finds room at once.",
     )
     log_level: LogLevel = Field(
         default="info", description="Least severe level that is logged. info logs one line a state change."

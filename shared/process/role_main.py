@@ -19,6 +19,7 @@ import structlog
 
 from shared.errors import StartError
 from shared.messages import Role
+from shared.process.failures import describe_failure
 from shared.process.logs import configure
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
@@ -29,6 +30,9 @@ log = structlog.get_logger(__name__)
 
 def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) -> NoReturn:
     """Run `serve` with this process's settings, then exit: 0 when it returns, 1 with one sentence on StartError.
+
+    Any other error is a fault of Segue or of a library. It ends the process with one log line and status 1, whatever
+    threads still run: a process without its main thread would look alive and do nothing.
 
     `serve` imports heavy modules (torch, nixl, transformers) itself, so that `--help` and a wrong flag answer at once.
     """
@@ -45,6 +49,9 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         serve(config)
     except StartError as error:
         exit_with_error(f"{role}: {error}")
+    except Exception as error:
+        log.critical("process.failed", **describe_failure(error))
+        exit_now(status=1)
     exit_now()
 
 
@@ -56,13 +63,13 @@ def _end_by_signal(number: int, _: object) -> NoReturn:
     os._exit(128 + number)
 
 
-def exit_now() -> NoReturn:
-    """Exit with status 0 after everything has been closed. To tear down all modules would take up to a second."""
+def exit_now(status: int = 0) -> NoReturn:
+    """Exit after everything has been closed. To tear down all modules would take up to a second."""
     logging.shutdown()
     with contextlib.suppress(OSError):  # a reader that has gone
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def exit_with_error(sentence: str) -> NoReturn:

@@ -27,12 +27,11 @@ from shared.links.keys import read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
-from shared.process import gauges
+from shared.process import gauges, logs
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import Probes
-from shared.process.process_config import ProcessConfig
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
 from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
@@ -85,6 +84,8 @@ def serve(
     links = WorkerLinks(
         config.host, config.links_port, keys, hello, _link_settings(config), write_note=_write_note
     )
+    for watch in (links.loop_watch, health.loop_watch):
+        watch.work_done = lambda: engine.device.work_done
     scheduler = build(WorkerParts(engine, transfer))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
@@ -183,8 +184,12 @@ def _open_transfer(
     return transfer
 
 
-def _link_settings(config: ProcessConfig) -> LinkSettings:
-    return LinkSettings(heartbeat_seconds=config.heartbeat_seconds, silence_seconds=config.silence_seconds)
+def _link_settings(config: WorkerConfig) -> LinkSettings:
+    return LinkSettings(
+        heartbeat_seconds=config.heartbeat_seconds,
+        silence_seconds=config.silence_seconds,
+        step_seconds_max=config.step_seconds_max,
+    )
 
 
 def _let_reads_end(transfer: NixlTransfer) -> None:
@@ -204,6 +209,7 @@ def _publish(
 ) -> None:
     publish_scheduler(metrics, health, scheduler)
     metrics.publish(links.counters)
+    metrics.publish(logs.counters)
     metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
         gauges.KV_LINK_BYTES_PER_SECOND,

@@ -109,6 +109,11 @@ class WorkerConfig(ProcessConfig):
         default=True,
         description="Whether step N+1 is launched before step N is settled. false is the plain loop, for debugging.",
     )
+    step_seconds_max: Seconds = Field(
+        default=10.0,
+        description="Seconds without a turn of the loop or a layer of a step. Then the worker counts as lost until its "
+        "loop turns again, and its streams continue elsewhere. The slowest layer must fit.",
+    )
     lease_seconds: Seconds = Field(
         default=10.0,
         description="Seconds from the last renewal to the end of a lease. Several renewals may be lost within it.",

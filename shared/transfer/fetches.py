@@ -19,6 +19,7 @@ next turn. So a healthy fetch may take long. It is late only when its *peer* has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,11 +27,14 @@ from functools import partial
 import structlog
 
 from shared.baton import Baton, Holder
+from shared.errors import TransferError
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans
+
+RETIRE_AGAIN_SECONDS = 1.0  # between two attempts to make a reader: all ports may be taken for a while
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +95,7 @@ class Fetches:
         self._clock = clock
         self._reader = make_reader()
         self._retiring: Reader | None = None
+        self._retire_again_at = -math.inf
         self._fetches: dict[int, _Fetch] = {}
         self._slots = list(range(limits.fetches_max))
         self._events: list[FetchEvent] = []
@@ -329,7 +334,7 @@ class Fetches:
 
     def _fence(self) -> None:
         if self._retiring is None and any(self._overdue(fetch) for fetch in self._fetches.values()):
-            self._retiring, self._reader = self._reader, self._make_reader()
+            self._retire_reader()
         retiring = self._retiring
         if retiring is None:
             return
@@ -341,6 +346,16 @@ class Fetches:
             log.warning("transfer.reader_fenced", peers=sorted({fetch.holder.name for fetch in left}))
             for fetch in left:
                 self._end(fetch, ReadEvent.FENCED)
+
+    def _retire_reader(self) -> None:
+        """Let a new reader take its place; where none can be had now, try again later: nothing is lost meanwhile."""
+        if self._clock() < self._retire_again_at:
+            return
+        try:
+            self._retiring, self._reader = self._reader, self._make_reader()
+        except TransferError as error:
+            self._retire_again_at = self._clock() + RETIRE_AGAIN_SECONDS
+            log.warning("transfer.no_reader", reason=str(error))
 
     def _may_never_end(self, fetch: _Fetch) -> bool:
         """True if this read may never finish, so its peer must not get new reads. A cancelled but healthy read

@@ -44,6 +44,7 @@ class DecodeUnderTest:
             holder=HOLDER,
             words=PlainWords([0] * rows),
             kv_format="format",
+            vocab_size=10**9,
             eos_token_ids=frozenset(),
         )
         self.now = 0.0
@@ -108,6 +109,7 @@ def prefill(steps: int) -> float:
         holder=HOLDER,
         words=PlainWords([0] * 64),
         kv_format="format",
+        vocab_size=10**9,
         eos_token_ids=frozenset(),
     )
     core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), 0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shared.local.isolation_test import ClosedPorts
 from tests.charts.network_policies import PolicyEndpoint, may_reach
-from tests.charts.rendering import NAMESPACE, objects, of_kind, pods
+from tests.charts.rendering import NAMESPACE, objects, of_kind, pods, selects
 
 HTTP, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
 CLIENTS = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=ingress"
@@ -13,12 +14,16 @@ METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
 )
 
+HUB = ("model=Qwen/Qwen3-0.6B", "modelSource.hub.allowMovingRevision=true")
+
 # Source → destination, at port: whether it is allowed by default.
 INGRESS = [
     ("stranger", "router", ROUTER, True),
-    ("elsewhere", "router", ROUTER, True),
+    ("elsewhere", "router", ROUTER, False),
+    ("outside", "router", ROUTER, False),
     ("test", "router", ROUTER, True),
-    ("decode", "router", ROUTER, True),
+    ("router", "router", ROUTER, True),
+    ("decode", "router", ROUTER, False),
     ("stranger", "router", LINKS, False),
     ("router", "prefill", LINKS, True),
     ("router", "decode", LINKS, True),
@@ -31,6 +36,9 @@ INGRESS = [
     ("decode", "decode", KV, True),
     ("decode", "prefill", LINKS, False),
     ("decode", "prefill", HTTP, False),
+    ("isolation-test", "decode", LINKS, False),
+    ("isolation-test", "decode", KV, False),
+    ("isolation-test", "prefill", KV_LAST, False),
     ("stranger", "decode", LINKS, False),
     ("stranger", "decode", KV, False),
     ("stranger", "decode", HTTP, False),
@@ -85,7 +93,7 @@ def test_who_may_reach_whom(source: str, target: str, port: int, expected: bool)
     assert allowed(source, target, port) is expected
 
 
-@pytest.mark.parametrize(("source", "target", "port"), [row[:3] for row in INGRESS if row[1] != "outside"])
+@pytest.mark.parametrize(("source", "target", "port"), [row[:3] for row in INGRESS])
 def test_without_policies_everybody_may(source: str, target: str, port: int) -> None:
     assert allowed(source, target, port, "networkPolicy.enabled=false")
 
@@ -131,21 +139,34 @@ def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: b
         ("router", "outside", 80, False),
         ("decode", "prefill", KV, True),
         ("decode", "router", ROUTER, False),
+        ("router", "outside", 8443, True),
+        ("router", "outside", 16443, True),
         ("decode", "outside", 443, False),
-        ("decode", "outside", 53, True),
-        ("router", "outside", 53, True),
+        ("decode", "outside", 53, False),
+        ("router", "outside", 53, False),
         ("decode", "stranger", 8080, False),
     ],
 )
-def test_who_may_reach_whom_when_egress_is_closed(
+def test_the_ways_out_are_those_that_the_processes_need(
     source: str, target: str, port: int, expected: bool
 ) -> None:
-    assert allowed(source, target, port, "networkPolicy.egress.enabled=true") is expected
+    assert allowed(source, target, port) is expected
+
+
+def test_without_a_policy_for_it_every_way_out_is_open() -> None:
+    assert allowed("decode", "outside", 443, "networkPolicy.egress.enabled=false")
+
+
+def test_clients_from_nowhere_in_particular_are_everybody() -> None:
+    """`--set-json networkPolicy.clientsFrom=[]`, which --set writes as null."""
+    assert allowed("outside", "router", ROUTER, "networkPolicy.clientsFrom=null")
+    assert allowed("elsewhere", "router", ROUTER, "networkPolicy.clientsFrom=null")
 
 
 def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
-    sets = ("networkPolicy.egress.enabled=true", "model=Qwen/Qwen3-0.6B")
-    assert allowed("decode", "outside", 443, *sets)
+    for source in ("decode", "router"):
+        assert allowed(source, "outside", 443, *HUB)
+        assert allowed(source, "outside", 53, *HUB)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +179,25 @@ def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
     ],
 )
 def test_closed_egress_opens_the_port_of_a_mirror(endpoint: str, port: int) -> None:
-    sets = ("networkPolicy.egress.enabled=true", "model=a/b", f"modelSource.hub.endpoint={endpoint}")
+    sets = (*HUB, f"modelSource.hub.endpoint={endpoint}")
     assert allowed("decode", "outside", port, *sets)
     assert not allowed("decode", "outside", port + 1, *sets)
+
+
+def test_the_isolation_test_asks_at_every_port_of_workers_that_policies_close_to_strangers() -> None:
+    rendered = objects(None, "kv.ports=21000-21003")
+    test = pods(rendered)["isolation-test"]
+    closed = [ClosedPorts.parse(each) for each in test["spec"]["containers"][0]["args"]]
+    assert {each.ports for each in closed} == {(LINKS, 21000, 21001, 21002, 21003)}
+    services = of_kind(rendered, "Service")
+    selectors = [services[each.host]["spec"]["selector"] for each in closed]
+    assert [each["app.kubernetes.io/component"] for each in selectors] == ["prefill", "decode"]
+    assert not any(selects({"matchLabels": each}, test["metadata"]["labels"]) for each in selectors)
+
+
+@pytest.mark.parametrize("off", ["networkPolicy.enabled=false", "networkPolicy.verify=false"])
+def test_isolation_is_not_tested_without_policies_or_where_verify_is_off(off: str) -> None:
+    assert "isolation-test" not in pods(objects(None, off))
 
 
 def test_every_policy_lies_in_the_namespace_of_its_pods() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.charts.pod_security import violations
 from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
 
-OURS = {"router", "prefill", "decode", "test"}
+OURS = {"router", "prefill", "decode", "test", "isolation-test"}
+SHARED_GPU = ("sameNodeGpuIpc.enabled=true", "sameNodeGpuIpc.runAsUser=10007")
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
     "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),
@@ -63,17 +64,45 @@ def test_a_spoilt_pod_is_found_out(expected: str) -> None:
 
 def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
     assert level_and_findings("rdma.enabled=true")["decode"] == ["decode: capability IPC_LOCK"]
-    found = level_and_findings("sameNodeGpuIpc=true")
+    found = level_and_findings(*SHARED_GPU)
     assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
     assert found["router"] == found["test"] == []
 
 
 def test_the_notes_say_which_level_is_left() -> None:
     assert "level `restricted`" in notes()
-    both = notes("rdma.enabled=true", "sameNodeGpuIpc=true", "device=cuda")
+    both = notes("rdma.enabled=true", *SHARED_GPU, "device=cuda")
     assert (
         "level `privileged`, because of rdma.enabled (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)" in both
     )
+
+
+def test_workers_that_share_the_hosts_processes_have_a_user_id_of_their_own() -> None:
+    rendered = pods(objects("gpu", *SHARED_GPU))
+    users = {name: pod["spec"]["securityContext"]["runAsUser"] for name, pod in rendered.items()}
+    assert {users[role] for role in ("prefill", "decode")} == {10007}
+    assert {users[role] for role in ("router", "test", "isolation-test")} == {10001}
+    assert "A process of the same user id on their nodes" in notes(*SHARED_GPU, "device=cuda")
+
+
+def test_user_namespaces_are_asked_for_where_a_value_says_so() -> None:
+    asked = pods(objects(None, "hostUsers=false"))
+    assert {asked[role]["spec"]["hostUsers"] for role in ("router", "prefill", "decode")} == {False}
+    assert not any("hostUsers" in pod["spec"] for pod in pods(objects(None)).values())
+
+
+@pytest.mark.parametrize("values", VALUE_SETS)
+def test_every_volume_that_a_pod_writes_has_a_limit_where_its_size_is_known(values: str) -> None:
+    for name, pod in pods(objects(values)).items():
+        for volume in pod["spec"].get("volumes", []):
+            unknown = volume["name"] == "model" and values == "gpu" and name != "router"
+            assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"] or unknown
+
+
+def test_a_routers_memory_is_requested_whole() -> None:
+    for values in (None, *VALUE_SETS):
+        resources = pods(objects(values))["router"]["spec"]["containers"][0]["resources"]
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
@@ -86,4 +115,4 @@ def test_the_root_file_system_is_read_only_and_no_service_is_injected(values: st
 
 def test_only_routers_hold_a_token() -> None:
     tokens = {name: pod["spec"]["automountServiceAccountToken"] for name, pod in pods(objects(None)).items()}
-    assert tokens == {"router": True, "prefill": False, "decode": False, "test": False}
+    assert tokens == {name: name == "router" for name in OURS}

@@ -20,7 +20,13 @@ from tests.charts.rendering import (
 )
 
 VERSIONS = versions()
-EVERYTHING = ("rdma.enabled=true", "sameNodeGpuIpc=true", "router.service.type=LoadBalancer")
+EVERYTHING = (
+    "rdma.enabled=true",
+    "sameNodeGpuIpc.enabled=true",
+    "sameNodeGpuIpc.runAsUser=10007",
+    "router.service.type=LoadBalancer",
+    "networkPolicy.clientsFrom[0].ipBlock.cidr=0.0.0.0/0",
+)
 NAMESPACED = {
     "ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret",
     "Service", "ServiceAccount",
@@ -103,7 +109,7 @@ def test_two_releases_in_a_namespace_do_not_touch() -> None:
     ]
     selectors += [each["spec"]["podSelector"] for each in ours if each["kind"] == "NetworkPolicy"]
     selectors += [{"matchLabels": each["spec"]["selector"]} for each in ours if each["kind"] == "Service"]
-    assert len(selectors) == 9
+    assert len(selectors) == 12
     assert not any(selects(selector, each) for selector in selectors for each in labels)
     own = [pod["metadata"]["labels"] for pod in pods(ours).values()]
     assert all(any(selects(selector, each) for each in own) for selector in selectors)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from router.discovery.slice_api import COMPONENT, PORTS
 from shared.errors import ConfigError
 from shared.local.config import ROLE_CONFIGS
 from shared.messages import Role
@@ -25,6 +27,7 @@ from tests.charts.rendering import (
     of_kind,
     pods,
     run_helm,
+    selects,
     values_file,
 )
 
@@ -52,6 +55,7 @@ MISTAKES = {
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+    "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
@@ -67,7 +71,11 @@ CONTRADICTIONS = {
     "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
-    "sameNodeGpuIpc=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true": "device is not cuda",
+    "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
+    "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
+    "model=a/b": "modelSource.hub.revision is main, which can move",
+    "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
@@ -75,6 +83,7 @@ CONTRADICTIONS = {
     "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",
     "links.routerSecret=mine": "belong together",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
+    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits only pods, so no client could connect",
 }
 
 
@@ -312,10 +321,10 @@ def test_each_role_is_given_its_own_link_keys_closed_to_others_and_no_pod_carrie
         assert [key for key in pod["metadata"]["annotations"] if "checksum" in key] == ["checksum/config"]
 
 
-def test_the_router_may_look_at_pods_and_nothing_else() -> None:
+def test_the_router_may_look_at_endpointslices_and_nothing_else() -> None:
     rendered = objects(None)
     assert of_kind(rendered, "Role")["segue-router"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     ]
     subjects = of_kind(rendered, "RoleBinding")["segue-router"]["subjects"]
     assert [subject["name"] for subject in subjects] == [
@@ -324,12 +333,32 @@ def test_the_router_may_look_at_pods_and_nothing_else() -> None:
     assert pods(rendered)["decode"]["spec"]["serviceAccountName"] != subjects[0]["name"]
 
 
-def test_the_router_selects_the_pods_of_its_own_release() -> None:
-    selector = environment(pods(objects(None, release="other"))["router"])["SEGUE_POD_SELECTOR"]
-    labels = pods(objects(None, release="other"))["decode"]["metadata"]["labels"]
-    pairs = dict(pair.split("=") for pair in selector.split(",") if "=" in pair)
-    assert pairs == {key: labels[key] for key in ("app.kubernetes.io/name", "app.kubernetes.io/instance")}
-    assert "app.kubernetes.io/component in (router,prefill,decode)" in selector
+def test_the_router_selects_the_slices_of_its_own_release() -> None:
+    rendered = objects(None, release="other")
+    selector = environment(pods(rendered)["router"])["SEGUE_SLICE_SELECTOR"]
+    named = re.fullmatch(r"kubernetes\.io/service-name in \((.*)\)", selector)
+    assert named
+    headless = [each for each in of_kind(rendered, "Service").values() if each["spec"].get("clusterIP")]
+    assert {each["metadata"]["name"] for each in headless} == set(named[1].split(","))
+
+
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_slices_name_the_pods_of_each_role_and_the_port_that_discovery_looks_for(role: str) -> None:
+    """A slice has its Service's labels; the Service's port name is the slice's."""
+    rendered = objects(None)
+    services = of_kind(rendered, "Service").values()
+    [service] = [
+        each
+        for each in services
+        if each["spec"].get("clusterIP") == "None" and each["metadata"]["labels"][COMPONENT] == role
+    ]
+    pod = pods(rendered)[role]
+    assert selects({"matchLabels": service["spec"]["selector"]}, pod["metadata"]["labels"])
+    [port] = service["spec"]["ports"]
+    ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+    assert port["name"] == PORTS[role][1]
+    assert ports[port["targetPort"]] == port["port"]
+    assert "publishNotReadyAddresses" not in service["spec"]
 
 
 def test_the_schema_is_closed_but_for_objects_of_kubernetes() -> None:

@@ -42,6 +42,18 @@ def test_an_installed_release_serves_and_its_own_test_passes(
     assert re.search(r"\d+ bytes of KV moved for it in .* MB/s", found), found
 
 
+def test_on_a_network_that_enforces_no_policies_a_release_fails_its_own_test(release: HelmRelease) -> None:
+    if release.cluster.context:
+        pytest.skip("of the cluster beside the checkout it is known that it enforces none")
+    release.upgrade("--set", "networkPolicy.verify=true")
+    with pytest.raises(AssertionError, match="isolation"):
+        release.cluster.helm("test", NAME)
+    said = release.cluster.kubectl("logs", f"{NAME}-isolation")
+    assert "does not enforce NetworkPolicies" in said
+    release.cluster.kubectl("delete", "pod", f"{NAME}-isolation")
+    release.upgrade()
+
+
 def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: HelmRelease) -> None:
     if release.cluster.context:
         pytest.skip("the printed commands are for the current context")

@@ -190,6 +190,7 @@ def _prefill_scheduler(config: PrefillConfig, parts: ProcessParts) -> PrefillSch
         holder=parts.transfer.holder,
         words=parts.transfer.words,
         kv_format=parts.engine.kv_format,
+        vocab_size=parts.engine.limits.vocab_size,
         eos_token_ids=parts.engine.eos_token_ids,
     )
 
@@ -203,6 +204,7 @@ def _decode_scheduler(config: DecodeConfig, parts: ProcessParts) -> DecodeSchedu
         holder=parts.transfer.holder,
         words=parts.transfer.words,
         kv_format=parts.engine.kv_format,
+        vocab_size=parts.engine.limits.vocab_size,
         eos_token_ids=parts.engine.eos_token_ids,
     )
 

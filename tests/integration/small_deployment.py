@@ -4,7 +4,7 @@
     python -m tests.integration.small_deployment --child …     what the parent starts
 
 A child is `steady` (serves until a signal), `stubborn` (ignores signals), `busy` (loads, and answers no probe; SIGTERM
-would make it drain) or `broken` (cannot start).
+would make it drain), `hanging` (is ready, and then its loop turns no more) or `broken` (cannot start).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 
 from shared.errors import StartError
-from shared.local.child_process import HOST, Child
+from shared.local.child_process import HOST, Child, Liveness
 from shared.local.children import ChildProcesses
 from shared.local.console import StartupConsole
 from shared.process.health import Health
@@ -39,8 +39,9 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     if kind == "busy":
         be_busy(port, stop)
         return
-    health = Health(loop_seconds_max=60.0)
+    health = Health(loop_seconds_max=1.0 if kind == "hanging" else 60.0)
     health.facts = {"pid": os.getpid()}
+    health.beat()
     health.become_ready()
     probes = Probes(HOST, port, health, Metrics("decode"))
     stop.wait()
@@ -67,7 +68,8 @@ def be_parent(kinds: list[str]) -> None:
         children.append(Child(f"{kind}-{number}", MODULE, port, ["--child", kind, "--port", str(port)]))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        ChildProcesses(children, environment, StartupConsole()).run("nothing")
+        liveness = Liveness(period_seconds=0.2)
+        ChildProcesses(children, environment, StartupConsole(), liveness=liveness).run("nothing")
     except StartError as error:
         exit_with_error(f"up: {error}")
 

@@ -80,6 +80,17 @@ def test_a_killed_child_is_started_again_on_its_port(start: Start) -> None:
     assert f"pid {(set(after) - set(before)).pop()}" in again
 
 
+def test_a_child_whose_loop_hangs_is_killed_and_started_again(start: Start) -> None:
+    deployment = start("steady", "hanging")
+    before = await_ready(deployment)
+    deployment.line(lambda line: line == "hanging-1 hangs: its /livez fails; killing it", 30)
+    deployment.line(lambda line: line.startswith("hanging-1 ended (killed by signal 9)"), 10)
+    again = deployment.line(lambda line: line.startswith("hanging-1: ready"), 30)
+    after = list(deployment.children())
+    assert before[0] in after, "the other one is left alone"
+    assert f"pid {(set(after) - set(before)).pop()}" in again
+
+
 def test_a_child_that_cannot_start_ends_the_deployment_with_its_sentence(start: Start) -> None:
     deployment = start("steady", "broken")
     assert deployment.process.wait(15) == 1

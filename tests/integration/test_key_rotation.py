@@ -30,7 +30,7 @@ BOTH = (NEW_ROUTER, OLD_ROUTER, NEW_WORKER, OLD_WORKER)
 
 
 @dataclass(frozen=True)
-class Step:
+class RotationStep:
     """What the two roles are given: own key, and who is listed."""
 
     name: str
@@ -40,10 +40,10 @@ class Step:
 
 
 STEPS = (
-    Step("before", OLD_ROUTER, OLD_WORKER, (OLD_ROUTER, OLD_WORKER)),
-    Step("both are listed", OLD_ROUTER, OLD_WORKER, BOTH),
-    Step("the new are used", NEW_ROUTER, NEW_WORKER, BOTH),
-    Step("the old are removed", NEW_ROUTER, NEW_WORKER, (NEW_ROUTER, NEW_WORKER)),
+    RotationStep("before", OLD_ROUTER, OLD_WORKER, (OLD_ROUTER, OLD_WORKER)),
+    RotationStep("both are listed", OLD_ROUTER, OLD_WORKER, BOTH),
+    RotationStep("the new are used", NEW_ROUTER, NEW_WORKER, BOTH),
+    RotationStep("the old are removed", NEW_ROUTER, NEW_WORKER, (NEW_ROUTER, NEW_WORKER)),
 )
 
 
@@ -56,7 +56,7 @@ class Rolling:
         self._routers: list[Watched] = []
         self._epoch = 0
 
-    def start_worker(self, at: Step) -> None:
+    def start_worker(self, at: RotationStep) -> None:
         keys = parse_keys(key_file(at.worker, *at.listed), "worker")
         links = WorkerLinks(
             "127.0.0.1", 0, keys, self._hello(WORKER_HELLO), link_settings(), write_note=write_note
@@ -65,7 +65,7 @@ class Rolling:
         for router in self._routers:
             self._dial(router, self._workers[-1])
 
-    def start_router(self, at: Step) -> None:
+    def start_router(self, at: RotationStep) -> None:
         keys = parse_keys(key_file(at.router, *at.listed), "router")
         self._routers.append(
             self._watch(RouterLinks(keys, self._hello(ROUTER_HELLO), link_settings(), write_note=write_note))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 
 from shared.errors import StartError
 from shared.links import sockets
+from shared.links.dialing import SendFrames
 from shared.links.events import PeerDown, Received
 from shared.links.session import seal
 from shared.links.sockets import RouterLinks, WorkerLinks
@@ -30,6 +32,7 @@ from tests.integration.watched_links import (
     address_of,
     dial,
     listen,
+    start_echo,
     stranger,
 )
 from tests.link_keys import new_keys
@@ -45,18 +48,6 @@ def keys_file(tmp_path: Path) -> Path:
     path.touch(0o600)
     path.write_bytes(KEY_FILES["worker"])
     return path
-
-
-def start_echo(
-    stack: ExitStack, keys_file: Path, epoch: int, port: str = "0"
-) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "tests.integration.echo_worker", str(keys_file), str(epoch), port]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    stack.enter_context(process)
-    stack.callback(process.kill)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    return process, line.strip()
 
 
 def test_messages_cross_in_order_and_without_loss(stack: ExitStack) -> None:
@@ -295,3 +286,62 @@ def test_workers_that_cannot_be_dialed_when_sockets_are_used_up_cost_no_other_it
     router.links.send(WORKER, Cancel("still here", 0))
     worker.until(lambda: bool(worker.messages()), "a message over the link that was there")
     assert router.of(PeerDown) == []
+
+
+def test_with_no_descriptor_left_a_worker_that_died_costs_no_other_its_link_and_is_linked_afterwards(
+    stack: ExitStack, keys_file: Path
+) -> None:
+    worker = Watched(listen(stack))
+    process, address = start_echo(stack, keys_file, epoch=1)
+    links = dial(stack, address_of(worker))
+    links.connect(address)
+    router = Watched(links)
+    router.until_up(2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    port = address.rpartition(":")[2]
+    with ExitStack() as held:
+        process.kill()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        hold_all_descriptors(held)
+        router.until(lambda: links._sessions._links[address].ungreeted >= 2, "dials that fail")
+        links.send(WORKER, Cancel("still here", 0))
+        worker.until(worker.messages, "a message over the link that was there")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    start_echo(stack, keys_file, epoch=2, port=port)
+    router.until_up(3)
+    assert [down.peer for down in router.of(PeerDown)] == ["echo/0000000000000001"]
+
+
+def hold_all_descriptors(held: ExitStack) -> None:
+    """Open files until none can be opened."""
+    with contextlib.suppress(OSError):
+        while True:
+            held.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+
+
+def test_whatever_goes_wrong_with_one_link_ends_it_alone_and_it_is_dialed_again(
+    stack: ExitStack, keys_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Watched(listen(stack))
+    _, address = start_echo(stack, keys_file, epoch=1)
+    links = dial(stack, address_of(worker))
+    links.connect(address)
+    router = Watched(links)
+    router.until_up(2)
+    wire = links._wire
+    assert isinstance(wire, sockets._RouterWire)
+    send = wire._send
+
+    def fail_once(step: SendFrames, now: float) -> None:
+        del step, now
+        monkeypatch.setattr(wire, "_send", send)
+        raise KeyError("what nobody foresaw")
+
+    monkeypatch.setattr(wire, "_send", fail_once)
+    links.send("echo/0000000000000001", Cancel("lost", 0))
+    assert "KeyError at test_links.py" in router.until_down().reason
+    router.until_up(3)
+    assert [event.peer for event in router.of(PeerDown)] == ["echo/0000000000000001"]
+    links.send(WORKER, Cancel("a", 0))
+    worker.until(worker.messages, "a command over the other link")

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from tests.integration.linked_worker import LinkedWorker
-from tests.integration.pod_server import PodServer, pod_manifest
+from tests.integration.slice_server import ServedPod, SliceServer
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import comes_true, until
@@ -32,7 +32,7 @@ class RouterAmongPods:
 
     process: subprocess.Popen[str]
     url: str
-    server: PodServer
+    server: SliceServer
     keys: Path
 
     def until_ready(self, status: int = 200) -> httpx2.Response:
@@ -57,7 +57,7 @@ class RouterAmongPods:
 def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
     """It dials pods of the release demo in the namespace prod; it may not list them yet."""
     write_new_keys(tmp_path / "keys")
-    server = PodServer()
+    server = SliceServer()
     server.trouble.denied = {"list"}
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,7 +69,7 @@ def router(tmp_path: Path) -> Iterator[RouterAmongPods]:
             "link-keys-file": tmp_path / "keys" / "router.pem",
             "discovery": "kubernetes",
             "namespace": "prod",
-            "pod-selector": "app.kubernetes.io/name=segue,app.kubernetes.io/instance=demo",
+            "slice-selector": "app.kubernetes.io/name=segue,app.kubernetes.io/instance=demo",
             "waiting-seconds-max": 5,
         }
         command = [sys.executable, "-m", "router", *(f"--{name}={value}" for name, value in flags.items())]
@@ -99,10 +99,10 @@ def test_a_router_is_ready_with_permission_holds_requests_and_serves_them_when_p
 ) -> None:
     prefill, decode = workers
     pods = [
-        pod_manifest("u-prefill", "prefill", "127.0.0.1", prefill.port),
-        pod_manifest("u-decode", "decode", "127.0.0.1", decode.port),
+        ServedPod("u-prefill", "prefill", "127.0.0.1", prefill.port),
+        ServedPod("u-decode", "decode", "127.0.0.1", decode.port),
     ]
-    assert "permission to list pods in the namespace prod" in router.until_ready(503).text
+    assert "permission to list endpointslices in the namespace prod" in router.until_ready(503).text
     router.server.trouble.denied = set()
     router.until_ready()
 
@@ -131,8 +131,8 @@ def test_an_api_server_that_is_away_is_not_missed_by_clients(
     prefill, decode = workers
     router.server.trouble.denied = set()
     router.server.put(
-        pod_manifest("u-prefill", "prefill", "127.0.0.1", prefill.port),
-        pod_manifest("u-decode", "decode", "127.0.0.1", decode.port),
+        ServedPod("u-prefill", "prefill", "127.0.0.1", prefill.port),
+        ServedPod("u-decode", "decode", "127.0.0.1", decode.port),
     )
     router.until_ready()
     assert router.complete().status_code == 200
@@ -153,19 +153,19 @@ def test_a_dead_worker_that_still_has_a_pod_leaves_the_router_ready(router: Rout
     router.server.trouble.denied = set()
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         dead = nobody.getsockname()[1]
-    router.server.put(pod_manifest("u-dead", "decode", "127.0.0.1", dead))
+    router.server.put(ServedPod("u-dead", "decode", "127.0.0.1", dead))
     router.until_ready()
     until(lambda: router.metric('segue_discovery_pods{role="router",state="dialed"}') == 1, 5, "dialing")
     assert not comes_true(lambda: router.readiness() != 200, 1.0)
 
 
 WRONG = {
-    "no selector": (["--discovery", "kubernetes"], "--pod-selector is required"),
+    "no selector": (["--discovery", "kubernetes"], "--slice-selector is required"),
     "workers as well": (
-        ["--discovery", "kubernetes", "--pod-selector", "a=b", "--workers", "prefill=127.0.0.1:1"],
+        ["--discovery", "kubernetes", "--slice-selector", "a=b", "--workers", "prefill=127.0.0.1:1"],
         "--workers is for --discovery static",
     ),
-    "no namespace": (["--discovery", "kubernetes", "--pod-selector", "a=b"], "--namespace is required"),
+    "no namespace": (["--discovery", "kubernetes", "--slice-selector", "a=b"], "--namespace is required"),
 }
 
 
@@ -173,7 +173,7 @@ WRONG = {
 def test_a_contradictory_setting_is_one_sentence_and_status_1(
     tmp_path: Path, flags: list[str], sentence: str
 ) -> None:
-    server = PodServer()
+    server = SliceServer()
     environment = os.environ | {"KUBECONFIG": str(server.write_kubeconfig(tmp_path / "kubeconfig"))}
     command = [sys.executable, "-m", "router", "--model", "m", "--link-keys-file", "s", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=30)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
 
 BODY = {"model": "tiny", "prompt": "fox"}
+PIPE_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +60,10 @@ def start(
     *flags: str,
     workers: str = "prefill=127.0.0.1:1",
     before: tuple[str, ...] = (),
+    program: tuple[str, ...] = ("-m", "router"),
 ) -> subprocess.Popen[str]:
     """A router; unless `workers` says otherwise its only worker never comes."""
-    command = [*before, sys.executable, "-m", "router", "--model", str(folder), "--port", str(port)]
+    command = [*before, sys.executable, *program, "--model", str(folder), "--port", str(port)]
     command += ["--link-keys-file", str(folder.parent / "keys" / "router.pem"), "--workers", workers, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -100,6 +105,37 @@ def test_a_signal_ends_the_router_at_once_with_an_error_event_for_its_streams(
     assert router.returncode == 0
     assert time.monotonic() - began < soon(3)
     assert "Traceback" not in said
+
+
+CANCELS_WRONGLY = """
+import runpy
+from router.core.dispatch import RouterCore
+
+def cancel(self, rid, now):
+    raise KeyError(rid)
+
+RouterCore.cancel = cancel
+runpy.run_module("router", run_name="__main__")
+"""
+
+
+def test_a_router_whose_core_raises_ends_with_status_1_and_tells_its_clients(
+    folder: Path, port: int, workers: str
+) -> None:
+    router = start(folder, port, workers=workers, program=("-c", CANCELS_WRONGLY))
+    wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
+    url, body = f"http://127.0.0.1:{port}/v1/completions", BODY | {"stream": True}
+    with httpx2.stream("POST", url, json=body, timeout=20) as other:
+        lines = other.iter_lines()
+        assert next(lines).startswith("data: ")
+        with httpx2.stream("POST", url, json=body, timeout=20) as leaving:
+            assert next(leaving.iter_lines()).startswith("data: ")
+        assert any("shutting down" in line for line in lines)
+    _, said = router.communicate(timeout=10)
+    assert router.returncode == 1
+    assert "Traceback" not in said
+    assert said.count('"process.failed"') == 1
 
 
 def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(
@@ -245,3 +281,51 @@ def test_a_port_in_use_is_one_sentence_and_status_1(folder: Path) -> None:
     assert router.returncode == 1
     assert f"cannot listen on 127.0.0.1:{taken}" in said
     assert len(said.strip().splitlines()) == 1
+
+
+def unread_bytes(process: subprocess.Popen[str]) -> int:
+    assert process.stderr is not None
+    count = array.array("i", [0])
+    fcntl.ioctl(process.stderr, termios.FIONREAD, count)
+    return count[0]
+
+
+def send_malformed(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"NO HTTP AT ALL\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder: Path, port: int) -> None:
+    keys = folder.parent / "keys" / "worker.pem"
+    prefill, decode = LinkedWorker("prefill", "p", keys), LinkedWorker("decode", "d", keys)
+    router = start(folder, port, workers=f"prefill=127.0.0.1:{prefill.port},decode=127.0.0.1:{decode.port}")
+    assert router.stderr is not None
+    fcntl.fcntl(router.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    wait_until_alive(router, port)
+    until(lambda: readiness(port) == 200, 10, "readiness")
+    url = f"http://127.0.0.1:{port}"
+
+    def serve() -> None:
+        answer = httpx2.post(f"{url}/v1/completions", json=BODY, timeout=10)
+        assert answer.status_code == 200
+
+    for _ in range(50):
+        serve()
+    until(lambda: unread_bytes(router) > PIPE_BYTES - 1024, 10, "a full pipe")
+    for _ in range(30):
+        send_malformed(port)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 4, 10, "more than the links' limit of silence")
+    serve()
+    assert (prefill.routers, decode.routers) == (1, 1), "no link was dialed again"
+    repeated = httpx2.get(f"{url}/metrics").text.partition('segue_log_lines_repeated_total{role="router"} ')[
+        2
+    ]
+    assert float(repeated.split()[0]) == 30 - 5, "the 1st, 2nd, 4th, 8th and 16th are lines"
+    router.send_signal(signal.SIGINT)
+    assert router.wait(10) == 0
+    with router:  # closes the pipes
+        pass
+    prefill.close()
+    decode.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import zmq
@@ -60,12 +63,14 @@ def address_of(watched: Watched) -> str:
 
 
 def listen(
-    stack: ExitStack, settings: LinkSettings | None = None, keys: LinkKeys = KEYS["worker"], port: int = 0
+    stack: ExitStack,
+    settings: LinkSettings | None = None,
+    keys: LinkKeys = KEYS["worker"],
+    port: int = 0,
+    host: str = "127.0.0.1",
 ) -> WorkerLinks:
     """A worker's links, closed with the stack."""
-    links = WorkerLinks(
-        "127.0.0.1", port, keys, WORKER_HELLO, settings or link_settings(), write_note=write_note
-    )
+    links = WorkerLinks(host, port, keys, WORKER_HELLO, settings or link_settings(), write_note=write_note)
     stack.callback(links.close)
     return links
 
@@ -78,6 +83,19 @@ def dial(
     stack.callback(links.close)
     links.connect(address)
     return links
+
+
+def start_echo(
+    stack: ExitStack, keys_file: Path, epoch: int, port: str = "0"
+) -> tuple[subprocess.Popen[str], str]:
+    """An echo worker with the keys in this file, and its address."""
+    command = [sys.executable, "-m", "tests.integration.echo_worker", str(keys_file), str(epoch), port]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, line.strip()
 
 
 def stranger(stack: ExitStack, address: str, own: bytes | None, server: bytes | None) -> zmq.Socket[bytes]:

@@ -117,6 +117,11 @@ class Router:
         self._stopped = False  # … and at once
         self._exit: Callable[[], None] = lambda: None
 
+    @property
+    def accepts_sessions(self) -> bool:
+        """It dials them."""
+        return True
+
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
         self._pass.run()
@@ -141,7 +146,8 @@ class Router:
             token_ids=planned.prompt,
             params=planned.params,
             priority=planned.priority,
-            extra_key=planned.extra_key,
+            tenant=planned.tenant,
+            cache_salt=planned.cache_salt,
             session=planned.session,
             eos_token_ids=EOS_TOKEN_IDS,
         )

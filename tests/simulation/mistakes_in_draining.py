@@ -110,8 +110,8 @@ def _unacknowledged() -> list[Patch]:
 
 @_mistake("draining", "a draining worker is still given work")
 def _still_given() -> list[Patch]:
-    def takes_work(self: Worker, now: float) -> bool:
-        return self.load.accepting and now >= self.paused_until
+    def takes_work(self: Worker) -> bool:
+        return self.load.accepting
 
     return [(Worker, "takes_work", takes_work)]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation import mistakes, mistakes_in_draining
+from tests.simulation import mistakes, mistakes_in_draining, mistakes_in_links
 
-MUTATIONS = {**mistakes.MISTAKES, **mistakes_in_draining.MISTAKES}
+MUTATIONS = {**mistakes.MISTAKES, **mistakes_in_draining.MISTAKES, **mistakes_in_links.MISTAKES}
 
 
 @contextmanager

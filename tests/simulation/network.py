@@ -26,6 +26,8 @@ class SimulatedEndpoint(Protocol):
     def process(self) -> TimelineProcess: ...
     @property
     def hello(self) -> Hello: ...
+    @property
+    def accepts_sessions(self) -> bool: ...
     def deliver(self, event: LinkEvent) -> None: ...
 
 
@@ -67,6 +69,10 @@ class SimulatedLink:
     def start_session(self) -> None:
         """Dial: the worker hears of it first. Both sides must be down."""
         if not self.router.process.alive or not self.worker.process.alive:
+            return
+        if not self.worker.endpoint.accepts_sessions:
+            self.network.count("path session refused while the loop hangs")
+            self.router.process.after(self.network.reconnect_seconds(), self.start_session)
             return
         self.session += 1
         for side in (self.router, self.worker):
@@ -129,6 +135,12 @@ class SimulatedLink:
             if side.process is not process:
                 side.torn = True
                 self._down(side, "silence", self.session)
+
+    def loop_hangs(self) -> None:
+        """The worker's links end the session, because its loop hangs; the router hears of it a little later."""
+        if self.worker.up:
+            self.network.count("path session ended because the loop hangs")
+            self._down(self.worker, "loop hangs", self.session)
 
     @property
     def down(self) -> bool:

@@ -96,6 +96,8 @@ EXPECTED = [
     "path exit worker.ended_with_work",
     "migration migrated",
     "migration recomputed",
+    "path session ended because the loop hangs",
+    "path session refused while the loop hangs",
     "path router ended",
     "path request taken while draining",
     "path answer cut by a draining router",

@@ -46,7 +46,9 @@ DRAWN_FAULTS = (
     *LINK_FAULTS,
 )
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS)
+HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
+FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,8 @@ class PlannedRequest:
     prompt: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
-    extra_key: str = ""
+    tenant: str = ""
+    cache_salt: str = ""
     session: str = ""
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None
@@ -101,6 +104,7 @@ class ScenarioSizes:
     ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
+    step_seconds_max: float = 2.0  # no step takes as long
     drain_seconds: float = 30.0
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
@@ -161,7 +165,16 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_router_drains(scenario)
+    return _with_hangs(_with_router_drains(scenario))
+
+
+def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the troubled worlds have workers whose loops hang."""
+    rng = scenario.random("hangs")
+    if scenario.calm or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *_faults(rng, (HANG,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:
@@ -227,7 +240,7 @@ def _requests(
             prompt=prompts[-1],
             params=params,
             priority=rng.choice((0, 0, 0, 5, 20)),
-            extra_key=rng.choice(("", "", "", "tenant")),
+            cache_salt=rng.choice(("", "", "", "salt")),
             session=rng.choice(("", "a", "b")),
         )
         requests.append(_change_of_mind(rng, request, aborts))
@@ -309,5 +322,7 @@ def _faults(rng: random.Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
 
 
 def _seconds(rng: random.Random, kind: str) -> float:
-    """How long it lasts: a freeze, or the time until a crashed process is back."""
+    """How long it lasts: a freeze or a hang, or the time until a crashed process is back."""
+    if kind == HANG:
+        return rng.choice((rng.uniform(0.05, 1.0), rng.uniform(2.5, 6.0), FOR_EVER))
     return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.choice((0.02, rng.uniform(0.05, 1.0)))

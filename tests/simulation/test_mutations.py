@@ -21,6 +21,7 @@ AREAS = {
     "page_pool",
     "radix_cache",
     "leases",
+    "links",
     "baton",
     "transfer_queue",
     "retraction",

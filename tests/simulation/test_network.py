@@ -22,6 +22,10 @@ class Peer:
     hello: Hello
     events: list[LinkEvent] = field(default_factory=list)
 
+    @property
+    def accepts_sessions(self) -> bool:
+        return True
+
     def deliver(self, event: LinkEvent) -> None:
         self.events.append(event)
 

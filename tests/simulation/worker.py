@@ -17,6 +17,7 @@ from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent
+from shared.loop_watch import LoopWatch
 from shared.messages import Hello, Limits, Message, Role
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
@@ -103,6 +104,9 @@ class SimulatedWorker:
         self.loop = EventLoop(
             self.witness, self.device, self.agent, self, self._now, self.notes.append, overlap=sizes.overlap
         )
+        self.watch = LoopWatch(sizes.step_seconds_max)
+        self.hanging = False
+        self._held_up: list[Callable[[], None]] = []  # what the loop would do if it did not hang
         self.drain = WorkerDrain(sizes.drain_seconds)
         self.draining = False
         self._on_exit: Callable[[], None] = lambda: None
@@ -117,6 +121,7 @@ class SimulatedWorker:
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """All that has come; the waiting is done by `_rest`."""
         del timeout_seconds
+        self.watch.turned(self.process.now)
         events, self._inbox = self._inbox, []
         return events
 
@@ -126,6 +131,22 @@ class SimulatedWorker:
     def deliver(self, event: LinkEvent) -> None:
         self._inbox.append(event)
         self.wake()
+
+    @property
+    def accepts_sessions(self) -> bool:
+        """Its links' thread does, unless the loop hangs for too long."""
+        return not self.watch.hangs(self.process.now)
+
+    def hang(self) -> None:
+        """The loop hangs, as in a step that does not end; the links live on."""
+        self.hanging = True
+
+    def resume(self) -> None:
+        """The loop goes on where it hung."""
+        self.hanging = False
+        held_up, self._held_up = self._held_up, []
+        for action in held_up:
+            self.process.do(action)
 
     def sigterm(self, on_exit: Callable[[], None]) -> None:
         """The process is asked to end; `on_exit` is called when it does."""
@@ -150,6 +171,9 @@ class SimulatedWorker:
     def _begin(self, turn: int) -> None:
         if turn != self._turns:
             return  # it was woken, and this turn began earlier
+        if self.hanging:
+            self._held_up.append(lambda: self._begin(turn))
+            return
         self._turn_at = None
         if self._exits():
             return
@@ -173,6 +197,9 @@ class SimulatedWorker:
         return decision.step is DrainStep.EXIT
 
     def _finish(self) -> None:
+        if self.hanging:
+            self._held_up.append(self._finish)
+            return
         self.loop.finish()
         self.scheduler.check()
         self._rest()
@@ -213,6 +240,7 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
         holder=agent.holder,
         words=agent.words,
         kv_format=kv_format,
+        vocab_size=VOCAB_SIZE,
         eos_token_ids=EOS_TOKEN_IDS,
     )
 
@@ -234,5 +262,6 @@ def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> D
         holder=agent.holder,
         words=agent.words,
         kv_format=kv_format,
+        vocab_size=VOCAB_SIZE,
         eos_token_ids=EOS_TOKEN_IDS,
     )

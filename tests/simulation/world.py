@@ -19,7 +19,7 @@ from shared.messages import Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Network, SimulatedLink
-from tests.simulation.scenario import Fault, SimulationScenario
+from tests.simulation.scenario import HANG, Fault, SimulationScenario
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.worker import SimulatedWorker, Surroundings
 
@@ -137,6 +137,9 @@ class World:
                 self._end_router(self._victim(fault, list(self.routers.values())), fault)
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
+            case kind if kind == HANG:
+                turning = [worker for worker in self.workers.values() if not worker.hanging]
+                self._hang(self._victim(fault, turning), fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
                 self._break(self.network.links_of(victim.process) if victim else [], fault)
@@ -227,7 +230,23 @@ class World:
             self.timeline.after(self.scenario.network.silence_seconds, lambda: self.network.silent(process))
         self.timeline.after(fault.seconds, process.thaw)
 
+    def _hang(self, worker: SimulatedWorker | None, fault: Fault) -> None:
+        if worker is None:
+            return
+        self.count(f"fault {fault.kind}")
+        worker.hang()
+
+        def look() -> None:
+            if worker.watch.hangs(self.timeline.now):
+                for link in self.network.links_of(worker.process):
+                    link.loop_hangs()
+
+        worker.process.after(self.scenario.sizes.step_seconds_max, look)
+        worker.process.after(fault.seconds, worker.resume)
+
     def _heal(self) -> None:
+        for worker in list(self.workers.values()):  # one that drains may exit at once
+            worker.resume()
         for machine in self._machines():
             if machine.process.frozen:
                 machine.process.thaw()

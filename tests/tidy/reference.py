@@ -25,6 +25,7 @@ from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
 from shared.metric_fields import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, shown_fields
 from shared.process import gauges
+from shared.process.log_writer import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
@@ -53,7 +54,7 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`python -m router`", RouterConfig, ProcessConfig),
 )
 
-COUNTERS = (RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters)
+COUNTERS = (RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters)
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 

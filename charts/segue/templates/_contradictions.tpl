@@ -42,7 +42,11 @@
 {{- end -}}
 {{- end -}}
 {{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
-{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to get, list and watch pods" -}}
+{{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
+{{- end -}}
+{{- $clients := .Values.networkPolicy.clientsFrom -}}
+{{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled $clients (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
+{{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits only pods, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}}), or set it to [] to admit everybody" .Values.router.service.type) -}}
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
@@ -59,6 +63,9 @@
 {{- end -}}
 {{- if and (eq $kind "hub") (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$" .Values.model)) -}}
 {{- fail (printf "model %s is no id on the Hub (owner/name), which modelSource.kind hub asks for" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "hub") (not (regexMatch "^[0-9a-f]{40}$" $source.hub.revision)) (not $source.hub.allowMovingRevision) -}}
+{{- fail (printf "modelSource.hub.revision is %s, which can move, so that pods that start later serve other weights: give the hash of a commit (40 hexadecimal digits), or set modelSource.hub.allowMovingRevision to true" $source.hub.revision) -}}
 {{- end -}}
 {{- if and (eq $kind "path") (not (hasPrefix "/" .Values.model)) -}}
 {{- fail (printf "model %s is no folder (/…), which modelSource.kind path asks for" .Values.model) -}}
@@ -79,7 +86,14 @@
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.sameNodeGpuIpc (ne .Values.device "cuda") -}}
+{{- $shared := .Values.sameNodeGpuIpc -}}
+{{- if and $shared.enabled (ne .Values.device "cuda") -}}
 {{- fail "sameNodeGpuIpc shares GPU memory between pods, but device is not cuda" -}}
+{{- end -}}
+{{- if and $shared.enabled (not $shared.runAsUser) -}}
+{{- fail "sameNodeGpuIpc shares the host's processes, where one user id reads the memory and keys of all its processes: set sameNodeGpuIpc.runAsUser to a user id that no other release or workload on these nodes has" -}}
+{{- end -}}
+{{- if and $shared.enabled (eq (toString .Values.hostUsers) "false") -}}
+{{- fail "hostUsers is false, but sameNodeGpuIpc takes the host's processes: Kubernetes refuses both together" -}}
 {{- end -}}
 {{- end -}}

@@ -27,18 +27,22 @@
 {{- include "segue.imageReference" (list . (dict "repository" $repository "tag" $tag "digest" $image.digest)) -}}
 {{- end -}}
 
+{{/* (root, role) → the volume with the model's files. */}}
 {{- define "segue.modelVolume" -}}
-{{- $kind := include "segue.modelKind" . -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+{{- $kind := include "segue.modelKind" $root -}}
 {{- if eq $kind "pvc" -}}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ .Values.modelSource.pvc.claimName }}
+    claimName: {{ $root.Values.modelSource.pvc.claimName }}
     readOnly: true
 {{- else if ne $kind "path" -}}
+{{- $known := ternary "1Gi" "" (and (eq $kind "image") (eq $root.Values.model "smollm2")) -}}
+{{- $limit := ternary "256Mi" (default $known $root.Values.modelSource.sizeLimit) (eq $role "router") -}}
 - name: model
   emptyDir:
-    {{- if .Values.modelSource.sizeLimit }}
-    sizeLimit: {{ .Values.modelSource.sizeLimit }}
+    {{- if $limit }}
+    sizeLimit: {{ $limit }}
     {{- else }} {}
     {{- end }}
 {{- end -}}
@@ -90,6 +94,8 @@
   env:
     - name: HF_HOME
       value: /tmp/huggingface
+    - name: HF_XET_CHUNK_CACHE_SIZE_BYTES  # of a download into an empty folder nothing is asked for twice
+      value: "0"
     {{- with $root.Values.modelSource.hub.endpoint }}
     - name: HF_ENDPOINT
       value: {{ . }}

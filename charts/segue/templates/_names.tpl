@@ -47,12 +47,21 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The label selector, in the API's own words, of this release's pods. */}}
-{{- define "segue.podSelector" -}}
-{{- printf "app.kubernetes.io/name=%s,app.kubernetes.io/instance=%s,app.kubernetes.io/component in (router,prefill,decode)" (include "segue.name" .) .Release.Name -}}
+{{/* (root, role) → the headless Service whose EndpointSlices name the pods of this role. */}}
+{{- define "segue.discoveryService" -}}
+{{- printf "%s-%s" (include "segue.fullname" (index . 0)) (ternary "routers" (index . 1) (eq (index . 1) "router")) -}}
 {{- end -}}
 
-{{/* A LabelSelector of the same pods. */}}
+{{/* The label selector, in the API's own words, of their EndpointSlices. */}}
+{{- define "segue.sliceSelector" -}}
+{{- $names := list -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- $names = append $names (include "segue.discoveryService" (list $ $role)) -}}
+{{- end -}}
+{{- printf "kubernetes.io/service-name in (%s)" (join "," $names) -}}
+{{- end -}}
+
+{{/* A LabelSelector of this release's workers. */}}
 {{- define "segue.workerLabelSelector" -}}
 matchLabels:
   {{- include "segue.releaseLabels" . | nindent 2 }}

@@ -36,15 +36,28 @@ annotations:
 {{- toYaml (index (index . 0).Values (index . 1)).config -}}
 {{- end -}}
 
+{{/* (root, of) → the pod's security context. Workers that share the host's processes have a user id of their own. */}}
+{{- define "segue.podSecurityContext" -}}
+{{- $root := index . 0 -}}{{- $of := index . 1 -}}
+{{- $context := deepCopy (default dict $root.Values.podSecurityContext) -}}
+{{- if and $root.Values.sameNodeGpuIpc.enabled (eq $of "worker") -}}
+{{- $_ := set $context "runAsUser" ($root.Values.sameNodeGpuIpc.runAsUser | int) -}}
+{{- end -}}
+{{- with $context -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
 {{/* (root, role, of) → the first fields of a pod's spec. */}}
 {{- define "segue.podFields" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
 serviceAccountName: {{ include "segue.serviceAccount" (list $root $of) }}
 automountServiceAccountToken: {{ eq $of "router" }}
 enableServiceLinks: false
-{{- with $root.Values.podSecurityContext }}
+{{- if not (kindIs "invalid" $root.Values.hostUsers) }}
+hostUsers: {{ $root.Values.hostUsers }}
+{{- end }}
+{{- with include "segue.podSecurityContext" (list $root $of) }}
 securityContext:
-  {{- toYaml . | nindent 2 }}
+  {{- . | nindent 2 }}
 {{- end }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -122,7 +135,7 @@ volumeMounts:
     fieldRef:
       fieldPath: metadata.name
 - name: SEGUE_HOST
-  value: 0.0.0.0
+  value: "*"
 - name: SEGUE_LINK_KEYS_FILE
   value: /etc/segue-links/keys.pem
 - name: SEGUE_MODEL
@@ -151,8 +164,9 @@ volumeMounts:
       - key: keys.pem
         path: keys.pem
 - name: scratch
-  emptyDir: {}
-{{- with include "segue.modelVolume" $root }}
+  emptyDir:
+    sizeLimit: {{ $root.Values.scratchSizeLimit }}
+{{- with include "segue.modelVolume" (list $root $role) }}
 {{ . }}
 {{- end }}
 {{- with (index $root.Values $role).extraVolumes }}

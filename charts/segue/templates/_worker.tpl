@@ -26,7 +26,7 @@ spec:
     spec:
       {{- include "segue.podFields" (list $root $role "worker") | nindent 6 }}
       terminationGracePeriodSeconds: {{ add 15 (ceil $root.Values.drainSeconds | int) }}
-      {{- if $root.Values.sameNodeGpuIpc }}
+      {{- if $root.Values.sameNodeGpuIpc.enabled }}
       hostIPC: true
       hostPID: true
       {{- end }}

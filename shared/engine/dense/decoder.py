@@ -77,6 +77,7 @@ class DecoderModel:
     ) -> None:
         """Read and pack all weights; `ModelError` if one is missing or misshapen."""
         self.config = config
+        self.layers_done = 0
         self._attention = attention
         self._rope = RotaryEmbedding(config, context_len)
         load = _Loader(config, weights, dtype)
@@ -99,6 +100,7 @@ class DecoderModel:
         attention = self._attention.plan(layout)
         for layer in self._layers:
             x = layer(x, cos, sin, attention)
+            self.layers_done += 1
         if not len(sampled_rows):
             return torch.empty(0, self.config.vocab_size)
         return self._head(self._norm(x[sampled_rows])).float()

@@ -3,6 +3,7 @@
 // The same mathematics as the model on torch, with the small steps fused into the rows they belong to. Nothing is
 // checked here: shapes, page tables and positions come from Python, which has checked them.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -103,6 +104,7 @@ struct SegueDecoder {
                 silu_multiply(gate, gate + inner, (int)inner);
             });
             gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, x.data(), hidden, true);
+            layers_done.fetch_add(1, std::memory_order_relaxed);
         }
         normalize_rows(rows, shape.norm);
         gemm(team, &shape.head, 1, normal.data(), hidden, rows, logits, shape.vocab, false);
@@ -110,6 +112,7 @@ struct SegueDecoder {
 
     SegueShape shape;
     std::vector<SegueLayer> layers;
+    std::atomic<int64_t> layers_done{0};  // over all steps; others watch whether it grows
     std::vector<float> x;       // [rows, hidden], the residual stream
     std::vector<float> normal;  // [rows, hidden], what a linear reads; attention's result
     std::vector<float> wide;    // [rows, q k v], [rows, gate up]
@@ -174,6 +177,9 @@ int32_t segue_decoder_forward(SegueDecoder* decoder, const Batch* batch, float* 
 } catch (const std::exception&) {
     return 1;
 }
+
+// From any thread, while another one computes.
+int64_t segue_decoder_layers_done(const SegueDecoder* decoder) { return decoder->layers_done.load(std::memory_order_relaxed); }
 
 // One product by itself, for benchmarks: y [rows, outputs] = x [rows, inputs] · Wᵀ + b.
 void segue_gemm(SegueDecoder* decoder, const Matrix* matrix, const float* x, int32_t rows, float* y) {

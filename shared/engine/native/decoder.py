@@ -67,6 +67,11 @@ class NativeDecoder:
         ending.atexit = False  # at exit the forward thread may still compute; the process ends all threads
         on_progress("loading weights", 1.0)
 
+    @property
+    def layers_done(self) -> int:
+        """See `Model`."""
+        return int(self._kernels.decoder_layers_done(self._decoder))
+
     def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
         """See `Model`."""
         self._check(token_ids, layout, sampled_rows)

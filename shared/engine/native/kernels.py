@@ -6,7 +6,7 @@ ctypes releases the interpreter's lock during a call, so the scheduler runs whil
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from shared.engine.native.build import BuildError
@@ -110,6 +110,9 @@ class Kernels:
         self.decoder_forward = loaded.segue_decoder_forward
         self.decoder_forward.argtypes = (c_void_p, POINTER(NativeBatch), c_void_p)
         self.decoder_forward.restype = c_int32
+        self.decoder_layers_done = loaded.segue_decoder_layers_done
+        self.decoder_layers_done.argtypes = (c_void_p,)
+        self.decoder_layers_done.restype = c_int64
         self.gemm = loaded.segue_gemm  # of the micro-benchmark
         self.gemm.argtypes = (c_void_p, POINTER(NativeMatrix), c_void_p, c_int32, c_void_p)
         self.gemm.restype = None

@@ -7,7 +7,15 @@ from typing import Any
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from shared.messages import Generated
-from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords, WorkerBench
+from tests.unit.scheduling.worker_bench import (
+    EOS,
+    HOLDER,
+    KV_FORMAT,
+    PAGE_SIZE,
+    VOCAB_SIZE,
+    PlainWords,
+    WorkerBench,
+)
 
 CONTEXT_LEN = 256
 
@@ -30,6 +38,7 @@ class DecodeBench(WorkerBench):
             "init_new_token_ratio": 0.0,
             "retract_steps": 4,
             "readmit_fraction": 0.0,
+            "tenant_share_max": 1.0,
         }
         self.words = PlainWords([0] * words)
         self.core = DecodeScheduler(
@@ -40,6 +49,7 @@ class DecodeBench(WorkerBench):
             holder=HOLDER,
             words=self.words,
             kv_format=KV_FORMAT,
+            vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
         )
         super().__init__("decode", self.core, overlap=overlap, routers=routers)

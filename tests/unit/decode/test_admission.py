@@ -12,7 +12,7 @@ from shared.messages import Decode, Finished, Refused
 from shared.req import Req
 from shared.sampling_params import SamplingParams
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
-from tests.unit.scheduling.worker_bench import KV_FORMAT, PAGE_SIZE, decode, prompt
+from tests.unit.scheduling.worker_bench import KV_FORMAT, PAGE_SIZE, VOCAB_SIZE, decode, prompt
 
 
 def refusals(bench: DecodeBench) -> list[tuple[str, str]]:
@@ -138,7 +138,9 @@ def test_the_reserve_starts_over_when_no_request_is_left() -> None:
 def test_the_steps_that_fit_after_a_retraction_are_what_is_expected_of_those_that_stay(
     retract_steps: int,
 ) -> None:
-    admission = Admission(DecodeConfig(retract_steps=retract_steps), KvMemory(8, PAGE_SIZE), 256, KV_FORMAT)
+    admission = Admission(
+        DecodeConfig(retract_steps=retract_steps), KvMemory(8, PAGE_SIZE), 256, KV_FORMAT, VOCAB_SIZE
+    )
     stays = Req("r", 1, "router", 1, [1, 2, 3], 3, SamplingParams(max_new_tokens=99, seed=1))
     admission.after_retraction([stays])
     assert admission.ratio.value == pytest.approx(retract_steps / 100)

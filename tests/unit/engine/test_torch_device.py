@@ -40,6 +40,18 @@ def test_steps_may_be_launched_before_their_tokens_are_known(driver: Driver) -> 
     assert device.completed() == first + 8
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_every_layer_of_a_step_counts_as_work(tmp_path: Path, kernels: str) -> None:
+    tiny_model("mistral", tmp_path)
+    driver = Driver(tmp_path, kernels=kernels)
+    layers, before = driver.engine.config.layers, driver.device.work_done
+    driver.prefill(0, PROMPT, range(4))
+    assert driver.device.work_done == before + layers
+    driver.decode([0], 3)
+    assert driver.device.work_done == before + 4 * layers
+    driver.close()
+
+
 def test_only_rows_that_sample_have_results(driver: Driver) -> None:
     joins = [driver.join(slot, range(4 * slot, 4 * slot + 4), prompt_len=20) for slot in (0, 1, 2)]
     rows = [ExtendRow(0, PROMPT, 0, True), ExtendRow(1, PROMPT[:7], 0, False), ExtendRow(2, PROMPT, 0, True)]

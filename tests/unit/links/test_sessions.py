@@ -211,7 +211,7 @@ def test_a_restarted_worker_is_another_peer() -> None:
     [
         pytest.param(lambda batch: batch[1:], "gap", id="a lost message is a gap"),
         pytest.param(lambda batch: batch[:1] * 2 + batch[1:], "repeat", id="a repeated message is a repeat"),
-        pytest.param(lambda batch: [batch[0][:2]], "malformed", id="a missing body is malformed"),
+        pytest.param(lambda batch: [batch[0][:1]], "malformed", id="a missing body is malformed"),
         pytest.param(lambda batch: [[*batch[0][:2], b"\xc1"]], "malformed", id="no msgpack is malformed"),
         pytest.param(lambda batch: [[b"x", *batch[0][1:]]], "malformed", id="a short number is malformed"),
     ],
@@ -361,3 +361,15 @@ def test_deeply_nested_bytes_end_the_session_only() -> None:
     cable.worker.receive(cable.connection, seal(1000, 1, body), cable.now)
     cable.run()
     assert len(downs(cable.worker_saw)) == 1
+
+
+def test_an_error_in_dialing_one_worker_ends_that_dial_and_the_others_go_on() -> None:
+    cable = connected()
+    cable.router._draw_session = lambda: 1 // 0
+    cable.router.connect("tcp://another:1", cable.now)
+    cable.run(10.0)
+    assert kinds(cable.router_saw) == [PeerUp]
+    assert 4 <= noted(cable.notes).count(("link.failed", "error")) <= 10, "it rests between two dials"
+    cable.router_sends(Cancel("a", 0))
+    cable.run()
+    assert received(cable.worker_saw) == [Cancel("a", 0)]

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from shared.effects import Note
-from shared.links.events import LinkEvent
-from shared.links.thread import ThreadedLinks
+from shared.links.events import LinkEvent, Received
+from shared.links.thread import Inbox, ThreadedLinks
+from shared.messages import Cancel
 from tests.link_settings import link_settings
 from tests.waiting import until
 
@@ -30,6 +32,8 @@ class Recorded:
         self.notes: list[Note] = []
         self.written: list[str] = []  # events of the notes
         self.deadline = HEARTBEAT_AT
+        self.received_bytes = 0
+        self.broken = False  # sending fails
 
     def tick(self, now: float) -> None:
         del now
@@ -38,6 +42,12 @@ class Recorded:
     def send(self, peer: str, session: int, body: bytes, now: float) -> None:
         del peer, session, body, now
         self.calls.append("send")
+        if self.broken:
+            raise KeyError("what nobody foresaw")
+
+    def give_up(self, peer: str, session: int, reason: str, now: float) -> None:
+        del peer, session, now
+        self.calls.append(reason)
 
     def register(self, poller: zmq.Poller) -> None:
         del poller
@@ -124,3 +134,52 @@ def test_what_was_sent_while_the_thread_was_busy_goes_before_the_closing(
     recorded.gate.set()
     closing.join()
     assert recorded.calls[-2:] == ["sent", "close"]
+
+
+def test_an_error_in_sending_ends_that_session_with_a_reason_and_not_the_thread(
+    recorded: Recorded, thread: ThreadedLinks
+) -> None:
+    recorded.broken = True
+    thread.send("decode-a", Cancel("a", 0))
+    until(lambda: any("KeyError at test_thread.py" in call for call in recorded.calls), 5, "the reason")
+    recorded.calls.clear()
+    thread.command(lambda _: recorded.calls.append("carried out"))
+    until(lambda: "carried out" in recorded.calls, 5, "another command")
+
+
+def test_an_error_in_a_command_does_not_end_the_thread(recorded: Recorded, thread: ThreadedLinks) -> None:
+    def fail(_: float) -> None:
+        raise KeyError("what nobody foresaw")
+
+    with capture_logs() as lines:
+        thread.command(fail)
+        thread.command(lambda _: recorded.calls.append("carried out"))
+        until(lambda: "carried out" in recorded.calls, 5, "the command after it")
+    assert [line["event"] for line in lines] == ["link.command_failed"]
+
+
+def test_more_than_may_wait_for_a_busy_link_thread_ends_the_session(recorded: Recorded) -> None:
+    settings = link_settings(unsent_bytes_max=10_000)
+    thread = ThreadedLinks(
+        recorded, recorded, settings, write_note=recorded.write, clock=lambda: recorded.now
+    )
+    recorded.gate.clear()
+    thread.command(lambda _: None)
+    until(lambda: "read" in recorded.calls, 5, "reading")
+    for _ in range(10_000):
+        thread.send("decode-a", Cancel("x" * 1000, 0))
+    assert len(thread._commands) < 12
+    recorded.gate.set()
+    until(lambda: "unsent_bytes_max reached" in recorded.calls, 5, "the end of the session")
+    thread.close()
+    assert recorded.calls.count("unsent_bytes_max reached") == 1
+
+
+def test_an_inbox_is_full_by_bytes_as_well_as_by_messages() -> None:
+    inbox = Inbox(link_settings(unread_messages_max=3, unread_bytes_max=1000), on_ready=None)
+    event = Received("decode-a", Cancel("a", 0))
+    for messages, body_bytes in ((1, 1000), (3, 3)):
+        inbox.put([event] * messages, body_bytes)
+        assert inbox.full
+        assert len(inbox.take(0)) == messages
+        assert not inbox.full

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import monotonic
+from typing import ClassVar
 
 import pytest
 
@@ -92,8 +93,10 @@ class Hub(BaseHTTPRequestHandler):
     """Answers as the Hub does, by the name of the repository."""
 
     released = threading.Event()
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         if "gated" in self.path:
             self._answer(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, {})
         elif "silent" in self.path:
@@ -101,8 +104,15 @@ class Hub(BaseHTTPRequestHandler):
         elif "pickled" in self.path:
             siblings = [{"rfilename": "pytorch_model.bin", "size": 9}]
             self._answer(200, {}, {"id": "org/pickled", "sha": "0" * 40, "siblings": siblings})
+        elif self.path.startswith("/api/models/org/moving"):
+            siblings = [{"rfilename": "model.safetensors", "size": 9}]
+            self._answer(200, {}, {"id": "org/moving", "sha": "0" * 40, "siblings": siblings})
         else:
             self._answer(401, {"X-Error-Code": "RepoNotFound"}, {})
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path)
+        self._answer(404, {}, {})
 
     def _answer(self, status: int, headers: dict[str, str], body: dict[str, object]) -> None:
         content = json.dumps(body).encode()
@@ -142,6 +152,14 @@ def test_an_unknown_id_is_named(hub: str) -> None:
 
 def test_an_id_with_pickled_weights_alone_is_refused_before_the_download(hub: str) -> None:
     assert "no safetensors" in refusal("org/pickled", hub)
+
+
+def test_the_config_that_is_checked_is_of_the_revision_that_is_fetched(hub: str) -> None:
+    Hub.asked.clear()
+    assert "no readable config.json" in refusal("org/moving", hub)
+    assert {path for path in Hub.asked if "config.json" in path} == {
+        f"/org/moving/resolve/{'0' * 40}/config.json"
+    }
 
 
 def test_a_hub_that_is_not_there_is_said_at_once() -> None:

@@ -7,7 +7,15 @@ from typing import Any
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.schedule_batch import ExtendRow
-from tests.unit.scheduling.worker_bench import EOS, HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords, WorkerBench
+from tests.unit.scheduling.worker_bench import (
+    EOS,
+    HOLDER,
+    KV_FORMAT,
+    PAGE_SIZE,
+    VOCAB_SIZE,
+    PlainWords,
+    WorkerBench,
+)
 
 CONTEXT_LEN = 256
 
@@ -28,6 +36,7 @@ class PrefillBench(WorkerBench):
             holder=HOLDER,
             words=self.words,
             kv_format=KV_FORMAT,
+            vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
         )
         super().__init__("prefill", self.core, overlap=overlap, routers=routers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
@@ -10,14 +9,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
 import structlog
 
 from shared.effects import Note
-from shared.process.logs import NOTES_MAX, NoteWriter, configure, write_note
-from tests.waiting import comes_true
+from shared.process import log_writer
+from shared.process.log_writer import (
+    LINE_BYTES_MAX,
+    NOTE_BYTES,
+    QUEUE_BYTES_MAX,
+    LineWriter,
+    LogCounters,
+)
+from shared.process.logs import configure, counters, write_note
+from tests.waiting import comes_true, until
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +38,7 @@ def _restored() -> Iterator[None]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    finish()
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
@@ -61,6 +70,7 @@ def test_text_and_tokens_never_reach_a_line(form: str, capsys: pytest.CaptureFix
         raise RuntimeError("tokenizer failed")
     except RuntimeError:
         structlog.get_logger().exception("failed", prompt=prompt, text=secret, token_ids=[secret])
+    finish()
     shown = capsys.readouterr().err
     assert "tokenizer failed" in shown
     assert secret not in shown
@@ -95,7 +105,7 @@ def test_a_note_is_a_line_like_any_other(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_note_is_written_soon_without_being_asked_for() -> None:
     stream = io.StringIO()
-    writer = NoteWriter(stream, logging.INFO, {}, "json")
+    writer = LineWriter(stream, logging.INFO, {}, "json", LogCounters())
     writer.write_note(NOTE, "core")
     assert comes_true(lambda: '"event":"request.state"' in stream.getvalue(), 5.0)
     writer.close()
@@ -127,16 +137,6 @@ def test_a_note_below_the_level_is_not_written(
     assert "request.state" not in shown
 
 
-@contextlib.contextmanager
-def stream_held(writer: NoteWriter) -> Iterator[None]:
-    """Notes of this time are one batch: the thread waits for the lock that every write takes."""
-    writer.acquire()
-    try:
-        yield
-    finally:
-        writer.release()
-
-
 class BlockedStream(io.StringIO):
     """Nobody reads: a write waits."""
 
@@ -151,34 +151,122 @@ class BlockedStream(io.StringIO):
         return super().write(text)
 
 
-def test_a_stderr_that_nobody_reads_blocks_no_core_and_what_was_dropped_is_counted() -> None:
-    stream = BlockedStream()
-    writer = NoteWriter(stream, logging.INFO, {}, "json")
+@pytest.fixture
+def blocked() -> Iterator[tuple[BlockedStream, LineWriter, LogCounters]]:
+    """A writer whose thread waits in its first write."""
+    stream, counters = BlockedStream(), LogCounters()
+    writer = LineWriter(stream, logging.INFO, {}, "json", counters)
     writer.write_note(NOTE, "core")
     assert stream.waits.wait(5)
-    for _ in range(NOTES_MAX + 7):
-        writer.write_note(NOTE, "core")
+    yield stream, writer, counters
     stream.reader.set()
     writer.close()
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("a.library", logging.WARNING, "", 0, text, None, None)
+
+
+def test_a_stderr_that_nobody_reads_blocks_nobody_and_what_was_dropped_is_counted_and_told_once(
+    blocked: tuple[BlockedStream, LineWriter, LogCounters],
+) -> None:
+    stream, writer, counters = blocked
+    notes_max = QUEUE_BYTES_MAX // NOTE_BYTES
+    for _ in range(notes_max + 7):
+        writer.write_note(NOTE, "core")
+    for _ in range(3):
+        writer.handle(record("a line of a library" * 1000))
+    assert counters.dropped == 10
+    stream.reader.set()
+    writer.flush()
     written = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert len(written) == 1 + NOTES_MAX + 1
-    assert written[-1].items() >= {"event": "log.dropped", "lines": 7, "level": "warning"}.items()
+    assert len(written) == 1 + notes_max + 1
+    assert written[-1].items() >= {"event": "log.dropped", "lines": 10, "level": "warning"}.items()
+    writer.write_note(NOTE, "core")
+    writer.flush()
+    assert "log.dropped" not in stream.getvalue().splitlines()[-1]
+
+
+def test_lines_and_notes_stay_in_order_and_a_long_line_is_cut(
+    blocked: tuple[BlockedStream, LineWriter, LogCounters],
+) -> None:
+    stream, writer, _ = blocked
+    writer.handle(record("first"))
+    writer.write_note(NOTE, "core")
+    writer.handle(record("x" * 10 * LINE_BYTES_MAX))
+    writer.handle(record("last"))
+    stream.reader.set()
+    writer.flush()
+    _, first, note, long, last = stream.getvalue().splitlines()
+    assert (first, last) == ("first", "last")
+    assert "request.state" in note
+    assert len(long) < LINE_BYTES_MAX + 10
+
+
+def test_the_end_of_a_process_does_not_wait_for_a_reader_for_ever(
+    blocked: tuple[BlockedStream, LineWriter, LogCounters], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer, _ = blocked
+    monkeypatch.setattr(log_writer, "FLUSH_SECONDS_MAX", 0.1)
+    writer.handle(record("never read"))
+    writer.close()
+    assert writer._thread.is_alive(), "it still waits for a reader, and nobody waits for it"
 
 
 def test_a_note_with_a_name_that_is_no_text_loses_no_other() -> None:
     stream = io.StringIO()
-    writer = NoteWriter(stream, logging.INFO, {}, "json")
-    with stream_held(writer):
-        for name in ("one", "\udcff", "two"):
-            writer.write_note(Note("link.down", {"reason": name}), "links")
+    writer = LineWriter(stream, logging.INFO, {}, "json", LogCounters())
+    for name in ("one", "\udcff", "two"):
+        writer.write_note(Note("link.down", {"reason": name}), "links")
     writer.close()
     reasons = [json.loads(line)["reason"] for line in stream.getvalue().splitlines()]
     assert reasons == ["one", "\\udcff", "two"]
 
 
+def test_lines_that_clients_can_cause_without_end_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    before = counters.repeated
+    configure("info", "json", role="router", uid="r")
+    for _ in range(1000):
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    for _ in range(3):
+        try:
+            raise RuntimeError("a handle at 0x7f")
+        except RuntimeError:
+            logging.getLogger("asyncio").exception("unhandled error in a transport at %x", 7)
+    logging.getLogger("uvicorn.error").info("Started")
+    events = [str(line["event"]) for line in lines(capsys)]
+    assert len(events) == 10 + 2 + 1
+    assert events[:3] == [
+        "Invalid HTTP request received.",
+        "Invalid HTTP request received. [2 times so far]",
+        "Invalid HTTP request received. [4 times so far]",
+    ]
+    assert events[11] == "unhandled error in a transport at 7 [2 times so far]"
+    assert counters.repeated - before == 990 + 1
+
+
+def test_a_process_whose_stderr_nobody_reads_goes_on_and_ends(tmp_path: Path) -> None:
+    """More than a pipe holds, from the main thread, through structlog; then the end, which waits for no reader long."""
+    program = f"""
+import structlog
+from pathlib import Path
+from shared.process import log_writer, logs, role_main
+log_writer.FLUSH_SECONDS_MAX = 0.2
+logs.configure("info", "json", role="router", uid="r")
+for number in range(20_000):
+    structlog.get_logger().info("a line", number=number, filler="x" * 100)
+Path({str(tmp_path / "went on")!r}).touch()
+role_main.exit_now()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        until((tmp_path / "went on").exists, 60, "its way through its lines")
+        assert process.wait(60) == 0
+
+
 def test_a_process_that_exits_at_once_has_written_its_notes() -> None:
     program = """
 from shared.effects import Note
+from shared.process import log_writer
 from shared.process import logs, role_main
 logs.configure("info", "json", role="router", uid="r")
 for number in range(1000):

@@ -1,7 +1,8 @@
-"""How a role's process begins."""
+"""How a role's process begins and ends."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -17,3 +18,27 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_an_unexpected_error_ends_the_process_with_one_line_whatever_threads_still_run() -> None:
+    program = """
+import sys, threading
+from shared.process.process_config import ProcessConfig
+from shared.process.role_main import run_role
+
+def serve(config):
+    threading.Thread(target=threading.Event().wait).start()
+    raise KeyError("what a client wrote")
+
+sys.argv = ["prefill"]
+run_role("prefill", ProcessConfig, serve)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    failed = json.loads(line)
+    assert (failed["event"], failed["level"], failed["error"]) == ("process.failed", "critical", "KeyError")
+    assert "serve" in failed["at"][-1]
+    assert "what a client wrote" not in line

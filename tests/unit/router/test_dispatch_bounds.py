@@ -176,15 +176,54 @@ def test_prefill_stops_while_ready_requests_tie_up_pages() -> None:
     assert len(world.sent(Prefill)) == 3
 
 
-def test_a_large_request_that_waits_for_room_is_not_overtaken() -> None:
-    world = ScriptedDeployment()
+def _large_in_front(overtakes_max: int = 32) -> ScriptedDeployment:
+    """A large request waits for room on d0, which has a few pages."""
+    world = ScriptedDeployment(overtakes_max=overtakes_max)
     world.loaded("d0", free_pages=3)
     world.submit(request("large", prompt=(1,) * 100))
-    world.submit(request("small"))
     world.prefilled("p0", "large", 10)
-    world.prefilled("p0", "small", 10)
     assert not world.sent(Decode)
+    return world
+
+
+def test_a_large_request_that_waits_for_room_is_overtaken_by_one_that_fits() -> None:
+    world = _large_in_front()
+    world.submit(request("small"))
+    world.prefilled("p0", "small", 10)
+    assert [message.rid for _, message in world.sent(Decode)] == ["small"]
+    world.finished("d0", "small", 1)
     world.loaded("d0", free_pages=10)
+    assert world.placed(Decode, "large") == "d0"
+
+
+def test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often() -> None:
+    world = _large_in_front(overtakes_max=2)
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+        world.prefilled("p0", rid, 10)
+    assert [message.rid for _, message in world.sent(Decode)] == ["a", "b"]
+    world.finished("d0", "a", 1)
+    world.loaded("d0", free_pages=10)
+    assert [message.rid for _, message in world.sent(Decode)] == ["a", "b", "large", "c"]
+
+
+def test_room_that_is_kept_for_a_tenant_is_not_kept_from_one_that_has_less_running() -> None:
+    world = _large_in_front(overtakes_max=0)
+    world.submit(request("same"))
+    world.prefilled("p0", "same", 10)
+    world.submit(request("other", tenant="other"))
+    world.prefilled("p0", "other", 10)
+    assert [message.rid for _, message in world.sent(Decode)] == ["other"]
+
+
+def test_a_refusal_for_lack_of_room_holds_back_only_requests_as_large() -> None:
+    world = ScriptedDeployment(no_room_seconds=10.0)
+    world.submit(request("large", prompt=(1,) * 100))
+    world.prefilled("p0", "large", 10)
+    world.refused("d0", "large", "no_room")
+    for rid, prompt in (("as large", (1,) * 100), ("small", (1,))):
+        world.submit(request(rid, prompt))
+        world.prefilled("p0", rid, 10)
     assert [message.rid for _, message in world.sent(Decode)] == ["large", "small"]
 
 

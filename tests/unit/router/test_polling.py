@@ -7,11 +7,11 @@ import pytest
 from router.discovery.polling import (
     PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
-    ListPods,
+    ListSlices,
     Pace,
     Polling,
     Step,
-    WatchPods,
+    WatchSlices,
 )
 
 PACE = Pace(relist_seconds=300.0, watch_read_seconds=60.0)
@@ -36,9 +36,9 @@ class Asking:
 def test_a_list_is_followed_by_watches_until_the_next_list_is_due() -> None:
     asking = Asking()
     assert [asking.step(0.0), *(asking.step(60.0) for _ in range(5)), asking.step(0.0)] == [
-        (ListPods(), 0.0),
-        *[(WatchPods(60), 0.0)] * 5,
-        (ListPods(), 0.0),
+        (ListSlices(), 0.0),
+        *[(WatchSlices(60), 0.0)] * 5,
+        (ListSlices(), 0.0),
     ]
 
 
@@ -46,14 +46,14 @@ def test_the_last_watch_before_a_list_is_shorter_and_of_whole_seconds() -> None:
     asking = Asking()
     asking.step(0.0)
     asking.step(270.5)
-    assert asking.step(30.0) == (WatchPods(30), 0.0)
-    assert asking.step(0.0) == (ListPods(), 0.0)
+    assert asking.step(30.0) == (WatchSlices(30), 0.0)
+    assert asking.step(0.0) == (ListSlices(), 0.0)
 
 
 def test_pauses_between_failures_double_up_to_their_limit_and_only_lists_are_tried() -> None:
     asking = Asking()
     steps = [asking.step(3.0, failed=True) for _ in range(9)]
-    assert {step for step, _ in steps} == {ListPods()}
+    assert {step for step, _ in steps} == {ListSlices()}
     assert [pause for _, pause in steps] == [PAUSE_SECONDS * 2**times for times in range(6)] + [
         PAUSE_SECONDS_MAX
     ] * 3
@@ -67,7 +67,7 @@ def test_a_list_that_works_does_not_excuse_watches_that_fail(seconds: float, fai
     asking = Asking()
     pauses = []
     for _ in range(3):
-        assert asking.step(0.1) == (ListPods(), 0.0)
+        assert asking.step(0.1) == (ListSlices(), 0.0)
         pauses.append(asking.step(seconds, failed=failed)[1])
     assert pauses == [PAUSE_SECONDS, 2 * PAUSE_SECONDS, 4 * PAUSE_SECONDS]
 
@@ -77,5 +77,5 @@ def test_after_a_watch_that_lasted_the_pauses_begin_anew() -> None:
     for _ in range(6):
         asking.step(0.1, failed=True)
     asking.step(0.1)
-    assert asking.step(20.0, failed=True) == (WatchPods(60), PAUSE_SECONDS)
-    assert asking.step(0.1, failed=True) == (ListPods(), 2 * PAUSE_SECONDS)
+    assert asking.step(20.0, failed=True) == (WatchSlices(60), PAUSE_SECONDS)
+    assert asking.step(0.1, failed=True) == (ListSlices(), 2 * PAUSE_SECONDS)

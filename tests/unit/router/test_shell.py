@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import uvloop
 
@@ -50,3 +51,71 @@ def test_a_deadline_that_is_due_already_disturbs_no_other_request() -> None:
     assert isinstance(cancelled, RequestAborted)
     assert isinstance(expired, RequestFailed)
     assert expired.status == 503
+
+
+class CoreWithAFault(RouterCore):
+    """Raises in the middle of one input, behind what it has decided so far."""
+
+    def cancel(self, rid: str, now: float) -> None:
+        super().cancel(rid, now)
+        if rid == "poison":
+            raise KeyError(rid)
+
+
+class DeafEnd(EndOf):
+    """Cannot be told how its request ended, the first time."""
+
+    def ended(self, outcome: Outcome) -> None:
+        if isinstance(outcome, RequestAborted):
+            raise ValueError("this answer cannot be written")
+        super().ended(outcome)
+
+
+def on_uvloop(scene: Callable[[RouterShell, list[BaseException]], Awaitable[None]]) -> None:
+    """Play a scene with a shell around a core with a fault; the list gets what the shell calls broken."""
+
+    async def play() -> None:
+        core = CoreWithAFault(RouterConfig(served_model_name="m"), asyncio.get_running_loop().time())
+        links = MemoryLinks(Hello(session=1, role="router", uid="router", epoch=1))
+        broken: list[BaseException] = []
+        shell = RouterShell(core, links, on_broken=broken.append)
+        await scene(shell, broken)
+        shell.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
+
+
+def test_an_error_of_the_core_breaks_the_shell_once_what_it_had_decided_is_carried_out() -> None:
+    async def scene(shell: RouterShell, broken: list[BaseException]) -> None:
+        ends = {rid: EndOf() for rid in ("poison", "other", "late")}
+        shell.submit(request("poison"), ends["poison"])
+        shell.submit(request("other"), ends["other"])
+        for rid in ("poison", "other"):  # a client hangs up: every choice of its answer is to be reached
+            shell.cancel(rid)
+        assert isinstance(ends["poison"].outcome.result(), RequestAborted)
+        await asyncio.sleep(0)
+        assert [type(error) for error in broken] == [KeyError]
+        shell.submit(request("late"), ends["late"])
+        late = ends["late"].outcome.result()
+        assert isinstance(late, RequestFailed)
+        assert late.status == 500
+
+    on_uvloop(scene)
+
+
+def test_an_answer_that_cannot_be_written_disturbs_no_other() -> None:
+    async def scene(shell: RouterShell, broken: list[BaseException]) -> None:
+        deaf, other = DeafEnd(), EndOf()
+        shell.submit(request("deaf"), deaf)
+        shell.submit(request("other"), other)
+        shell.cancel("deaf")
+        shell.cancel("other")
+        failed = deaf.outcome.result()
+        assert isinstance(failed, RequestFailed)
+        assert failed.status == 500
+        assert isinstance(other.outcome.result(), RequestAborted)
+        await asyncio.sleep(0)
+        assert broken == []
+
+    on_uvloop(scene)

@@ -25,6 +25,7 @@ from tests.doubles.memory_links import MemoryLinks
 PAGE_SIZE = 4
 EOS = 0
 ORDINARY = 9
+VOCAB_SIZE = 100_000
 KV_FORMAT = "bench"
 HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
 LINK = KvLink("tcp/eth0", 1e9)

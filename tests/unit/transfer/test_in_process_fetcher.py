@@ -11,7 +11,7 @@ import pytest
 from shared.baton import Holder
 from shared.errors import InvariantError, TransferError
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
-from shared.transfer.fetches import Fetches
+from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
 from shared.transfer.memory import WordTable
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span
@@ -275,6 +275,29 @@ def test_a_peer_whose_post_broke_is_asked_for_no_more_batches(world: FetchWorld)
     assert not failed.ended
     assert ended == FetchEnded(1)
     assert (reader.asked, fetches.readers_fenced) == (2, 1)
+
+
+def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(world: FetchWorld) -> None:
+    """All KV ports are taken, say, and then some are free again."""
+    broken, fresh = FailingReader(refuses=False), InProcessReader(InProcessFabric(), LIMITS.fetches_max)
+    made: list[InProcessReader | None] = [broken, None, fresh]
+
+    def make_reader() -> InProcessReader:
+        reader = made.pop(0)
+        if reader is None:
+            raise TransferError("no port is free")
+        return reader
+
+    fetches = Fetches(world.reader.holder, world.pages.memory, KV_FORMAT, make_reader, LIMITS, world.clock)
+    fetches.start(1, world.baton(broken.source, SIX_BATCHES), 0, range(12))
+    for _ in range(3):
+        assert not any(isinstance(event, FetchEnded) for event in fetches.poll()), (
+            "its pages are not safe yet"
+        )
+    assert (fetches.outstanding, fetches.readers_fenced, len(made)) == (1, 0, 1)
+    world.clock.now += RETIRE_AGAIN_SECONDS
+    assert fetches.poll() == [FetchEnded(1)]
+    assert (fetches.outstanding, fetches.readers_fenced) == (0, 1)
 
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:

@@ -1,8 +1,12 @@
-"""List and watch of pods at the Kubernetes API server: one blocking conversation, every wait of it bounded.
+"""List and watch of EndpointSlices at the Kubernetes API server: one blocking conversation, every wait of it bounded.
+
+A slice has all that discovery needs of a pod: its uid, name, address, ports, and whether it is Ready or terminating.
+A router needs no permission to read pods, whose specs hold the environment of every container of the namespace.
 
 The official client brings the credentials (a pod's service account, or the file that KUBECONFIG names), TLS and the
-request. The answers are read here, as bytes, and only the few fields that discovery needs are decoded: a list of
-hundreds of pods is megabytes, and `client.Watch` would build the client's full model of each of them.
+request. It keeps a token for a minute; so it is made anew after each failure, and a rotated token is read at once (the
+CA bundle is read for each connection). The answers are read here, as bytes, and only the few fields that discovery
+needs are decoded: `client.Watch` would build the client's full model of each object.
 
 Knows neither links nor what a pod means; its caller decides what to do after an error.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,19 +30,19 @@ from router.discovery.known_pods import (
     Denied,
     Listed,
     Observation,
-    Pod,
     Removed,
     Unreachable,
     Watching,
 )
+from router.discovery.pods_of_slices import Pod, PodSlice
 from shared.errors import SegueError, StartError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 COMPONENT = "app.kubernetes.io/component"
-# By component: the scheme of its URL, and the name of its container port.
+# By component: the scheme of its URL, and the name of its Service's port.
 PORTS = {"router": ("http", "http"), "prefill": ("tcp", "links"), "decode": ("tcp", "links")}
 CONNECT_SECONDS_MAX = 3.0
-LIST_SECONDS_MAX = 10.0  # hundreds of pods are some megabytes
+LIST_SECONDS_MAX = 10.0
 GRACE_SECONDS = 2.0  # for the last bytes of a watch that the server ends in time
 FORBIDDEN, GONE = 403, 410
 READING_ERRORS = (urllib3.exceptions.HTTPError, OSError, msgspec.MsgspecError)
@@ -57,46 +61,46 @@ class WatchEndedError(SegueError):
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
-    uid: str = ""
     name: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
-    deletion_timestamp: str | None = None
 
 
-class _Port(msgspec.Struct, rename="camel"):
-    container_port: int
+class _Port(msgspec.Struct):
+    port: int | None = None
+    name: str | None = None
+
+
+class _Conditions(msgspec.Struct):
+    """None: the API server does not say."""
+
+    ready: bool | None = None  # serving and not terminating
+    serving: bool | None = None  # the pod is Ready, also while it terminates
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct):
+    kind: str = ""
+    uid: str = ""
     name: str = ""
 
 
-class _Container(msgspec.Struct):
+class _Endpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str]
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+    target_ref: _Target | None = None
+
+
+class _SliceObject(msgspec.Struct, rename="camel"):
+    metadata: _Metadata
+    address_type: str = ""
+    endpoints: list[_Endpoint] | None = None
     ports: list[_Port] | None = None
 
 
-class _Spec(msgspec.Struct):
-    containers: list[_Container] | None = None
-
-
-class _Condition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _Status(msgspec.Struct):
-    phase: str = ""
-    ip: str = msgspec.field(name="podIP", default="")
-    conditions: list[_Condition] | None = None
-
-
-class _PodObject(msgspec.Struct):
+class _SliceList(msgspec.Struct):
     metadata: _Metadata
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _PodList(msgspec.Struct):
-    metadata: _Metadata
-    items: list[_PodObject] | None = None
+    items: list[_SliceObject] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -111,28 +115,30 @@ class _Failure(msgspec.Struct):
     message: str = ""
 
 
-class PodApi:
-    """The pods of one namespace that a label selector selects. For one thread, but for `interrupt`."""
+class SliceApi:
+    """The EndpointSlices of one namespace that a label selector selects. For one thread, but for `interrupt`."""
 
-    def __init__(self, api: client.CoreV1Api, namespace: str, selector: str):
-        self._api = api
+    def __init__(self, connect: Callable[[], client.DiscoveryV1Api], namespace: str, selector: str):
+        """`connect` makes a client; what it raises at this first time is the caller's."""
+        self._connect = connect
+        self._client: client.DiscoveryV1Api | None = connect()
         self._namespace = namespace
         self._selector = selector
         self._version = ""  # of the last list or event
         self._watched: urllib3.BaseHTTPResponse | None = None
 
-    def list_pods(self) -> Listed:
-        """All pods as of now. Raises `NoAnswerError`."""
+    def list_slices(self) -> Listed:
+        """All slices as of now. Raises `NoAnswerError`."""
         deadline = time.monotonic() + LIST_SECONDS_MAX
         with (
             self._request("list", LIST_SECONDS_MAX) as response,
-            _no_answer_for_trouble("list", self._namespace),
+            self._no_answer_for_trouble("list"),
         ):
-            listed = msgspec.json.decode(b"".join(_chunks(response, deadline)), type=_PodList)
+            listed = msgspec.json.decode(b"".join(_chunks(response, deadline)), type=_SliceList)
         self._version = listed.metadata.resource_version
-        return Listed(tuple(_pod(each) for each in listed.items or ()))
+        return Listed(tuple(_slice(each) for each in listed.items or ()))
 
-    def watch_pods(self, seconds: int) -> Iterator[Observation]:
+    def watch_slices(self, seconds: int) -> Iterator[Observation]:
         """`Watching`, then the changes since the last list or event, for at most this many seconds.
 
         Raises `NoAnswerError` when the watch is not accepted, `WatchEndedError` when it ends before its time or the
@@ -162,18 +168,20 @@ class PodApi:
         if event.type == "ERROR":
             failure = msgspec.json.decode(event.object, type=_Failure)
             raise WatchEndedError(f"{failure.code}: {failure.message}")
-        found = msgspec.json.decode(event.object, type=_PodObject)
+        found = msgspec.json.decode(event.object, type=_SliceObject)
         self._version = found.metadata.resource_version
         if event.type in ("ADDED", "MODIFIED"):
-            yield Changed(_pod(found))
+            yield Changed(_slice(found))
         elif event.type == "DELETED":
-            yield Removed(found.metadata.uid)
+            yield Removed(found.metadata.name)
 
     @contextmanager
     def _request(self, verb: str, read_seconds: float, **limits: Any) -> Iterator[urllib3.BaseHTTPResponse]:
         """The open answer to a request that was accepted."""
-        with _no_answer_for_trouble(verb, self._namespace):
-            response: Any = self._api.list_namespaced_pod(
+        with self._no_answer_for_trouble(verb):
+            if self._client is None:
+                self._client = self._connect()
+            response: Any = self._client.list_namespaced_endpoint_slice(
                 self._namespace,
                 label_selector=self._selector,
                 _preload_content=False,
@@ -185,8 +193,21 @@ class PodApi:
         finally:
             response.close()  # not back to the pool: the rest of a watch may still be in it
 
+    @contextmanager
+    def _no_answer_for_trouble(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except client.ApiException as error:
+            if error.status == GONE:
+                raise WatchEndedError(f"{GONE}: the history is no longer kept") from error
+            self._client = None
+            raise NoAnswerError(_refusal(verb, self._namespace, error)) from error
+        except (StartError, config.ConfigException, *READING_ERRORS) as error:
+            self._client = None
+            raise NoAnswerError(Unreachable(f"{verb} of endpointslices: {_sentence(error)}")) from error
 
-def connect() -> client.CoreV1Api:
+
+def connect() -> client.DiscoveryV1Api:
     """A client with the credentials of KUBECONFIG, where that is set, else of this pod's service account.
 
     Raises `StartError` where there are none.
@@ -202,7 +223,7 @@ def connect() -> client.CoreV1Api:
         raise StartError(
             f"--discovery kubernetes needs a pod's service account, or KUBECONFIG: {_sentence(error)}"
         ) from None
-    return client.CoreV1Api(client.ApiClient(settings))
+    return client.DiscoveryV1Api(client.ApiClient(settings))
 
 
 def own_namespace() -> str:
@@ -213,27 +234,30 @@ def own_namespace() -> str:
         raise StartError("--namespace is required outside a pod: where are the workers' pods?") from None
 
 
-def _pod(found: _PodObject) -> Pod:
-    conditions = {each.type: each.status for each in found.status.conditions or ()}
+def _slice(found: _SliceObject) -> PodSlice:
     role = (found.metadata.labels or {}).get(COMPONENT, "")
+    endpoints = (found.endpoints or ()) if found.address_type in ("IPv4", "IPv6") else ()
+    pods = (_pod(each, each.target_ref, role, found.ports or []) for each in endpoints if each.target_ref)
+    return PodSlice(found.metadata.name, tuple(pod for pod in pods if pod.uid))
+
+
+def _pod(endpoint: _Endpoint, target: _Target, role: str, ports: list[_Port]) -> Pod:
+    said = endpoint.conditions
+    serving = said.serving if said.serving is not None else said.ready is not False
     return Pod(
-        uid=found.metadata.uid,
-        name=found.metadata.name,
+        uid=target.uid if target.kind == "Pod" else "",
+        name=target.name,
         role=role,
-        url=_url(found, *PORTS[role]) if role in PORTS else "",
-        ready=conditions.get("Ready") == "True",
-        terminating=found.metadata.deletion_timestamp is not None,
-        ended=found.status.phase in ("Succeeded", "Failed"),
+        url=_url(endpoint.addresses[0], ports, *PORTS[role]) if role in PORTS else "",
+        ready=serving,
+        terminating=said.terminating is True,
     )
 
 
-def _url(found: _PodObject, scheme: str, name: str) -> str:
-    containers = found.spec.containers or ()
-    ports = [port for container in containers for port in container.ports or () if port.name == name]
-    if not ports or not found.status.ip:
-        return ""
-    host = f"[{found.status.ip}]" if ":" in found.status.ip else found.status.ip
-    return f"{scheme}://{host}:{ports[0].container_port}"
+def _url(address: str, ports: list[_Port], scheme: str, name: str) -> str:
+    port = next((each.port for each in ports if each.name == name), None)
+    host = f"[{address}]" if ":" in address else address
+    return f"{scheme}://{host}:{port}" if port else ""
 
 
 def _chunks(response: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
@@ -251,18 +275,6 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield from (line for line in lines if line)
 
 
-@contextmanager
-def _no_answer_for_trouble(verb: str, namespace: str) -> Iterator[None]:
-    try:
-        yield
-    except client.ApiException as error:
-        if error.status == GONE:
-            raise WatchEndedError(f"{GONE}: the history is no longer kept") from error
-        raise NoAnswerError(_refusal(verb, namespace, error)) from error
-    except (config.ConfigException, *READING_ERRORS) as error:
-        raise NoAnswerError(Unreachable(f"{verb} of pods: {_sentence(error)}")) from error
-
-
 def _refusal(verb: str, namespace: str, error: client.ApiException) -> Unreachable | Denied:
     try:
         detail = msgspec.json.decode(error.body or b"", type=_Failure).message
@@ -270,7 +282,7 @@ def _refusal(verb: str, namespace: str, error: client.ApiException) -> Unreachab
         detail = error.reason or ""
     if error.status == FORBIDDEN:
         return Denied(verb, namespace, detail)
-    return Unreachable(f"{verb} of pods was answered by {error.status}: {' '.join(detail.split())}")
+    return Unreachable(f"{verb} of endpointslices was answered by {error.status}: {' '.join(detail.split())}")
 
 
 def _sentence(error: Exception) -> str:

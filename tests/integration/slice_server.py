@@ -1,12 +1,15 @@
-"""The part of a Kubernetes API server that discovery talks to: list and watch of pods, over HTTP, in this process.
+"""The part of a Kubernetes API server that discovery talks to: list and watch of EndpointSlices, in this process.
 
-Keeps versions, a history and label selectors as the real one does, so that a client that asks wrongly misses pods. And
-it can be in every trouble that a real one is in: away, silent, forbidding, hasty, trickling, forgetful, cut off.
+Tests put and remove pods; which slices name them is decided here, as the controller does it: a slice has the pods of
+one Service with the same port, `SLICE_PODS_MAX` at most. Versions, a history and label selectors are kept as the real
+server keeps them, so that a client that asks wrongly misses pods. And it can be in every trouble that a real one is in:
+away, silent, forbidding, hasty, trickling, forgetful, cut off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -20,41 +23,43 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 POLL_SECONDS = 0.05
-PADDING = "x" * 4000  # a real pod is some kilobytes
+PATH = "/apis/discovery.k8s.io/v1/namespaces/"
+SLICE_PODS_MAX = 100
 Manifest = dict[str, Any]
 
 
-def pod_manifest(
-    uid: str,
-    role: str,
-    ip: str = "",
-    port: int = 8002,
-    *,
-    ready: bool = True,
-    terminating: bool = False,
-    release: str = "demo",
-) -> Manifest:
-    """A pod of the chart, as the API server shows it."""
-    name = {"app.kubernetes.io/name": "segue", "app.kubernetes.io/instance": release}
-    metadata: Manifest = {
-        "uid": uid,
-        "name": f"{release}-{role}-{uid}",
-        "labels": name | {"app.kubernetes.io/component": role},
-        "managedFields": [{"fieldsV1": PADDING}],
-    }
-    if terminating:
-        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    ports = [{"name": "http", "containerPort": 8001}, {"name": "links", "containerPort": port}]
-    status: Manifest = {
-        "phase": "Running" if ip else "Pending",
-        "conditions": [
-            {"type": "Initialized", "status": "True"},
-            {"type": "Ready", "status": "True" if ready and ip else "False"},
-        ],
-    }
-    if ip:
-        status["podIP"] = ip
-    return {"metadata": metadata, "spec": {"containers": [{"name": role, "ports": ports}]}, "status": status}
+@dataclass(frozen=True)
+class ServedPod:
+    """A pod of the chart, as a slice shows it."""
+
+    uid: str
+    role: str
+    ip: str = ""  # a pod without one is in no slice
+    port: int = 8002
+    ready: bool = True
+    terminating: bool = False
+    release: str = "demo"
+
+    @property
+    def endpoint(self) -> Manifest:
+        conditions = {
+            "ready": self.ready and not self.terminating,
+            "serving": self.ready,
+            "terminating": self.terminating,
+        }
+        target = {"kind": "Pod", "namespace": "prod", "name": f"{self.release}-{self.role}-{self.uid}"}
+        return {"addresses": [self.ip], "conditions": conditions, "targetRef": target | {"uid": self.uid}}
+
+    def slice(self, name: str) -> Manifest:
+        """A slice without endpoints that can name this pod."""
+        release = {"app.kubernetes.io/name": "segue", "app.kubernetes.io/instance": self.release}
+        port = {"name": "http" if self.role == "router" else "links", "port": self.port, "protocol": "TCP"}
+        return {
+            "metadata": {"name": name, "labels": release | {"app.kubernetes.io/component": self.role}},
+            "addressType": "IPv6" if ":" in self.ip else "IPv4",
+            "endpoints": [],
+            "ports": [port],
+        }
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,16 @@ class Trouble:
     gone_as_status: bool = False  # 410 comes as the HTTP status, not as an event
 
 
-class PodServer:
+class SliceServer:
     """Serves from construction to `close`, over TLS where it is given some; all methods from any thread."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
+        self.token = ""  # requests with another one are answered by 401; "": any will do
         self.asked: list[Asked] = []
         self.trouble = Trouble()
-        self._pods: dict[str, Manifest] = {}
+        self._slices: dict[str, Manifest] = {}  # by name
+        self._slice_of: dict[str, str] = {}  # by the pod's uid
         self._history: list[tuple[int, Manifest | None, Manifest]] = []  # version, before, after
         self._version = 100
         self._forgotten = 0  # versions before this one cannot be watched from
@@ -100,28 +107,66 @@ class PodServer:
 
     # ---- the cluster's side
 
-    def put(self, *pods: Manifest) -> None:
+    def put(self, *pods: ServedPod) -> None:
         """Create pods, or change those of the same uid."""
         with self._changed:
             for pod in pods:
-                self._version += 1
-                uid = pod["metadata"]["uid"]
-                after = pod | {"metadata": pod["metadata"] | {"resourceVersion": str(self._version)}}
-                self._history.append((self._version, self._pods.get(uid), after))
-                self._pods[uid] = after
+                self._take_out(pod.uid, unless=self._slice_for(pod))
+                if pod.ip:
+                    self._put_in(pod, self._slice_for(pod))
             self._changed.notify_all()
 
     def remove(self, *uids: str) -> None:
         """Delete pods."""
         with self._changed:
             for uid in uids:
-                self._version += 1
-                before = self._pods.pop(uid)
-                after = {
-                    "metadata": before["metadata"] | {"resourceVersion": str(self._version), "labels": {}}
-                }
-                self._history.append((self._version, before, after))
+                self._take_out(uid)
             self._changed.notify_all()
+
+    def remove_slices(self) -> None:
+        """Delete all slices; their pods live, and nothing writes the slices anew until `put`."""
+        with self._changed:
+            for name in list(self._slices):
+                self._write(name, None)
+            self._slice_of.clear()
+            self._changed.notify_all()
+
+    def _slice_for(self, pod: ServedPod) -> str:
+        """The slice it is in, or the first one of its Service with room for it."""
+        family = "v6" if ":" in pod.ip else "v4"
+        service = f"{pod.release}-{pod.role}-{pod.port}-{family}"
+        held = self._slice_of.get(pod.uid, "")
+        if held.rpartition("-")[0] == service:
+            return held
+        numbers = (f"{service}-{number}" for number in itertools.count())
+        return next(name for name in numbers if len(self._endpoints(name)) < SLICE_PODS_MAX)
+
+    def _endpoints(self, name: str) -> list[Manifest]:
+        found: list[Manifest] = self._slices[name]["endpoints"] if name in self._slices else []
+        return found
+
+    def _put_in(self, pod: ServedPod, name: str) -> None:
+        others = [each for each in self._endpoints(name) if each["targetRef"]["uid"] != pod.uid]
+        self._slice_of[pod.uid] = name
+        self._write(name, pod.slice(name) | {"endpoints": [*others, pod.endpoint]})
+
+    def _take_out(self, uid: str, unless: str = "") -> None:
+        name = self._slice_of.get(uid, unless)
+        if name == unless:
+            return
+        del self._slice_of[uid]
+        others = [each for each in self._endpoints(name) if each["targetRef"]["uid"] != uid]
+        self._write(name, self._slices[name] | {"endpoints": others} if others else None)
+
+    def _write(self, name: str, after: Manifest | None) -> None:
+        """Change a slice, or delete it (None)."""
+        self._version += 1
+        before = self._slices.pop(name, None)
+        shown = after or {"metadata": {"name": name, "labels": {}}}
+        shown = shown | {"metadata": shown["metadata"] | {"resourceVersion": str(self._version)}}
+        self._history.append((self._version, before, shown))
+        if after:
+            self._slices[name] = shown
 
     def forget(self) -> None:
         """Compact the history: who watches from an older version than the present one gets 410."""
@@ -173,7 +218,7 @@ class PodServer:
 
     def listing(self, selector: str) -> bytes:
         with self._changed:
-            items = [pod for pod in self._pods.values() if _selects(selector, pod)]
+            items = [each for each in self._slices.values() if _selects(selector, each)]
             return json.dumps({"metadata": {"resourceVersion": str(self._version)}, "items": items}).encode()
 
     def events(self, since: int, selector: str, seconds: float) -> Iterator[bytes]:
@@ -217,11 +262,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, pods: PodServer):
-        self.pods = pods
-        super().__init__(("127.0.0.1", pods.port), _Handler)
-        if pods.tls:
-            self.socket = pods.tls.wrap_socket(self.socket, server_side=True)
+    def __init__(self, slices: SliceServer):
+        self.slices = slices
+        super().__init__(("127.0.0.1", slices.port), _Handler)
+        if slices.tls:
+            self.socket = slices.tls.wrap_socket(self.socket, server_side=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no news."""
@@ -232,41 +277,43 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        with self.server.pods.connection(self.connection), contextlib.suppress(OSError):
+        with self.server.slices.connection(self.connection), contextlib.suppress(OSError):
             super().handle()
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         parameters = {name: values[0] for name, values in parse_qs(address.query).items()}
         verb = "watch" if parameters.get("watch", "").lower() == "true" else "list"
-        namespace = address.path.removeprefix("/api/v1/namespaces/").removesuffix("/pods")
-        pods = self.server.pods
-        pods.asked.append(Asked(verb, namespace, parameters, self.headers.get("Authorization", "")))
-        if pods.trouble.mute:
+        namespace = address.path.removeprefix(PATH).removesuffix("/endpointslices")
+        slices = self.server.slices
+        slices.asked.append(Asked(verb, namespace, parameters, self.headers.get("Authorization", "")))
+        if slices.trouble.mute:
             self.connection.recv(1)  # until the client gives up
             self.close_connection = True
-        elif pods.trouble.broken:
+        elif slices.token and slices.asked[-1].authorization.lower() != f"bearer {slices.token}":
+            self._fail(401, "Unauthorized")
+        elif slices.trouble.broken:
             self._fail(500, "etcd has no leader")
-        elif pods.trouble.nonsense:
+        elif slices.trouble.nonsense:
             self._answer(200, b"<html>please log in</html>")
-        elif verb in pods.trouble.denied:
-            self._fail(403, f'pods is forbidden: User "router" cannot {verb} resource "pods"')
+        elif verb in slices.trouble.denied:
+            self._fail(403, f'endpointslices is forbidden: User "router" cannot {verb} them')
         elif verb == "list":
-            self._answer(200, pods.listing(parameters.get("labelSelector", "")))
+            self._answer(200, slices.listing(parameters.get("labelSelector", "")))
         else:
             self._watch(parameters)
 
     def _watch(self, parameters: dict[str, str]) -> None:
-        pods = self.server.pods
+        slices = self.server.slices
         since = int(parameters["resourceVersion"])
-        if pods.trouble.gone_as_status and pods.is_forgotten(since):
+        if slices.trouble.gone_as_status and slices.is_forgotten(since):
             self._fail(410, "too old")
             return
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        seconds = 0.0 if pods.trouble.hasty else float(parameters["timeoutSeconds"])
-        for line in pods.events(since, parameters.get("labelSelector", ""), seconds):
+        seconds = 0.0 if slices.trouble.hasty else float(parameters["timeoutSeconds"])
+        for line in slices.events(since, parameters.get("labelSelector", ""), seconds):
             middle = len(line) // 2  # a line need not be a chunk
             for part in (line[:middle], line[middle:]):
                 if part:
@@ -287,8 +334,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests look at `asked`."""
 
 
-def _selects(selector: str, pod: Manifest) -> bool:
-    labels = pod["metadata"]["labels"]
+def _selects(selector: str, found: Manifest) -> bool:
+    labels = found["metadata"]["labels"]
     return all(
         labels.get(name) == value for name, _, value in (each.partition("=") for each in selector.split(","))
     )

@@ -1,0 +1,47 @@
+"""Which requests of a queue may be tried while those in front of them find no room.
+
+A request that finds no room does not hold back smaller ones that compete for the same workers: room for it comes only
+as others end, and meanwhile the smaller ones use what is there. After `overtakes_max` of them have gone past it, the
+room that comes is kept for it, so that small ones cannot starve a large one. It is not kept from tenants that have
+less running than its own tenant: else one that fills all workers would hold up the others with its next request.
+"""
+
+from __future__ import annotations
+
+from router.core.live_request import LiveRequest
+
+Group = tuple[str, str, str]
+
+
+class PlacementPass:
+    """One walk along a queue, in its order."""
+
+    def __init__(self, overtakes_max: int):
+        self._overtakes_max = overtakes_max
+        self._front: dict[Group, LiveRequest] = {}  # the first that found no room
+        self._room_below: dict[
+            tuple[Group, str], int
+        ] = {}  # tokens: of a tenant, a request of as many found none
+
+    def may_try(self, live: LiveRequest) -> bool:
+        """Whether room for it is possible, and not kept for another one."""
+        group = live.need.group
+        room_below = self._room_below.get((group, live.tenant.name))
+        if room_below is not None and live.need.tokens >= room_below:
+            return False
+        front = self._front.get(group)
+        if front is None or front.overtakes < self._overtakes_max:
+            return True
+        return live.tenant.running < front.tenant.running
+
+    def found_no_room(self, live: LiveRequest) -> None:
+        """It waits on: requests of its size need not be tried."""
+        group = live.need.group
+        self._front.setdefault(group, live)
+        self._room_below[group, live.tenant.name] = live.need.tokens
+
+    def placed(self, live: LiveRequest) -> None:
+        """It went to a worker, past the first that found no room, if there is one."""
+        front = self._front.get(live.need.group)
+        if front is not None:
+            front.overtakes += 1

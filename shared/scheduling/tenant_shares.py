@@ -1,0 +1,52 @@
+"""What one tenant may take of a worker, and who goes first among tenants; both roles share it.
+
+A worker knows tenants by an opaque key that is the same from all routers, so it can judge where a router sees only its
+own requests. A request is *light* if its tenant, with it, would still hold fewer tokens here than another one. What a
+tenant may not take alone (`tenant_share_max`) is kept for light requests. With one tenant none is light.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from shared.req import Req
+
+
+def share_of(places: int, share_max: float) -> int:
+    """How many of `places` one tenant may take, at least one."""
+    return max(1, round(places * share_max))
+
+
+def tokens_by_tenant(reqs: Iterable[Req]) -> Counter[str]:
+    """The tokens of the requests of each tenant."""
+    held: Counter[str] = Counter()
+    for req in reqs:
+        held[req.tenant] += len(req.token_ids)
+    return held
+
+
+def is_light(req: Req, others: Iterable[Req]) -> bool:
+    """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside `others`."""
+    held = tokens_by_tenant(others)
+    own = held.pop(req.tenant, 0) + len(req.token_ids)
+    return any(own < tokens for tokens in held.values())
+
+
+def heaviest_tenant(reqs: Iterable[Req]) -> str:
+    """The tenant that holds the most tokens; the first in the order of `reqs` on ties."""
+    held = tokens_by_tenant(reqs)
+    return max(held, key=lambda tenant: held[tenant])
+
+
+def least_served_first(waiting: Sequence[Req], present: Iterable[Req]) -> list[Req]:
+    """`waiting` in the order of the tokens that its tenant has before it: in `present` and in `waiting` itself.
+
+    Requests of one tenant keep their order.
+    """
+    ahead = tokens_by_tenant(present)
+    ranks = {}
+    for req in waiting:
+        ranks[req.sequence] = ahead[req.tenant]
+        ahead[req.tenant] += len(req.token_ids)
+    return sorted(waiting, key=lambda req: ranks[req.sequence])

@@ -1,0 +1,97 @@
+"""One tenant cannot take all of a decode worker: a light request finds a slot and pages, and keeps them as it grows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.messages import Decode, Finished, Joined, Refused
+from tests.unit.decode.bench import DecodeBench
+from tests.unit.scheduling.worker_bench import decode, prompt
+
+
+def of(tenant: str, rid: str, family: int, *, prompt_len: int = 7, max_new_tokens: int = 40) -> Decode:
+    command = decode(rid, prompt(prompt_len, family), max_new_tokens)
+    return msgspec.structs.replace(command, tenant=tenant)
+
+
+def flooded(requests: int = 12, **settings: object) -> DecodeBench:
+    """One tenant has sent as much as the worker takes of it, and more: all that came in runs."""
+    bench = DecodeBench(
+        **{"pages": 40, "tenant_share_max": 0.8, "max_running_requests": 10, **settings}  # type: ignore[arg-type]
+    )
+    for number in range(requests):
+        bench.send(of("greedy", f"g{number}", number))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    bench.turn(4)
+    return bench
+
+
+def refused(bench: DecodeBench) -> list[str]:
+    return [said.rid for said in bench.said(Refused)]
+
+
+def joined(bench: DecodeBench) -> list[str]:
+    return [said.rid for said in bench.said(Joined)]
+
+
+def test_one_tenant_leaves_slots_and_pages_to_others() -> None:
+    bench = flooded()
+    assert bench.core.slots_used == 8
+    assert bench.core.memory.available_pages >= 8
+
+
+def test_a_light_request_joins_a_worker_that_is_full_for_the_greedy_tenant() -> None:
+    bench = flooded()
+    bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    bench.turn(6)
+    assert "late" in refused(bench)
+    assert "s" in joined(bench)
+    assert "s" in [said.rid for said in bench.said(Finished)]
+
+
+def test_a_light_request_joins_while_requests_of_the_greedy_tenant_are_retracted() -> None:
+    bench = flooded()
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    assert not bench.core._load().accepting
+    bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    bench.turn(6)
+    assert "late" in refused(bench)
+    assert "s" in [said.rid for said in bench.said(Finished)]
+
+
+def test_a_light_request_grows_at_the_greedy_tenants_cost() -> None:
+    bench = flooded()
+    bench.send(of("small", "s", 99, max_new_tokens=40))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    bench.run()
+    assert bench.core.counters.retractions > 0
+    small = next(said for said in bench.said(Finished) if said.rid == "s")
+    assert small.retractions == 0
+    assert sorted(refused(bench) + [said.rid for said in bench.said(Finished)]) == sorted(
+        ["s", *(f"g{number}" for number in range(12))]
+    )
+    assert bench.holds_nothing
+
+
+def test_a_tenant_that_is_alone_grows_into_the_whole_pool() -> None:
+    bench = DecodeBench(pages=12, tenant_share_max=0.5)
+    bench.send(of("alone", "a", 1, prompt_len=7, max_new_tokens=41))  # up to twelve pages
+    bench.run()
+    assert len(bench.tokens("a")) == 40
+    assert bench.core.counters.retractions == 0
+
+
+@pytest.mark.parametrize("tenant", ["", "alone"])
+def test_a_share_of_one_keeps_nothing_back(tenant: str) -> None:
+    bench = DecodeBench(pages=40, tenant_share_max=1.0, max_running_requests=10)
+    for number in range(10):
+        bench.send(of(tenant, f"r{number}", number))
+    bench.turn(2)
+    assert bench.core.slots_used == 10

@@ -1,0 +1,45 @@
+"""Who is light, who is heavy and who goes first among tenants."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.req import Req
+from shared.sampling_params import SamplingParams
+from shared.scheduling.tenant_shares import heaviest_tenant, is_light, least_served_first, share_of
+
+PARAMS = SamplingParams(max_new_tokens=8, seed=0)
+
+
+def req(tenant: str, tokens: int, sequence: int = 0) -> Req:
+    return Req(f"r{sequence}", 1, "router", sequence, [1] * tokens, tokens, PARAMS, tenant=tenant)
+
+
+def test_a_request_is_light_if_another_tenant_would_still_hold_more() -> None:
+    present = [req("a", 10), req("a", 10), req("b", 5)]
+    assert is_light(req("b", 14), present)
+    assert not is_light(req("b", 15), present)
+    assert not is_light(req("a", 1), present)
+    assert is_light(req("c", 19), present)
+
+
+def test_with_one_tenant_no_request_is_light() -> None:
+    assert not is_light(req("a", 1), [])
+    assert not is_light(req("a", 1), [req("a", 100)])
+
+
+def test_the_heaviest_tenant_holds_most_tokens_not_most_requests() -> None:
+    assert heaviest_tenant([req("a", 1), req("a", 1), req("b", 3)]) == "b"
+
+
+def test_tenants_take_turns_by_tokens_and_each_keeps_its_order() -> None:
+    waiting = [req("a", 10, 1), req("a", 10, 2), req("a", 10, 3), req("b", 15, 4), req("b", 1, 5)]
+    assert [each.sequence for each in least_served_first(waiting, [])] == [1, 4, 2, 5, 3]
+    assert [each.sequence for each in least_served_first(waiting, [req("a", 100)])] == [4, 5, 1, 2, 3]
+    alone = waiting[:3]
+    assert least_served_first(alone, [req("a", 7)]) == alone
+
+
+@pytest.mark.parametrize(("places", "share"), [(1, 1), (2, 2), (8, 8), (20, 19), (64, 61), (768, 730)])
+def test_a_share_is_of_whole_places_and_small_numbers_are_not_split(places: int, share: int) -> None:
+    assert share_of(places, 0.95) == share
