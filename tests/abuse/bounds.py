@@ -197,6 +197,31 @@ BOUNDS = (
         f"{UNIT}/test_dispatch_bounds.py::test_a_request_past_its_time_limit_is_a_504_and_cancelled",
     ),
     Bound(
+        "tenant_waiting_max",
+        "429",
+        "its share of max_queued_requests",
+        f"{UNIT}/test_tenants.py::test_no_tenant_may_take_the_last_share_of_the_queue",
+    ),
+    Bound(
+        "tenant_running_max",
+        "requests wait in the queue",
+        "no limit until it is set",
+        f"{UNIT}/test_tenants.py::test_requests_beyond_a_tenants_running_bound_wait_and_hold_nobody_up",
+    ),
+    Bound(
+        "tenant_share_max",
+        "requests wait, or 429",
+        "another client waits 2 s for its first tokens",
+        "tests/abuse/test_overload.py"
+        "::test_four_tokens_come_within_two_seconds_while_another_client_floods[whole answers]",
+    ),
+    Bound(
+        "overtakes_max",
+        "room is kept for the request that was overtaken",
+        "32 smaller requests go first",
+        f"{UNIT}/test_dispatch_bounds.py::test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often",
+    ),
+    Bound(
         "prefix_blocks_max",
         "the oldest is forgotten",
         "16,384 entries a worker: 3 MiB",

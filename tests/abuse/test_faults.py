@@ -12,16 +12,16 @@ from threading import Event
 import httpx2
 import pytest
 
+from shared.process.worker_config import WorkerConfig
 from tests.abuse.procfs import descriptors, limited
-from tests.abuse.stopped_thread import computing_thread, stopped_thread
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port
 from tests.abuse.wire import completion, connect, get, post, talk
 from tests.integration.deployment import RunningProcess
 from tests.integration.observing import busy_worker, linked_workers
+from tests.integration.thread_stop import stop_computing
 from tests.waiting import until
 
-STEP_SECONDS_MAX = 10.0  # after which a worker that computes nothing is lost
 CONTINUE_SECONDS = 2.0  # until its streams go on elsewhere
 FROZEN_SECONDS = 4.0  # longer than the links' silence of 3 s
 RESERVE = 300  # descriptors left to the router: more than it keeps back, fewer than the clients want
@@ -159,16 +159,16 @@ def test_streams_go_on_elsewhere_when_a_computing_thread_hangs(target: AbusedDep
     alone = time.monotonic() - alone
     with target.undisturbed_streams():
         victim = busy(target, "decode")
-        thread = computing_thread(victim.pid)
-        began = time.monotonic()
-        with stopped_thread(victim.pid, thread):
+        with ExitStack() as hang:
+            stop_computing(victim, hang)
+            began = time.monotonic()
             until(
                 lambda: not target.running.live_requests("decoding"),
-                3 * STEP_SECONDS_MAX,
+                3 * WorkerConfig().step_seconds_max,
                 "the end of all streams",
             )
             took = time.monotonic() - began
-    assert took <= target.allowed(STEP_SECONDS_MAX + CONTINUE_SECONDS + 2 * alone)
+    assert took <= target.allowed(WorkerConfig().step_seconds_max + CONTINUE_SECONDS + 2 * alone)
     target.all_home()
 
 

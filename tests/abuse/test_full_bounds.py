@@ -12,7 +12,6 @@ import pytest
 from router.config import RouterConfig
 from tests.abuse.target import AbusedDeployment
 from tests.abuse.wire import completion, connect, get, post, talk
-from tests.integration.observing import linked_workers
 from tests.waiting import until
 
 BOUNDS = RouterConfig()
@@ -47,7 +46,6 @@ def test_every_connection_that_is_allowed_fits_into_memory(target: AbusedDeploym
     with router_lives_on(target, 128), ExitStack() as stack:
         for number in range(BOUNDS.connections_max + 200):
             stack.enter_context(connect(target.port, ADDRESSES[number % len(ADDRESSES)]))
-        assert linked_workers(target.running) == 4
 
 
 def test_incomplete_heads_together_fit_into_memory(target: AbusedDeployment) -> None:
