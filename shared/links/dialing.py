@@ -27,8 +27,8 @@ from shared.links.session import (
     Session,
     SessionError,
     closing_frames,
-    describe_failure,
     open_envelope,
+    reason_of,
 )
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
 
@@ -140,7 +140,7 @@ class RouterEnd:
 
     def fail(self, address: str, error: Exception, now: float) -> None:
         """End the session with this worker after an error of ours: the others live."""
-        reason = describe_failure(error)
+        reason = reason_of(error)
         self.notes.append(Note("link.failed", {"address": address, "reason": reason}, "error"))
         link = self._links.get(address)
         if link is not None and link.session is None:

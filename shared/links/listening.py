@@ -24,8 +24,8 @@ from shared.links.session import (
     Session,
     SessionError,
     closing_frames,
-    describe_failure,
     open_envelope,
+    reason_of,
 )
 from shared.loop_watch import LoopWatch
 from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
@@ -94,7 +94,7 @@ class WorkerEnd:
 
     def fail(self, connection: bytes, error: Exception) -> None:
         """End this connection's session after an error of ours: the others live."""
-        reason = describe_failure(error)
+        reason = reason_of(error)
         self.notes.append(Note("link.failed", {"reason": reason}, "error"))
         self.end(connection, reason)
 

@@ -71,11 +71,11 @@ class Envelope:
     part: bytes
 
 
-def describe_failure(error: Exception) -> str:
-    """What an error of our own was and where it arose, for the reason of a session's end."""
+def reason_of(error: Exception) -> str:
+    """Why an error of our own ends a session: what it was and where it arose. Its message may quote a client."""
     places = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return f"{type(error).__name__}{where}: {error}"
+    return f"{type(error).__name__}{where}"
 
 
 def open_envelope(frames: list[bytes]) -> Envelope:

@@ -26,7 +26,7 @@ import zmq
 from shared.effects import Note
 from shared.errors import InvariantError
 from shared.links.events import LinkEvent, PeerDown, PeerUp
-from shared.links.session import LinkSettings, describe_failure
+from shared.links.session import LinkSettings, reason_of
 from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
@@ -236,7 +236,7 @@ class ThreadedLinks:
         try:
             self._end.send(*session, body, now)
         except Exception as error:  # whatever one link meets, the others live
-            self._end.give_up(*session, describe_failure(error), now)
+            self._end.give_up(*session, reason_of(error), now)
 
     def _give_up(self, session: PeerSession, now: float) -> None:
         self._end.give_up(*session, "unsent_bytes_max reached", now)
@@ -293,5 +293,5 @@ class ThreadedLinks:
             command = self._commands.popleft()
             try:
                 command(now)
-            except Exception:  # whatever one command meets, the other links live
-                log.exception("link.command_failed")
+            except Exception as error:  # whatever one command meets, the other links live
+                log.error("link.command_failed", reason=reason_of(error))

@@ -43,6 +43,7 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         if config.lifeline_fd >= 0:
             hold_lifeline(config.lifeline_fd)
         raise_descriptor_limit()
+        forbid_core_dumps()
         configure(config.log_level, config.log_format, role=role, uid=config.uid)
         for variable in unknown_variables(struct, os.environ):
             log.warning("settings.unknown_variable", variable=variable)
@@ -86,6 +87,17 @@ def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a limit that the system does not grant stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def forbid_core_dumps() -> None:
+    """Let the kernel keep no image of this process when it crashes: keys and prompts would be in it.
+
+    One byte, since with a limit of 0 the kernel still hands the image to a program, where `core_pattern` names one.
+    Workers stay dumpable (PR_SET_DUMPABLE): UCX reads pages of a neighbour's memory, and the kernel asks that of it.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    if most != 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 def hold_lifeline(descriptor: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 
 def test_a_process_may_open_as_many_descriptors_as_the_system_allows() -> None:
@@ -42,3 +43,17 @@ run_role("prefill", ProcessConfig, serve)
     assert (failed["event"], failed["level"], failed["error"]) == ("process.failed", "critical", "KeyError")
     assert "serve" in failed["at"][-1]
     assert "what a client wrote" not in line
+
+
+def test_a_crash_leaves_no_image_of_keys_and_prompts(tmp_path: Path) -> None:
+    """The limit is 1 byte: the kernel hands an image to a program of `core_pattern` unless it is exactly that."""
+    program = """
+import os, resource
+from shared.process.role_main import forbid_core_dumps
+forbid_core_dumps()
+assert resource.getrlimit(resource.RLIMIT_CORE)[0] <= 1
+os.abort()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode == -6, ended.stderr
+    assert list(tmp_path.iterdir()) == []
