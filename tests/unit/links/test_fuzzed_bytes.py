@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.counters import LinkCounters
@@ -27,9 +27,9 @@ from shared.messages import (
     encode,
 )
 from shared.sampling_params import SamplingParams
+from tests.fuzzing import fuzzed
 from tests.link_settings import link_settings
 
-EXAMPLES = 400  # of each test: some seconds for all
 SETTINGS = link_settings(message_bytes_max=100_000)
 OTHERS, FUZZED = "tcp://other:1", "tcp://fuzzed:1"
 FROM_ROUTERS: tuple[Message, ...] = (
@@ -135,19 +135,19 @@ def judge(side: Listening | Dialing, batch: list[list[bytes]]) -> None:
     assert side.other_is_served()
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@fuzzed
 @given(batch=st.lists(frames_of(1, FROM_ROUTERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_router_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Listening(), batch)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@fuzzed
 @given(batch=st.lists(frames_of(1, FROM_WORKERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_worker_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Dialing(), batch)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@fuzzed
 @given(body=changed(FROM_ROUTERS))
 def test_a_changed_message_is_understood_or_ends_the_session_and_is_counted(body: bytes) -> None:
     side = Listening()
