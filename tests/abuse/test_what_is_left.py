@@ -40,7 +40,7 @@ def test_no_process_ended_by_itself(target: AbusedDeployment) -> None:
 
 def test_nothing_that_a_client_wrote_is_in_a_record(target: AbusedDeployment) -> None:
     (reply,) = talk(
-        target.port, post("/v1/completions", completion(MARKER, max_tokens=8, ignore_eos=True))
+        target.port, post("/v1/completions", completion(MARKER, max_tokens=32, ignore_eos=True))
     ).replies()
     said = json.loads(reply.body)["choices"][0]["text"]
     records = ["\n".join(target.log())]

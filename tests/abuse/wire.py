@@ -17,6 +17,7 @@ from typing import Any
 
 ABUSER = "127.0.0.2"
 READ_BYTES = 1 << 18
+CONNECT_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,13 @@ def connect(port: int, source: str = ABUSER, receive_bytes: int = 0) -> socket.s
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.bind((source, 0))
-    connection.settimeout(10)
-    connection.connect(("127.0.0.1", port))
+    try:
+        connection.bind((source, 0))
+        connection.settimeout(CONNECT_SECONDS_MAX)
+        connection.connect(("127.0.0.1", port))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
