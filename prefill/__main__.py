@@ -18,7 +18,7 @@ def serve(config: PrefillConfig) -> None:
             context_len=parts.engine.limits.context_len,
             holder=parts.transfer.holder,
             words=parts.transfer.words,
-            kv_format=parts.engine.kv_format,
+            kv_format=parts.kv_format,
             vocab_size=parts.engine.limits.vocab_size,
             eos_token_ids=parts.engine.eos_token_ids,
         )

@@ -92,9 +92,10 @@ class RouterConfig(ProcessConfig):
         default=4 << 20,
         description="Bytes of one request body. A larger one is answered with 413. A prompt of a million tokens fits.",
     )
-    bodies_bytes_max: PositiveInt = Field(
+    router_bytes_max: PositiveInt = Field(
         default=256 << 20,
-        description="Bytes of all bodies that are being read. Above it the answer is 429, before memory runs out.",
+        description="Bytes of all bodies that arrive or wait to be tokenized. Above it the answer is 429, before "
+        "memory runs out. One client gets at most half of it.",
     )
     body_seconds_max: Seconds = Field(
         default=30.0,
@@ -102,7 +103,7 @@ class RouterConfig(ProcessConfig):
     )
     connections_max: PositiveInt = Field(
         default=8192,
-        description="Client connections that are open at a time. A further one gets 503. An idle one costs 10 KiB.",
+        description="Client connections that are open at a time. A further one gets 503. An idle one costs 4 KiB.",
     )
     connections_per_address_max: PositiveInt = Field(
         default=4096,
@@ -138,6 +139,14 @@ class RouterConfig(ProcessConfig):
     tokenizing_max: Count = Field(
         default=256,
         description="Requests that wait for a tokenizer thread. A further one is answered with 429.",
+    )
+    template_seconds_max: Seconds = Field(
+        default=5.0,
+        description="Seconds that the model's chat template may take for one chat. Then the answer is 400.",
+    )
+    allow_control_tokens: bool = Field(
+        default=False,
+        description="Whether control tokens that are spelled in messages count as such. false keeps them text.",
     )
     stream_backlog_bytes: PositiveInt = Field(
         default=1 << 20,

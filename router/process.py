@@ -63,7 +63,7 @@ def serve(config: RouterConfig) -> None:
     keys = read_keys(config.link_keys_file, "router")
     listener = listen(config.host, config.port)
     hide_torch()
-    tokenizer = Tokenizer(Path(config.model))
+    tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, discover, keys, listener, tokenizer))
 

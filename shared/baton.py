@@ -26,8 +26,8 @@ def worker_name(uid: str, epoch: int) -> str:
 class Holder(msgspec.Struct, frozen=True):
     """The worker whose memory holds the pages, and how to reach that memory.
 
-    `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata), opaque to all but
-    `shared.transfer`. Addresses are in the holder's address space, in bytes.
+    `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; sealed: where it listens),
+    opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes.
     """
 
     uid: str

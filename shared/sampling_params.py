@@ -7,8 +7,6 @@ the end of the prompt across all attempts of a request, never from the start of 
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from shared.errors import RequestError
@@ -58,8 +56,8 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raise `RequestError` for the first field out of its bounds."""
     for field, (low, high) in _BOUNDS.items():
         value = getattr(params, field)
-        if not math.isfinite(value) or not low <= value <= high:
-            raise RequestError(f"{field} must be between {low} and {high}, got {value}", param=field)
+        if not low <= value <= high:  # no comparison holds for a NaN
+            raise RequestError(f"{field} must be between {low} and {high}, got {brief(value)}", param=field)
     if params.top_p == 0.0:
         raise RequestError("top_p must be above 0, got 0", param="top_p")
     if params.min_new_tokens > params.max_new_tokens:
@@ -72,9 +70,16 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     for token_id, bias in params.logit_bias.items():
         if not -100.0 <= bias <= 100.0:
             raise RequestError(
-                f"logit_bias values must be between -100 and 100, got {bias} for token {token_id}",
+                f"logit_bias values must be between -100 and 100, got {brief(bias)} for token {token_id}",
                 param="logit_bias",
             )
+
+
+def brief(number: float) -> str:
+    """A number that a client sent, for a message: as it is, or its size if it has many digits."""
+    if isinstance(number, int) and abs(number) >= 10**20:
+        return f"a number of {len(str(abs(number)))} digits"
+    return str(number)
 
 
 def _validate_token_ids(field: str, token_ids: tuple[int, ...], most: int, vocab_size: int) -> None:
@@ -83,5 +88,5 @@ def _validate_token_ids(field: str, token_ids: tuple[int, ...], most: int, vocab
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{field} must hold token ids from 0 to {vocab_size - 1}, got {token_id}", param=field
+                f"{field} must hold token ids from 0 to {vocab_size - 1}, got {brief(token_id)}", param=field
             )

@@ -136,6 +136,11 @@ class RouterCore:
             if state not in TRANSITIONS.ended
         }
 
+    @property
+    def tenants_live(self) -> int:
+        """How many tenants have a live request."""
+        return len(self._requests.tenants)
+
     # ---- workers -----------------------------------------------------------------------------------------------
 
     def _peer_up(self, event: PeerUp) -> None:

@@ -108,7 +108,7 @@ class Worker:
         """Whether a request of `tokens` tokens could ever be held."""
         return self.capacity is None or tokens <= self.capacity
 
-    def has_room(self, pages: int, tenant: str, now: float) -> bool:
+    def has_room(self, pages: int, tenant: str, share_max: float, now: float) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once.
 
         One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
@@ -119,6 +119,7 @@ class Worker:
             and (now >= self.paused_until or pages < self.paused_pages)
             and self.load.slots_free > self.unreported.requests + len(self.reserved)
             and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
+            and self.by_tenant[tenant] < share_of(self.hello.limits.slots, share_max)
             and self.load.free_pages - taken >= pages
         )
 

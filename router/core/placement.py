@@ -81,8 +81,13 @@ def place_decode(
     need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
 ) -> Placement | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
-    roomy = [worker for worker in workers if worker.has_room(worker.pages_for(need.tokens), need.tenant, now)]
+    roomy = [worker for worker in workers if _has_room(worker, need, settings, now)]
     return _choose(need, roomy, settings.decode_policy, settings)
+
+
+def _has_room(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
+    pages = worker.pages_for(need.tokens)
+    return worker.has_room(pages, need.tenant, settings.tenant_share_max, now)
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:

@@ -19,7 +19,8 @@ class RequestQueue:
     def __init__(self, state: RequestState) -> None:
         self._state = state
         self._queue: list[LiveRequest] = []
-        self._clock = FairClock()
+        self._unserved: set[str] = set()  # charged, and no worker has taken them
+        self.clock = FairClock()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -27,26 +28,32 @@ class RequestQueue:
     def push(self, live: LiveRequest, tokens: int) -> None:
         """Put a request in its place; `tokens` is what it costs here, if it has not been charged before."""
         if self._state not in live.starts:
-            live.starts[self._state] = self._clock.start(live.tenant.name, tokens / live.tenant.weight)
+            self._unserved.add(live.rid)
+            live.starts[self._state] = self.clock.start(live.tenant.name, tokens / live.tenant.weight)
         insort(self._queue, live, key=self._order)
 
     def remove(self, live: LiveRequest) -> None:
-        """Take a request out."""
+        """Take a request out: a worker is asked to take it, or it ends."""
         place = bisect_left(self._queue, self._order(live), key=self._order)
         assert self._queue[place] is live, live.rid
         del self._queue[place]
-        if not self._queue:
-            self._clock.rest()
 
-    def serve(self, live: LiveRequest) -> None:
-        """Take out a request that goes to a worker."""
-        self._clock.serve(live.starts[self._state])
-        self.remove(live)
+    def served(self, live: LiveRequest) -> None:
+        """A worker has taken it. Before that the clock stands: a refused request must not put newcomers behind it."""
+        if live.rid in self._unserved:
+            self.clock.serve(live.starts[self._state])
+            self._forget(live)
 
-    def give_back(self, live: LiveRequest, tokens: int) -> None:
-        """A request that has ended needed so much less than it was charged."""
+    def ended(self, live: LiveRequest, unused: int) -> None:
+        """It has ended, and needed so many tokens less than it was charged."""
         if self._state in live.starts:
-            self._clock.give_back(live.tenant.name, tokens / live.tenant.weight)
+            self.clock.give_back(live.tenant.name, unused / live.tenant.weight)
+            self._forget(live)
+
+    def _forget(self, live: LiveRequest) -> None:
+        self._unserved.discard(live.rid)
+        if not self._unserved:
+            self.clock.rest()
 
     def in_order(self) -> list[LiveRequest]:
         """A copy, so that requests may be removed while it is walked."""

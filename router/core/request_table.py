@@ -144,6 +144,7 @@ class RequestTable:
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, RequestEvent.JOINED, now)
+        self.ready.served(live)
         live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
@@ -160,6 +161,7 @@ class RequestTable:
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
+        self.ready.served(live)
         live.joined = True
         self._end_lease(live, messages.Release(live.rid, live.attempt))
         self.deliver(live, token_ids, now)
@@ -308,12 +310,7 @@ class RequestTable:
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker
-        if live.state is RequestState.WAITING:
-            self.waiting.serve(live)
-            self.deadlines.clear(("wait", live.rid))
-        else:
-            self.ready.serve(live)
-            self.deadlines.clear(("ready", live.rid))
+        self._dequeue(live)
         self._advance(live, RequestEvent.PLACED, now, worker.peer, choice.why)
         worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens), live.tenant.name)
         worker.prefixes.insert(live.need.blocks)
@@ -352,9 +349,8 @@ class RequestTable:
 
     def _give_back(self, live: LiveRequest) -> None:
         """What an ended request did not need of what its tenant was charged: an unread prompt, unspent output."""
-        if not live.visits:
-            self.waiting.give_back(live, len(live.request.token_ids))
-        self.ready.give_back(live, live.request.params.max_new_tokens - len(live.output))
+        self.waiting.ended(live, 0 if live.visits else len(live.request.token_ids))
+        self.ready.ended(live, live.request.params.max_new_tokens - len(live.output))
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change

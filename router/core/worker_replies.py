@@ -91,6 +91,7 @@ class WorkerReplies:
         if message.index != len(live.output) or not message.token_ids:
             self._lost(live, worker, "gap", now)
             return
+        self._requests.waiting.served(live)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens

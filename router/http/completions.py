@@ -24,8 +24,8 @@ from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
-from router.http.prompts import Prompts, TokenIds
-from router.http.request_body import BodyReader, TooLargeError, convert, decode_object, refuse_too_large
+from router.http.prompts import NO_BYTES, Prompts, TokenIds
+from router.http.request_body import BodyReader, TooLargeError, refuse_too_large
 from router.http.request_fields import (
     ChatFields,
     CompletionFields,
@@ -33,7 +33,7 @@ from router.http.request_fields import (
     asked_max_tokens,
     include_usage,
     max_new_tokens,
-    refuse_unimplemented,
+    read_fields,
     sampling_params,
     stop_strings,
 )
@@ -47,7 +47,8 @@ from router.http.responses import (
     send_start,
 )
 from router.shell import RouterShell
-from router.text.detokenizer import Detokenizer, StopStrings
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopPattern, StopStrings
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 
@@ -64,7 +65,7 @@ class OpenAIServing:
         self.settings = settings
         self.tokenizer = tokenizer
         self.prompts = prompts
-        self._bodies = BodyReader(settings)
+        self.bodies = BodyReader(settings)
         self._shell = shell
         self._answers: set[ResponseStream] = set()
 
@@ -75,10 +76,6 @@ class OpenAIServing:
         if not known:
             raise RequestError("no worker has named the model's context length yet", status=503)
         return min(known)
-
-    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """The body as a JSON object."""
-        return decode_object(await self._bodies.read(scope, receive))
 
     def check_model(self, name: str) -> None:
         """Raise `RequestError` (404) for a model that is not served here."""
@@ -97,7 +94,7 @@ class OpenAIServing:
 
     @contextlib.asynccontextmanager
     async def submitted(
-        self, rid: str, requests: list[ClientRequest], stops: tuple[str, ...], context: bool
+        self, rid: str, requests: list[ClientRequest], stops: list[StopPattern], context: bool
     ) -> AsyncIterator[ResponseStream]:
         """Hand `requests` to the core for one answer; those still running at the end are cancelled."""
         rids = [request.rid for request in requests]
@@ -124,7 +121,7 @@ class OpenAIServing:
         index: int,
         request: ClientRequest,
         answer: ResponseStream,
-        stops: tuple[str, ...],
+        stops: list[StopPattern],
         context: bool,
     ) -> Choice:
         skip = self.tokenizer.special_token_ids | set(request.params.stop_token_ids)
@@ -143,8 +140,11 @@ class CompletionEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
-            fields = self._fields(await self._serving.read(scope, receive))
-            requests = await self._requests(scope["segue.rid"], tenant_of(scope), fields)
+            rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
+            async with self._serving.bodies.read(scope, receive) as body:
+                fields, requests = await self._serving.prompts.run(
+                    tenant, receive, lambda: self._requests(rid, tenant, body, context_len)
+                )
             await self._answer(scope, receive, send, fields, requests)
         except TooLargeError as error:
             await refuse_too_large(error, receive, send)
@@ -153,19 +153,20 @@ class CompletionEndpoint:
         except DisconnectedError:
             pass
 
-    def _fields(self, body: dict[str, Any]) -> GenerationFields:
-        struct: type[GenerationFields] = ChatFields if self._chat else CompletionFields
-        refuse_unimplemented(body, struct.__struct_fields__)
-        fields = convert(body, struct)
+    def _fields(self, body: bytearray) -> GenerationFields:
+        fields = read_fields(body, ChatFields) if self._chat else read_fields(body, CompletionFields)
         self._serving.check_model(fields.model)
         asked_max_tokens(fields)
         include_usage(fields)
+        stop_strings(fields)
         return fields
 
-    async def _requests(self, rid: str, tenant: str, fields: GenerationFields) -> list[ClientRequest]:
-        """One request to the core for each prompt, with all bounds checked."""
-        context_len = self._serving.context_len()
-        prompts = await self._token_ids(fields, context_len)
+    def _requests(
+        self, rid: str, tenant: str, body: bytearray, context_len: int
+    ) -> tuple[GenerationFields, list[ClientRequest]]:
+        """The fields of a body, and one request to the core for each prompt. On a thread, with all bounds checked."""
+        fields = self._fields(body)
+        prompts = self._token_ids(fields, context_len)
         tokenizer = self._serving.tokenizer
         requests = []
         for index, token_ids in enumerate(prompts):
@@ -182,14 +183,16 @@ class CompletionEndpoint:
                     eos_token_ids=tokenizer.eos_token_ids,
                 )
             )
-        return requests
+        return fields, requests
 
-    async def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
+    def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
         prompts = self._serving.prompts
         if isinstance(fields, ChatFields):
-            return [await prompts.chat(fields.messages, context_len)]
+            messages, fields.messages = fields.messages, NO_BYTES  # the fields live on, the body need not
+            return [prompts.chat(messages, context_len)]
         assert isinstance(fields, CompletionFields)
-        return await prompts.completion(fields.prompt, context_len)
+        prompt, fields.prompt = fields.prompt, NO_BYTES
+        return prompts.completion(prompt, context_len)
 
     async def _answer(
         self,
@@ -200,7 +203,7 @@ class CompletionEndpoint:
         requests: list[ClientRequest],
     ) -> None:
         objects = self._objects(scope["segue.rid"], fields)
-        stops = stop_strings(fields)
+        stops = [StopPattern(stop) for stop in stop_strings(fields)]
         write = self._stream if fields.stream else self._whole
         async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
             async with _watch_disconnect(receive, answer):

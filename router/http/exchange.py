@@ -34,7 +34,7 @@ class Framing(Enum):
     NO_BODY = auto()
 
 
-class Wire(Protocol):
+class ExchangeConnection(Protocol):
     """The connection, as an exchange sees it."""
 
     def write(self, data: bytes) -> None: ...
@@ -53,7 +53,7 @@ class Wire(Protocol):
 class Exchange:
     """A request whose head has come. `scope` is ASGI's; `default_headers` are those of every answer."""
 
-    def __init__(self, wire: Wire, scope: Scope, default_headers: Headers, head: RequestHead):
+    def __init__(self, wire: ExchangeConnection, scope: Scope, default_headers: Headers, head: RequestHead):
         self.keep_alive = head.keep_alive
         self.started = False  # the head of the answer was written
         self.complete = False  # and all of its body

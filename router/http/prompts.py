@@ -1,24 +1,38 @@
-"""From what a client sent as prompt or messages to token ids.
+"""From what a client sent as prompt or messages to token ids, on threads beside the event loop.
 
-Everything here may take long for a large body, so `Prompts` runs it on a few threads of its own and bounds the number
-of waiting requests. Text that cannot fit into the context is refused before it is tokenized.
+A request gets a thread from `tokenizer_queue`; there its body is decoded, checked and tokenized in one go, so that what
+it is decoded to exists for as many requests at a time as there are threads. The field that may be large comes as its
+bytes. How many values it has is counted in them before they become objects, and no text is tokenized further than the
+context reaches.
+
+    bytes of a list    counted            bound
+    of texts           "  and  \\\\"        prompts_max
+    of token ids       ,                  the context
+    of lists of ids    [                  prompts_max
+    of messages        "role"             the context
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
+from starlette.types import Receive
+
 from router.config import RouterConfig
-from router.http.request_body import missing_field
-from router.http.responses import OverloadedError
-from router.text.tokenizer import Tokenizer
+from router.http.request_body import decode, missing_field
+from router.http.tokenizer_queue import TokenizerQueue
+from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError
 
 T = TypeVar("T")
 TokenIds = tuple[int, ...]
+
+NO_BYTES = msgspec.Raw(b"")
+SPACES = b" \t\r\n"  # JSON's
 
 _ROLES = {
     "system": "system",
@@ -27,108 +41,169 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_NOT_SUPPORTED_IN_MESSAGES = ("tool_calls", "function_call", "audio")
+_NEUTRAL = (b"", b"null", b"[]", b"{}", b'""', b"false")
+
+
+class TextPart(msgspec.Struct):
+    """One part of a content that is a list."""
+
+    type: str
+    text: str | None = None
+
+
+class MessageFields(msgspec.Struct):
+    """One message of a chat, as it comes in JSON."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: msgspec.Raw = NO_BYTES
+    function_call: msgspec.Raw = NO_BYTES
+    audio: msgspec.Raw = NO_BYTES
 
 
 class Prompts:
-    """Tokenizes on threads of its own."""
+    """Tokenizes on threads of its own. All methods but `run` and `close` are for those threads."""
 
     def __init__(self, tokenizer: Tokenizer, settings: RouterConfig):
         self._tokenizer = tokenizer
         self._settings = settings
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
-        self._waiting = 0
+        self._queue = TokenizerQueue(settings.tokenizer_threads, settings.tokenizing_max)
 
-    async def completion(self, prompt: object, context_len: int) -> list[TokenIds]:
-        """The token ids of each prompt of a completion request."""
-        return await self.run(lambda: self._completion(prompt, context_len))
+    async def run(self, tenant: str, receive: Receive, work: Callable[[], T]) -> T:
+        """Run `work` on a thread, when its turn has come.
 
-    async def chat(self, messages: object, context_len: int, add_generation_prompt: bool = True) -> TokenIds:
-        """The token ids of a chat, rendered with the model's template."""
-        return await self.run(lambda: self._chat(messages, context_len, add_generation_prompt))
+        Raises what `work` raises, `OverloadedError` when too many wait already, and `DisconnectedError` if the client
+        hangs up meanwhile.
+        """
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` off the event loop; raises `OverloadedError` when too many wait already."""
-        if self._waiting >= self._settings.tokenizing_max:
-            raise OverloadedError("too many prompts are waiting to be tokenized: try again later")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._waiting -= 1
+        async def hangup() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        await self._queue.acquire(tenant, hangup)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)  # a thread cannot be cancelled: it keeps its slot until it ends
+
+    def _ended(self, running: asyncio.Future[Any] | Future[Any]) -> None:
+        if not running.cancelled():
+            running.exception()  # is raised where it is awaited, if anybody still waits
+        self._queue.release()
 
     def close(self) -> None:
         """Cancel what waits and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:
-        """Token ids of `text`; refuses beforehand what no tokenizer could make short enough."""
-        chars_max = context_len * self._tokenizer.longest_token_chars
-        if len(text) > chars_max:
-            raise RequestError(
-                f"{param} has {len(text)} characters, more than the model's context of {context_len} tokens"
-                " can hold",
-                param=param,
-                code="context_length_exceeded",
-            )
-        return self._tokenizer.encode(text, add_special_tokens)
-
-    def _completion(self, prompt: object, context_len: int) -> list[TokenIds]:
-        prompts = _split(prompt)
+    def completion(self, prompt: msgspec.Raw, context_len: int) -> list[TokenIds]:
+        """The token ids of each prompt of a completion request."""
+        prompts = self._decoded(bytes(prompt).strip(SPACES), context_len)
         if len(prompts) > self._settings.prompts_max:
-            raise RequestError(
-                f"prompt takes at most {self._settings.prompts_max} prompts, got {len(prompts)}",
-                param="prompt",
-            )
-        return [self._prompt_ids(one, context_len) for one in prompts]
+            raise self._too_many_prompts()
+        return [self._tokenizer.compact(self._prompt(one, context_len)) for one in prompts]
 
-    def _prompt_ids(self, prompt: object, context_len: int) -> TokenIds:
+    def chat(self, messages: msgspec.Raw, context_len: int, add_generation_prompt: bool = True) -> TokenIds:
+        """The token ids of a chat, rendered with the model's template."""
+        if (roles := bytes(messages).count(b'"role"')) > context_len:
+            raise _too_long(f"messages has {roles} messages", context_len, "messages")
+        decoded = decode(messages, list[MessageFields], "messages")
+        if not decoded:
+            raise RequestError("messages must be a list of at least one message", param="messages")
+        if len(decoded) > context_len:  # their roles may be spelled with escapes
+            raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
+        parsed = [_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
+        self._check_chars(sum(len(message["content"]) for message in parsed), context_len, "messages")
+        try:
+            ids = self._tokenizer.encode_chat(
+                parsed, add_generation_prompt, context_len, self._settings.allow_control_tokens
+            )
+        except TooLongError as error:
+            raise _too_long(f"messages has {error}", context_len, "messages") from None
+        return self._tokenizer.compact(ids)
+
+    def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:
+        """Token ids of `text`; raises `RequestError` as soon as it is known that there are too many."""
+        self._check_chars(len(text), context_len, param)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens, context_len)
+        except TooLongError as error:
+            raise _too_long(f"{param} has {error}", context_len, param) from None
+
+    def _check_chars(self, chars: int, context_len: int, param: str) -> None:
+        """Refuse beforehand what no tokenizer could make short enough."""
+        if chars > context_len * self._tokenizer.longest_token_chars:
+            raise _too_long(f"{param} has {chars} characters", context_len, param)
+
+    def _decoded(self, prompt: bytes, context_len: int) -> list[str] | list[list[int]]:
+        """The prompts in OpenAI's four forms: text, token ids, and lists of either."""
+        if prompt.startswith(b'"'):
+            return [decode(prompt, str, "prompt")]
+        if not prompt.startswith(b"["):
+            raise _malformed_prompt()
+        first = prompt[1:].lstrip(SPACES)[:1]
+        if first == b"]":
+            raise RequestError("prompt must not be empty", param="prompt")
+        try:
+            if first == b'"':
+                return self._texts(prompt)
+            if first == b"[":
+                return self._lists_of_ids(prompt)
+            return [self._ids(prompt, context_len)]
+        except RequestError as error:
+            raise error if error.param in ("prompt", None) else _malformed_prompt() from None
+
+    def _texts(self, prompt: bytes) -> list[str]:
+        quotes = prompt.count(b'"') - prompt.count(b'\\"')  # 1 or 2 for each text, whatever it holds
+        if quotes > 2 * self._settings.prompts_max:
+            raise self._too_many_prompts()
+        return decode(prompt, list[str], "prompt")
+
+    def _lists_of_ids(self, prompt: bytes) -> list[list[int]]:
+        if prompt.count(b"[") > self._settings.prompts_max + 1:
+            raise self._too_many_prompts()
+        return decode(prompt, list[list[int]], "prompt")
+
+    def _ids(self, prompt: bytes, context_len: int) -> list[int]:
+        _check_room(prompt.count(b",") + 1, context_len)
+        return decode(prompt, list[int], "prompt")
+
+    def _prompt(self, prompt: str | list[int], context_len: int) -> TokenIds:
         if isinstance(prompt, str):
             ids = self.encode(prompt, context_len, "prompt") if prompt else ()
-        elif isinstance(prompt, list):
-            ids = self._checked_ids(prompt, context_len)
         else:
-            raise _malformed_prompt()
+            _check_room(len(prompt), context_len)
+            ids = check_token_ids(prompt, self._tokenizer.vocab_size, "prompt")
         if not ids:
             raise RequestError("prompt must not be empty", param="prompt")
         return ids
 
-    def _checked_ids(self, ids: list[Any], context_len: int) -> TokenIds:
-        if len(ids) >= context_len:
-            raise RequestError(
-                f"prompt has {len(ids)} tokens and leaves no room for output in the model's context of"
-                f" {context_len} tokens",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        return check_token_ids(ids, self._tokenizer.vocab_size, "prompt")
-
-    def _chat(self, messages: object, context_len: int, add_generation_prompt: bool) -> TokenIds:
-        if not isinstance(messages, list) or not messages:
-            raise RequestError("messages must be a list of at least one message", param="messages")
-        parsed = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-        text = self._tokenizer.render(parsed, add_generation_prompt)
-        return self.encode(text, context_len, "messages", add_special_tokens=False)
+    def _too_many_prompts(self) -> RequestError:
+        most = self._settings.prompts_max
+        return RequestError(f"prompt takes at most {most} prompts, got more", param="prompt")
 
 
-def check_token_ids(ids: list[Any], vocab_size: int, param: str) -> TokenIds:
+def check_token_ids(ids: list[int], vocab_size: int, param: str) -> TokenIds:
     """`ids` if they are all token ids of the model."""
-    if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in ids):
+    if not all(0 <= token_id < vocab_size for token_id in ids):
         raise RequestError(f"{param} must hold token ids from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)
 
 
-def _split(prompt: object) -> list[Any]:
-    """The prompts in OpenAI's four forms: text, token ids, and lists of either."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list):
-        raise _malformed_prompt()
-    if not prompt:
-        raise RequestError("prompt must not be empty", param="prompt")
-    if isinstance(prompt[0], str | list):
-        return prompt
-    return [prompt]
+def _check_room(tokens: int, context_len: int) -> None:
+    if tokens >= context_len:
+        raise RequestError(
+            f"prompt has {tokens} tokens and leaves no room for output in the model's context of {context_len} tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+def _too_long(what: str, context_len: int, param: str) -> RequestError:
+    return RequestError(
+        f"{what}, more than the model's context of {context_len} tokens can hold",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _malformed_prompt() -> RequestError:
@@ -138,36 +213,28 @@ def _malformed_prompt() -> RequestError:
     )
 
 
-def _message(message: object, param: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise RequestError(f"{param} must be an object with role and content", param=param)
-    role = message.get("role")
-    if role is None:
-        raise missing_field(f"{param}.role")
-    if not isinstance(role, str) or role not in _ROLES:
+def _message(message: MessageFields, param: str) -> dict[str, str]:
+    if message.role not in _ROLES:
         raise RequestError(f"{param}.role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
-    for name in _NOT_SUPPORTED_IN_MESSAGES:
-        if message.get(name):
+    for name in ("tool_calls", "function_call", "audio"):
+        if bytes(getattr(message, name)) not in _NEUTRAL:
             raise RequestError(f"{param}.{name} is not supported by this server", param=f"{param}.{name}")
-    return {"role": _ROLES[role], "content": _content(message.get("content"), f"{param}.content")}
+    return {"role": _ROLES[message.role], "content": _content(message.content, f"{param}.content")}
 
 
-def _content(content: object, param: str) -> str:
+def _content(content: str | list[TextPart] | None, param: str) -> str:
     if content is None:
         raise missing_field(param)
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not content:
         raise RequestError(f"{param} must be a string or a list of text parts", param=param)
     return "\n".join(_text_part(part, f"{param}[{at}]") for at, part in enumerate(content))
 
 
-def _text_part(part: object, param: str) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
+def _text_part(part: TextPart, param: str) -> str:
+    if part.type != "text":
         raise RequestError(f"{param} must be a part of type text: this model reads text only", param=param)
-    text = part.get("text")
-    if text is None:
+    if part.text is None:
         raise missing_field(f"{param}.text")
-    if not isinstance(text, str):
-        raise RequestError(f"{param}.text must be a string", param=f"{param}.text")
-    return text
+    return part.text

@@ -2,26 +2,26 @@
 
 `CompletionFields` and `ChatFields` are the understood ones, as they come in JSON; `sampling_params` makes the engine's
 parameters of them. A known field that is not implemented is refused by name unless it holds a neutral value;
-an unknown field is ignored, as vLLM and SGLang do. Prompts are checked in `prompts`.
+an unknown field is ignored, as vLLM and SGLang do. Prompts and messages are kept as bytes and checked in `prompts`; the
+other fields together are bounded before they are decoded.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-import structlog
 
+from router.http.request_body import decode
 from shared.errors import RequestError
-from shared.sampling_params import SamplingParams, validate
-
-log = structlog.get_logger(__name__)
+from shared.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
+NEUTRAL_BYTES_MAX = 64
 
 # Known fields that are not implemented, and their neutral values, which are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -51,20 +51,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "bad_words": ([],),
 }
-
-# Known, and without effect on what is generated here.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "verbosity",
-    }
-)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -100,32 +86,43 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 class CompletionFields(GenerationFields, kw_only=True):
     """The body of POST /v1/completions."""
 
-    prompt: Any
+    prompt: msgspec.Raw
 
 
 class ChatFields(GenerationFields, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
-    messages: Any
+    messages: msgspec.Raw
     max_completion_tokens: int | None = None
 
 
-def refuse_unimplemented(fields: dict[str, Any], known: Iterable[str]) -> None:
-    """Raise `RequestError` for the first known field that asks for something not implemented."""
-    ignored = 0
-    for name, value in fields.items():
-        if name in _NEUTRAL:
-            if value is not None and not any(_same(value, neutral) for neutral in _NEUTRAL[name]):
-                raise RequestError(f"{name} is not supported by this server", param=name)
-        elif name not in known and name not in _WITHOUT_EFFECT:
-            ignored += 1
-    if ignored:
-        log.debug("http.unknown_fields", count=ignored)  # their names are the client's text
+FieldsT = TypeVar("FieldsT", bound=GenerationFields)
+
+_UNDERSTOOD = {*CompletionFields.__struct_fields__, *ChatFields.__struct_fields__}
+_ABSENT = msgspec.Raw(b"null")
+_Envelope = msgspec.defstruct(
+    "_Envelope", [(name, msgspec.Raw, _ABSENT) for name in sorted(_UNDERSTOOD | set(_NEUTRAL))]
+)
 
 
-def _same(value: object, neutral: object) -> bool:
-    """Equal and of one type: False is not 0."""
-    return type(value) is type(neutral) and value == neutral
+def read_fields(body: bytes | bytearray, kind: type[FieldsT]) -> FieldsT:
+    """The fields of a body; raises `RequestError` for the first that is wrong or asks for something not implemented."""
+    envelope = decode(body, _Envelope)
+    small = [name for name in _Envelope.__struct_fields__ if name not in ("prompt", "messages")]
+    if sum(len(bytes(getattr(envelope, name))) for name in small) > SMALL_FIELDS_BYTES_MAX:
+        raise RequestError(f"the fields beside the prompt must not exceed {SMALL_FIELDS_BYTES_MAX} bytes")
+    for name, neutral in _NEUTRAL.items():
+        if not _is_neutral(bytes(getattr(envelope, name)), neutral):
+            raise RequestError(f"{name} is not supported by this server", param=name)
+    return decode(body, kind)
+
+
+def _is_neutral(value: bytes, neutral: tuple[Any, ...]) -> bool:
+    """Null, or equal to one of `neutral` and of its type: False is not 0."""
+    if len(value) > NEUTRAL_BYTES_MAX:
+        return False
+    decoded = decode(value, object)
+    return decoded is None or any(type(decoded) is type(one) and decoded == one for one in neutral)
 
 
 def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
@@ -156,7 +153,7 @@ def asked_max_tokens(fields: GenerationFields) -> tuple[str, int | None]:
     if isinstance(fields, ChatFields) and fields.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", fields.max_completion_tokens
     if asked is not None and asked < 1:
-        raise RequestError(f"{name} must be at least 1, got {asked}", param=name)
+        raise RequestError(f"{name} must be at least 1, got {brief(asked)}", param=name)
     return name, asked
 
 
@@ -173,7 +170,7 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
     name, asked = asked_max_tokens(fields)
     if asked is not None and asked > room:
         raise RequestError(
-            f"{name} is {asked}, but a prompt of {prompt_len} tokens leaves {room}"
+            f"{name} is {brief(asked)}, but a prompt of {prompt_len} tokens leaves {room}"
             f" of the model's context of {context_len} tokens",
             param=name,
             code="context_length_exceeded",
@@ -187,7 +184,7 @@ def sampling_params(fields: GenerationFields, max_tokens: int, vocab_size: int) 
     """The engine's parameters; raises `RequestError` naming the field that is out of bounds."""
     if fields.min_tokens is not None and not 0 <= fields.min_tokens <= max_tokens:
         raise RequestError(
-            f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {fields.min_tokens}",
+            f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {brief(fields.min_tokens)}",
             param="min_tokens",
         )
     given = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
-from router.text.detokenizer import Detokenizer, StopStrings
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopStrings
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
 

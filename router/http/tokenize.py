@@ -1,15 +1,17 @@
-"""POST /tokenize and /detokenize, with the bodies that vLLM defined."""
+"""POST /tokenize and /detokenize, with the bodies that vLLM defined.
+
+Both take as many tokens as the model's context has, and work on the tokenizer's threads up to the bytes of the answer.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from router.http.client_address import tenant_of
 from router.http.completions import OpenAIServing
-from router.http.prompts import check_token_ids
-from router.http.request_body import TooLargeError, convert, refuse_too_large
+from router.http.prompts import NO_BYTES, check_token_ids
+from router.http.request_body import TooLargeError, decode, refuse_too_large
 from router.http.responses import DisconnectedError, send_json, send_request_error
 from shared.errors import RequestError
 
@@ -19,7 +21,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Any] | None = None
+    messages: msgspec.Raw = NO_BYTES
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -29,7 +31,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: msgspec.Raw
 
 
 class TokenizeEndpoint:
@@ -41,11 +43,14 @@ class TokenizeEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
+        work = self._detokenize if self._to_text else self._tokenize
         try:
-            body = await self._serving.read(scope, receive)
-            await send_json(
-                send, 200, await (self._detokenize(body) if self._to_text else self._tokenize(body))
-            )
+            context_len = self._serving.context_len()
+            async with self._serving.bodies.read(scope, receive) as body:
+                answer = await self._serving.prompts.run(
+                    tenant_of(scope), receive, lambda: work(body, context_len)
+                )
+            await send_json(send, 200, answer)
         except TooLargeError as error:
             await refuse_too_large(error, receive, send)
         except RequestError as error:
@@ -53,23 +58,27 @@ class TokenizeEndpoint:
         except DisconnectedError:
             pass
 
-    async def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
-        fields = convert(body, TokenizeFields)
+    def _tokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
+        fields = decode(body, TokenizeFields)
         self._serving.check_model(fields.model or self._serving.settings.model_name)
-        context_len, prompts = self._serving.context_len(), self._serving.prompts
-        if fields.messages is not None:
-            ids = await prompts.chat(fields.messages, context_len, fields.add_generation_prompt)
+        prompts = self._serving.prompts
+        if bytes(fields.messages) not in (b"", b"null"):
+            ids = prompts.chat(fields.messages, context_len, fields.add_generation_prompt)
         elif fields.prompt is not None:
-            text, special = fields.prompt, fields.add_special_tokens
-            ids = await prompts.run(lambda: prompts.encode(text, context_len, "prompt", special))
+            ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
         else:
             raise RequestError("either prompt or messages is required", param="prompt")
         strings = self._serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
-        return {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
+        answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
+        return msgspec.Raw(msgspec.json.encode(answer))
 
-    async def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
-        fields = convert(body, DetokenizeFields)
-        tokenizer, prompts = self._serving.tokenizer, self._serving.prompts
+    def _detokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
+        fields = decode(body, DetokenizeFields)
         self._serving.check_model(fields.model or self._serving.settings.model_name)
-        ids = await prompts.run(lambda: check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens"))
-        return {"prompt": await prompts.run(lambda: tokenizer.decode_all(ids))}
+        tokenizer = self._serving.tokenizer
+        if bytes(fields.tokens).count(b",") >= context_len:
+            raise RequestError(
+                f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
+            )
+        ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
+        return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))

@@ -1,4 +1,4 @@
-"""From token ids to text, step by step: never half a character, never a part of a stop string.
+"""From token ids to text, step by step: never half a character.
 
 A token is a run of bytes, not of characters, so the text of a stream may only grow by what later tokens cannot change.
 `Detokenizer` decodes a short window: the tokens of the text it emitted last (some decoders treat the first token of a
@@ -17,7 +17,7 @@ the number of U+FFFD for broken bytes may differ.
 `tokenizers` has a `DecodeStream` for this, which is one call a token instead of two. It is not used because it is not
 exact: of 300 random sequences of byte-level tokens it joined to `decode(all tokens)` for 298, this file for 300.
 
-Neither class knows requests, tokens' meaning, or HTTP.
+This file knows neither requests, nor tokens' meaning, nor stop strings (`stop_strings`), nor HTTP.
 """
 
 from __future__ import annotations
@@ -82,41 +82,3 @@ class Detokenizer:
         self._emitted = max(0, len(self._decoder.decode(self._window)) - uncertain)
         self._pending = len(self._window)
         return new
-
-
-class StopStrings:
-    """Lets text pass up to the first stop string, which is left out.
-
-    The first is the one that ends first (of two that end together, the longer), so the outcome does not depend on
-    how the text was cut into parts.
-    """
-
-    def __init__(self, stops: Sequence[str]):
-        self._stops = tuple(stops)
-        self._held = ""  # may be the beginning of a stop string
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """The new text that may pass, and whether a stop string ended it."""
-        if not self._stops:
-            return text, False
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held = ""
-            return text[: min(found)[1]], True
-        held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], False
-
-    def finish(self) -> str:
-        """The held text, which did not become a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -1,8 +1,10 @@
 """From text to token ids: the model's tokenizer and its chat template.
 
 The only file of the router that imports transformers. It knows the model folder (tokenizer, chat template, config.json)
-and neither HTTP nor requests. The template is the folder's own, rendered in transformers' sandbox; a client never
-supplies one. Going back from ids to text step by step is `router.text.detokenizer`.
+and neither HTTP nor requests. Chats are rendered by `chat_template`, and `control_tokens` keeps what users typed from
+becoming one. Going back from ids to text step by step is `router.text.detokenizer`.
+
+Encoding is bounded: a long text is encoded in slices that `seams` finds, and no further than a number of tokens.
 
 transformers imports torch wherever it is installed, which costs a router seconds and half a gigabyte for nothing.
 `hide_torch`, called before the first load, hides torch from this process.
@@ -13,13 +15,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from shared.errors import ModelError, RequestError
+from router.text.chat_template import ChatTemplate, Message
+from router.text.control_tokens import ControlTokens
+from router.text.seams import NoSeamError, find_seams
+from router.text.time_limit import TimeLimit
+from shared.errors import ModelError
 
-Message = Mapping[str, str]  # role and content
+CHARS_PER_TOKEN = 8  # of one slice; ordinary text has 3 to 5
 
 
 class Decoder(Protocol):
@@ -36,51 +42,98 @@ def hide_torch() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a router reads a folder, never the network
 
 
+class TooLongError(Exception):
+    """A text has more tokens than asked for, or cannot be cut where that would have to be found out."""
+
+
 class Tokenizer:
     """The tokenizer of one model folder. All methods may be called from any thread."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, template_seconds_max: float):
         """Load `folder`; raises `ModelError` naming what is missing or broken."""
         config = _read_config(folder)
-        self._tokenizer = _load(folder)
-        self._backend = self._tokenizer.backend_tokenizer
+        tokenizer = _load(folder)
+        self._backend = tokenizer.backend_tokenizer
+        self._template = ChatTemplate(tokenizer, TimeLimit(template_seconds_max))
+        self._control = ControlTokens(self._backend, self._template)
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
             token_id for token_id, token in added.items() if token.special
-        ) | frozenset(self._tokenizer.all_special_ids)
+        ) | frozenset(tokenizer.all_special_ids)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = int(config.get("vocab_size") or 0) or max(vocabulary.values()) + 1
         self.longest_token_chars = max(map(len, vocabulary))
         self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
-        self.eos_token_ids = _eos_token_ids(folder, config) | _own_eos(self._tokenizer.eos_token_id)
+        self.eos_token_ids = _eos_token_ids(folder, config) | _own_eos(tokenizer.eos_token_id)
+        texts = self._backend.decode_batch([[i] for i in vocabulary.values() if i not in added])
+        self._seams = find_seams(self._encode_once, texts, [token.content for token in added.values()])
+        self._before, self._behind = self._frame()
+        self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
 
     @property
     def has_chat_template(self) -> bool:
-        return self._tokenizer.chat_template is not None
+        return self._template.exists
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of `text`."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self, text: str, add_special_tokens: bool = True, tokens_max: int | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of `text`; raises `TooLongError` as soon as there are more than `tokens_max`.
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt that the model's template makes of a chat; raises `RequestError` if it refuses.
-
-        The template's own words are not repeated: they may quote the messages.
+        Memory beside the ids is bounded if `tokens_max` is given: 54 MiB for any text.
         """
-        if not self.has_chat_template:
-            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        ids = self._encode(self._backend, text, tokens_max)
+        return (*self._before, *ids, *self._behind) if add_special_tokens else tuple(ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tokens_max: int | None = None,
+        allow_control_tokens: bool = False,
+    ) -> tuple[int, ...]:
+        """Token ids of a chat, rendered with the model's template; raises `TooLongError` as `encode` does.
+
+        Raises `RequestError` if the template refuses the chat. Contents are text, whatever they spell, unless
+        `allow_control_tokens`.
+        """
+
+        def encode(backend: Any, text: str) -> list[int]:
+            return self._encode(backend, text, tokens_max)
+
+        if allow_control_tokens or not self._control.typed_in(messages):
+            return tuple(encode(self._backend, self._template.render(messages, add_generation_prompt)))
+        return tuple(self._control.encode(messages, add_generation_prompt, encode))
+
+    def compact(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """The same ids, of the vocabulary, in 8 bytes each: all prompts share one object for a number."""
+        return tuple(map(self._numbers.__getitem__, token_ids))
+
+    def _encode(self, backend: Any, text: str, tokens_max: int | None) -> list[int]:
+        """Without the special tokens around a text."""
+        if tokens_max is None:
+            return self._encode_once(text, backend)
+        ids: list[int] = []
         try:
-            prompt = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except Exception:  # jinja2's errors, and whatever a template's expressions raise
-            raise RequestError(
-                "the model's chat template does not accept these messages: check the order of their roles",
-                param="messages",
-            ) from None
-        return str(prompt)
+            for part in self._seams.slices(text, CHARS_PER_TOKEN * tokens_max):
+                ids += self._encode_once(part, backend)
+                if len(ids) > tokens_max:
+                    raise TooLongError(f"more than {tokens_max} tokens")
+        except NoSeamError as error:
+            raise TooLongError(f"more than {error.chars} characters without a space or line break") from None
+        return ids
+
+    def _encode_once(self, text: str, backend: Any = None) -> list[int]:
+        encoding = (backend or self._backend).encode_batch_fast([text], add_special_tokens=False)[0]
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and behind a text."""
+        plain, framed = self._encode_once("a"), self._backend.encode("a").ids
+        for at in range(len(framed) - len(plain) + 1):
+            if framed[at : at + len(plain)] == plain:
+                return framed[:at], framed[at + len(plain) :]
+        raise ModelError("the tokenizer changes a text when it puts special tokens around it: not supported")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own spelling of each id."""

@@ -97,7 +97,7 @@ def _describe(reached: Sequence[Address]) -> str:
     more = f" and {len(reached) - SHOWN_MAX} more" if len(reached) > SHOWN_MAX else ""
     return (
         f"a pod without this release's labels connected to {shown}{more}: the network of this cluster does not enforce "
-        "NetworkPolicies. Every pod of the cluster can connect to the workers; where KV moves by UCX over TCP, it can "
+        "NetworkPolicies. Every pod of the cluster can connect to the workers; where KV moves by NIXL over TCP, it can "
         "read and write their memory. Use a network plugin that enforces NetworkPolicies. If you trust every pod of "
         "this cluster, set networkPolicy.verify to false."
     )

@@ -23,7 +23,7 @@ import structlog
 from shared.effects import Note
 from shared.engine.engine import Engine, Sizes, load
 from shared.errors import ConfigError
-from shared.links.keys import read_keys
+from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
@@ -39,8 +39,9 @@ from shared.scheduling.drain import WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
-from shared.transfer.nixl import NixlTransfer
 from shared.transfer.self_fetch import self_fetch
+from shared.transfer.transfer import Transfer
+from shared.transfer.transports import KvNetwork, open_offer
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
@@ -54,7 +55,10 @@ class WorkerParts:
     """What a scheduler is built from."""
 
     engine: Engine
-    transfer: NixlTransfer
+    transfer: Transfer
+    kv_format: (
+        str  # of the pages, and the transport that reads them: workers differing in either are never paired
+    )
 
 
 def serve(
@@ -77,8 +81,12 @@ def serve(
     probes = Probes(config.host, config.http_port, health, metrics)
     engine = _load_engine(config, health, host_fraction)
     health.doing = "checking the transfer"
-    transfer = _open_transfer(config, engine, uid, epoch, leases_max, fetch_seconds_max)
-    hello = _hello(config, role, uid, epoch, engine)
+    network = _kv_network(config)
+    kv_format = f"{engine.kv_format} over {network.transport}"
+    transfer = _open_transfer(
+        config, engine, network, keys, (uid, epoch), kv_format, leases_max, fetch_seconds_max
+    )
+    hello = _hello(config, role, uid, epoch, engine, kv_format)
     drain = WorkerDrain(config.drain_seconds)
     _listen_to_signals(drain)
     links = WorkerLinks(
@@ -86,7 +94,7 @@ def serve(
     )
     for watch in (links.loop_watch, health.loop_watch):
         watch.work_done = lambda: engine.device.work_done
-    scheduler = build(WorkerParts(engine, transfer))
+    scheduler = build(WorkerParts(engine, transfer, kv_format))
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
     )
@@ -105,7 +113,7 @@ def serve(
         probes.close()
 
 
-def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engine) -> Hello:
+def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engine, kv_format: str) -> Hello:
     return Hello(
         session=0,
         role=role,
@@ -113,7 +121,7 @@ def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engin
         epoch=epoch,
         model_name=config.served_model_name or Path(config.model).name,
         model=engine.model_fingerprint,
-        kv_format=engine.kv_format,
+        kv_format=kv_format,
         determinism=engine.determinism,
         limits=engine.limits,
         eos_token_ids=tuple(sorted(engine.eos_token_ids)),
@@ -159,19 +167,31 @@ def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> 
     return engine
 
 
+def _kv_network(config: WorkerConfig) -> KvNetwork:
+    return KvNetwork(
+        config.kv_transport,
+        config.kv_interface,
+        config.kv_ports,
+        unauthenticated_tcp=config.kv_allow_unauthenticated_tcp,
+    )
+
+
 def _open_transfer(
-    config: WorkerConfig, engine: Engine, uid: str, epoch: int, leases_max: int, fetch_seconds_max: float
-) -> NixlTransfer:
+    config: WorkerConfig,
+    engine: Engine,
+    network: KvNetwork,
+    keys: LinkKeys,
+    identity: tuple[str, int],
+    kv_format: str,
+    leases_max: int,
+    fetch_seconds_max: float,
+) -> Transfer:
     cache = engine.cache
     pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
-    transfer = NixlTransfer(
-        uid,
-        epoch,
+    transfer = Transfer(
+        open_offer(network, keys, identity, pages, leases_max),
         pages,
-        leases_max,
-        engine.kv_format,
-        interface=config.kv_interface,
-        ports=config.kv_ports,
+        kv_format,
         limits=FetchLimits(
             fetches_max=FETCHES_PER_SLOT * config.max_running_requests,
             fetch_seconds_max=fetch_seconds_max,
@@ -179,7 +199,7 @@ def _open_transfer(
         ),
         clock=monotonic,
     )
-    transport = self_fetch(transfer, pages, engine.kv_format)
+    transport = self_fetch(transfer, pages, kv_format)
     log.info("worker.fetched_from_itself", transport=transport)
     return transfer
 
@@ -192,8 +212,8 @@ def _link_settings(config: WorkerConfig) -> LinkSettings:
     )
 
 
-def _let_reads_end(transfer: NixlTransfer) -> None:
-    """Wait a little for reads under way: over TCP, the holder may abort when its reader exits in the middle of one."""
+def _let_reads_end(transfer: Transfer) -> None:
+    """Wait a little for reads under way: over UCX's TCP, the holder may abort when its reader exits in one."""
     deadline = monotonic() + LAST_READS_SECONDS_MAX
     while transfer.outstanding and monotonic() < deadline:
         transfer.poll()
@@ -205,11 +225,12 @@ def _publish(
     health: Health,
     scheduler: WorkerScheduler,
     links: WorkerLinks,
-    transfer: NixlTransfer,
+    transfer: Transfer,
 ) -> None:
     publish_scheduler(metrics, health, scheduler)
     metrics.publish(links.counters)
     metrics.publish(logs.counters)
+    metrics.publish(transfer.counters)
     metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
         gauges.KV_LINK_BYTES_PER_SECOND,

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds
+from shared.transfer.protocol import KvTransport
 
 NEEDS_CUDA = ("cuda", "bfloat16", "float16")  # choices that other servers have, and this engine lacks
 
@@ -43,12 +44,23 @@ class WorkerConfig(ProcessConfig):
     kv_ports: str = Field(
         default="20000-20999",
         pattern=r"^\d{1,5}-\d{1,5}$",
-        description="Range of ports for KV pages (UCX_TCP_PORT_RANGE). Workers on one host may share it: each takes "
-        "the next free ones.",
+        description="Range of ports for KV pages (UCX_TCP_PORT_RANGE with nixl). Workers on one host may share it: "
+        "each takes the next free ones.",
     )
     kv_interface: str = Field(
         default="lo",
-        description="Network interface for KV pages. lo keeps them on this machine. Empty: all that UCX finds.",
+        description="Network interface for KV pages. lo keeps them on this machine. Empty: with sealed the one that "
+        "leads outside, with nixl all that UCX finds.",
+    )
+    kv_transport: KvTransport = Field(
+        default="auto",
+        description="What carries KV pages. sealed is TCP that admits only workers of this deployment. nixl is UCX, "
+        "which admits everybody: for one machine, or RDMA. auto is nixl on the interface lo, and else sealed.",
+    )
+    kv_allow_unauthenticated_tcp: bool = Field(
+        default=False,
+        description="Whether nixl may use TCP on an interface other than lo. Whoever reaches its ports can then write "
+        "any memory of the worker.",
     )
     device: DeviceChoice = Field(
         default="auto", description="Device that computes. auto is cpu, the only one so far."
@@ -132,6 +144,6 @@ class WorkerConfig(ProcessConfig):
     )
     quarantine_seconds: Seconds = Field(
         default=10.0,
-        description="Seconds that pages of an unfinished read stay in quarantine. Then the reader's NIXL agent is "
-        "closed, which ends the read.",
+        description="Seconds that pages of an unfinished read stay in quarantine. Then the reader is closed, "
+        "which ends the read.",
     )

@@ -188,7 +188,7 @@ class Fetches:
         if self._comparable(holder):
             self._pages.clear(target)
         span = Span(holder.pages_address + holder.known_page * size, self._pages.address_of(target), size)
-        self._post(fetch, partial(fetch.reader.read_pages, holder, [span]))
+        self._post(fetch, partial(fetch.reader.read_pages, fetch.baton, [span]))
         if fetch.reads:
             self._poll_reads(fetch)  # where the transport copies within the post, the page is there already
 
@@ -230,13 +230,13 @@ class Fetches:
 
     def _read_next_batch(self, fetch: _Fetch) -> None:
         spans = fetch.unread.pop()
-        self._post(fetch, partial(fetch.reader.read_pages, fetch.holder, spans))
+        self._post(fetch, partial(fetch.reader.read_pages, fetch.baton, spans))
         if fetch.unread and fetch.reader.state(fetch.reads[-1]) is ReadState.FAILED:
             fetch.unread.clear()  # its peer is asked for nothing more; the next poll gives it up
 
     def _read_word(self, fetch: _Fetch) -> None:
         fetch.advance(ReadEvent.PAGES_DONE)
-        self._post(fetch, partial(fetch.reader.read_word, fetch.holder, fetch.baton.lease, fetch.slot))
+        self._post(fetch, partial(fetch.reader.read_word, fetch.baton, fetch.slot))
 
     def _post(self, fetch: _Fetch, post: Callable[[], int]) -> None:
         fetch.posted = self._clock()

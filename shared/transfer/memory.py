@@ -60,6 +60,11 @@ class PageMemory:
         return (KNOWN_BYTES * (self.page_bytes // len(KNOWN_BYTES) + 1))[: self.page_bytes]
 
 
+def view_of(address: int, size_bytes: int) -> memoryview:
+    """The memory there as bytes that can be read and written; whoever owns it must keep it."""
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
+
+
 class WordTable:
     """8-byte words in host memory of this process; implements `LeaseWords`."""
 

@@ -16,7 +16,7 @@ A transfer belongs to one thread, the worker's loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,11 +24,10 @@ from typing import Any
 
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
-from shared.transfer.fetches import Fetches, FetchLimits
-from shared.transfer.kv_links import KvLinks
+from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
+from shared.transfer.transfer import describe_holder
 from shared.transfer.ucx import TransportLog, configure_ucx
 
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
@@ -96,16 +95,16 @@ class NixlReader:
         self._reads: dict[int, str] = {}
         self._broken: set[int] = set()
 
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
         """See `Reader`."""
-        pages = self._pages
+        pages, holder = self._pages, baton.holder
         return self._post(holder, spans, (pages.memory, pages.device_id), (holder.memory, holder.device_id))
 
-    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
+    def read_word(self, baton: Baton, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
-        span = word_span(holder, lease, self._words.address_of(slot))
-        return self._post(holder, [span], ("DRAM", 0), ("DRAM", 0))
+        span = word_span(baton, self._words.address_of(slot))
+        return self._post(baton.holder, [span], ("DRAM", 0), ("DRAM", 0))
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -178,11 +177,11 @@ class NixlReader:
             self._agent.agent.invalidateRemoteMD(idle[0])
 
 
-class NixlTransfer:
-    """Fetches pages over NIXL, and offers this worker's own. Implements `Fetcher`; `words` is its `LeaseWords`.
+class NixlOffer:
+    """Offers this worker's pages and lease words over NIXL. Implements `Offer`.
 
-    `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. The page memory
-    must stay where it is until `close`. `TransferError` when NIXL is not there or refuses the memory.
+    `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. `TransferError` when
+    NIXL is not there or refuses the memory.
     """
 
     def __init__(
@@ -191,78 +190,31 @@ class NixlTransfer:
         epoch: int,
         pages: PageMemory,
         lease_count: int,
-        kv_format: str,
         *,
-        interface: str = "",
-        ports: str = "",
-        limits: FetchLimits,
-        clock: Callable[[], float],
+        interface: str,
+        ports: str,
+        tcp: bool,
     ):
-        configure_ucx(interface, ports)
+        configure_ucx(interface, ports, tcp=tcp)
         self._nixl = load_nixl()
         self._name = f"{uid}-{epoch:016x}"
         self._generation = 0
+        self._pages = pages
+        self.counters = KvCounters()
         self.words = WordTable(lease_count)
         memory = [
             (pages.memory, pages.address, pages.size_bytes, pages.device_id),
             ("DRAM", self.words.address, self.words.size_bytes, 0),
         ]
-        self._offer = _Agent(self._nixl, self._name, memory)
-        self._holder = Holder(
-            uid=uid,
-            epoch=epoch,
-            agent=self._name,
-            metadata=self._offer.agent.getLocalMD(),
-            pages_address=pages.address,
-            page_bytes=pages.page_bytes,
-            words_address=self.words.address,
-            device_id=pages.device_id,
-            memory=pages.memory,
-            known_page=pages.known_page,
-        )
+        self._agent = _Agent(self._nixl, self._name, memory)
+        metadata = self._agent.agent.getLocalMD()
+        self.holder = describe_holder(uid, epoch, self._name, metadata, pages, self.words)
 
-        def make_reader() -> NixlReader:
-            self._generation += 1
-            return NixlReader(self._nixl, f"{self._name}-r{self._generation}", pages, limits.fetches_max)
-
-        self._fetches = Fetches(self._holder, pages, kv_format, make_reader, limits, clock)
-
-    @property
-    def holder(self) -> Holder:
-        """See `Fetcher.holder`."""
-        return self._holder
-
-    @property
-    def outstanding(self) -> int:
-        """Fetches that have not ended: while above 0, poll rather than block."""
-        return self._fetches.outstanding
-
-    @property
-    def kv_links(self) -> KvLinks:
-        """What is known of the links to the workers that were read from."""
-        return self._fetches.kv_links
-
-    @property
-    def readers_fenced(self) -> int:
-        """How often a reading agent was destroyed to end reads that nothing else ended."""
-        return self._fetches.readers_fenced
-
-    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
-        """See `Fetcher.start`."""
-        self._fetches.start(fetch_id, baton, start_page, into)
-
-    def abandon(self, fetch_id: int) -> None:
-        """See `Fetcher.abandon`."""
-        self._fetches.abandon(fetch_id)
-
-    def poll(self) -> list[FetchEvent]:
-        """See `Fetcher.poll`. Costs a microsecond when nothing is outstanding."""
-        return self._fetches.poll()
+    def make_reader(self, slots: int) -> NixlReader:
+        """See `Offer`."""
+        self._generation += 1
+        return NixlReader(self._nixl, f"{self._name}-r{self._generation}", self._pages, slots)
 
     def close(self) -> None:
-        """Destroy all agents: nothing lands here any more, and no other worker can read from here.
-
-        Let fetches end first: over TCP the holder of a read under way may not survive it.
-        """
-        self._fetches.close()
-        self._offer.close()
+        """See `Offer`. Let reads end first: over TCP the holder of a read under way may not survive it."""
+        self._agent.close()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shared.baton import Baton, Holder
+
+KvTransport = Literal["auto", "nixl", "sealed"]  # what carries the bytes, see `transports`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One-sided reads as a transfer posts them: what `fetches` drives, and each transfer (`nixl`) implements.
+"""Reads as a transfer posts them: what `fetches` drives, and each transport (`nixl`, `sealed_reader`) implements.
 
 Knows neither leases nor requests. That **only DONE proves that a read has ended** is a rule for the caller.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton
 from shared.transfer.memory import WORD_BYTES, PageMemory
 
 PEERS_MAX = 64  # peers remembered at a time
@@ -40,11 +40,15 @@ class Span:
 class Reader(Protocol):
     """One generation of one-sided reads, closed as a whole."""
 
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
-        """Post a read of page memory and return its handle; `NotPostedError` when it never began."""
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
+        """Post a read of the holder's page memory and return its handle; `NotPostedError` when it never began.
 
-    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
-        """Post a read of the lease word into a slot and return its handle; `NotPostedError` when it never began."""
+        A holder that sees the baton's lease ended may leave out bytes: the lease word will tell.
+        """
+
+    def read_word(self, baton: Baton, slot: int) -> int:
+        """Post a read of the baton's lease word into a slot and return its handle; `NotPostedError` when it never
+        began."""
 
     def word(self, slot: int) -> int:
         """The word that arrived in the slot."""
@@ -77,6 +81,6 @@ def page_spans(baton: Baton, start_page: int, into: Sequence[int], pages: PageMe
     return spans
 
 
-def word_span(holder: Holder, lease: int, target: int) -> Span:
-    """The 8 bytes that prove a lease."""
-    return Span(holder.words_address + lease * WORD_BYTES, target, WORD_BYTES)
+def word_span(baton: Baton, target: int) -> Span:
+    """The 8 bytes that prove the lease."""
+    return Span(baton.holder.words_address + baton.lease * WORD_BYTES, target, WORD_BYTES)

@@ -42,7 +42,7 @@ def self_fetch(
     transfer.words.clear(0)
     if not isinstance(landed, FetchLanded) or landed.link is None:
         raise TransferError(
-            f"the self-fetch of a KV page ended with {landed!r}: is UCX allowed to listen here?"
+            f"the self-fetch of a KV page ended with {landed!r}: can the KV ports be used here?"
         )
     return landed.link.transport
 

@@ -1,7 +1,7 @@
 """UCX's settings, and the transport that UCX chose: the only place that knows its environment variables.
 
 UCX reads its settings from the environment, when its library is loaded and when a backend is made. Variables that the
-user has set stay, except the two that keep the KV plane where the network policy expects it: UCX neither authenticates
+user has set stay, except those that keep the KV plane where the network policy expects it: UCX neither authenticates
 nor encrypts. It has no call that returns the transport of a read; on request it prints a table for each kind of
 connection. Those tables go into a file in memory and are read here:
 
@@ -17,21 +17,38 @@ import ctypes
 import os
 import re
 
+from shared.errors import TransferError
+
+WITHOUT_TCP = "^tcp"
 LOG_LINK = "/proc/self/fd/"
 READ_TABLE = re.compile(r"remote memory read by ucp_get")
 LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
 
 
-def configure_ucx(interface: str, ports: str) -> None:
+def configure_ucx(interface: str, ports: str, *, tcp: bool) -> None:
     """Confine UCX to a network interface ("lo") and a range of TCP ports ("20000-20999"); empty: UCX chooses.
 
     With `lo` only processes of this machine can connect. They read each other's memory through the kernel
-    (cross-memory attach); TCP carries the rest.
+    (cross-memory attach); TCP carries the rest. Without `tcp` UCX listens on no TCP port at all. `TransferError` when
+    the user's own UCX_TLS asks for TCP all the same.
     """
     if interface:
         os.environ["UCX_NET_DEVICES"] = interface
     if ports:
         os.environ["UCX_TCP_PORT_RANGE"] = ports
+    if not tcp:
+        chosen = os.environ.setdefault("UCX_TLS", WITHOUT_TCP)
+        if names_tcp(chosen):
+            raise TransferError(
+                f"UCX_TLS is {chosen}, so UCX would take KV from anybody over TCP: leave it out or set it to "
+                f"{WITHOUT_TCP}, or say kv_allow_unauthenticated_tcp"
+            )
+
+
+def names_tcp(transports: str) -> bool:
+    """Whether UCX would use TCP with this UCX_TLS: a list, or after ^ a list of what is left out."""
+    names = {name.strip() for name in transports.removeprefix("^").split(",")}
+    return "tcp" not in names if transports.startswith("^") else bool(names & {"tcp", "all", ""})
 
 
 class TransportLog:

@@ -132,10 +132,16 @@ BOUNDS = (
     # bodies
     Bound("max_body_bytes", "413", "4 MiB a body", f"{JSON}[a byte more than a body may have]"),
     Bound(
-        "bodies_bytes_max",
+        "router_bytes_max",
         "429",
-        "256 MiB while bodies arrive",
+        "256 MiB from the first byte until a request is tokenized; half of it for one client",
         f"{FULL}::test_bodies_that_never_end_fit_into_memory",
+    ),
+    Bound(
+        "template_seconds_max",
+        "400",
+        "5 s of one tokenizer thread",
+        f"{UNIT}/test_time_limit.py::test_work_that_does_not_end_is_ended_and_its_thread_goes_on",
     ),
     Bound("body_seconds_max", "400", "30 s", f"{ENDED}[a body of a byte a second]"),
     Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),

@@ -12,6 +12,7 @@ from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
 SHARED_GPU = ("sameNodeGpuIpc.enabled=true", "sameNodeGpuIpc.runAsUser=10007")
+RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
     "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),
@@ -63,7 +64,7 @@ def test_a_spoilt_pod_is_found_out(expected: str) -> None:
 
 
 def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
-    assert level_and_findings("rdma.enabled=true")["decode"] == ["decode: capability IPC_LOCK"]
+    assert level_and_findings(*RDMA)["decode"] == ["decode: capability IPC_LOCK"]
     found = level_and_findings(*SHARED_GPU)
     assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
     assert found["router"] == found["test"] == []
@@ -71,7 +72,7 @@ def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
 
 def test_the_notes_say_which_level_is_left() -> None:
     assert "level `restricted`" in notes()
-    both = notes("rdma.enabled=true", *SHARED_GPU, "device=cuda")
+    both = notes(*RDMA, *SHARED_GPU, "device=cuda")
     assert (
         "level `privileged`, because of rdma.enabled (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)" in both
     )

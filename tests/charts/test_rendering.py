@@ -22,6 +22,7 @@ from tests.charts.rendering import (
 VERSIONS = versions()
 EVERYTHING = (
     "rdma.enabled=true",
+    "rdma.acknowledgeOpenFabric=true",
     "sameNodeGpuIpc.enabled=true",
     "sameNodeGpuIpc.runAsUser=10007",
     "router.service.type=LoadBalancer",

@@ -54,6 +54,7 @@ MISTAKES = {
     "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
+    "kv.transport=tcp": ["/kv/transport", "sealed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
@@ -76,6 +77,9 @@ CONTRADICTIONS = {
     "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
     "model=a/b": "modelSource.hub.revision is main, which can move",
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
+    "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,kv.transport=sealed": "leave kv.transport at auto",
+    "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
@@ -100,6 +104,26 @@ def deployment(role: str, values: str | None, *sets: str) -> Object:
 
 def container(role: str, *sets: str) -> Any:
     return pods(objects(None, *sets))[role]["spec"]["containers"][0]
+
+
+ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+
+
+@pytest.mark.parametrize(
+    ("sets", "transport", "tcp"),
+    [
+        ((), "sealed", "false"),
+        (ACKNOWLEDGED_RDMA, "nixl", "false"),
+        (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true"),
+    ],
+)
+def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
+    sets: tuple[str, ...], transport: str, tcp: str
+) -> None:
+    for role in ("prefill", "decode"):
+        variables = environment(pods(objects(None, *sets))[role])
+        assert variables["SEGUE_KV_TRANSPORT"] == transport
+        assert variables["SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP"] == tcp
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

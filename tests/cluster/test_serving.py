@@ -116,3 +116,32 @@ def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRel
         report = waiting.result(120)
     assert [stream.ends for stream in report.streams] == [["length"]] * 4
     release.wait_for("decode", 1)
+
+
+def test_kv_moves_by_the_other_transport_where_it_is_acknowledged(
+    release: HelmRelease, undisturbed: dict[Plan, str]
+) -> None:
+    """The other tests run over the transport that the chart takes; this one goes to NIXL over TCP and back."""
+    assert transports(release) == {"sealed"}
+    release.upgrade("--set", "kv.transport=nixl,kv.allowUnauthenticatedTcp=true")
+    for component in ("prefill", "decode"):
+        release.wait_for(component, 1)
+    fetched_bytes = release.total("decode", "segue_kv_fetched_bytes_total")
+    report = run_streams(release.url, LATER, "nixl over tcp")
+    assert {stream.text for stream in report.streams} == {undisturbed[plan] for plan in LATER}
+    assert release.total("decode", "segue_kv_fetched_bytes_total") > fetched_bytes
+    assert transports(release) == {"nixl"}
+    release.upgrade()
+    for component in ("prefill", "decode"):
+        release.wait_for(component, 1)
+
+
+def transports(release: HelmRelease) -> set[str]:
+    """What the Deployments tell their workers."""
+    workers = [release.cluster.get("deployment", f"{NAME}-{role}") for role in ("prefill", "decode")]
+    return {
+        variable["value"]
+        for worker in workers
+        for variable in worker["spec"]["template"]["spec"]["containers"][0]["env"]
+        if variable["name"] == "SEGUE_KV_TRANSPORT"
+    }

@@ -8,15 +8,14 @@ SIGSTOP, SIGCONT and SIGKILL do to a process.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
-from shared.transfer.fetches import Fetches, FetchLimits
-from shared.transfer.kv_links import KvLinks
+from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
+from shared.transfer.transfer import describe_holder
 
 
 @dataclass(slots=True)
@@ -65,15 +64,15 @@ class InProcessReader:
         self._reads: dict[int, _Read] = {}
         self._posted = 0
 
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
         """See `Reader`."""
-        return self._post(holder, _Read(holder.agent, list(spans)))
+        return self._post(baton.holder, _Read(baton.holder.agent, list(spans)))
 
-    def read_word(self, holder: Holder, lease: int, slot: int) -> int:
+    def read_word(self, baton: Baton, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
-        span = word_span(holder, lease, self._words.address_of(slot))
-        return self._post(holder, _Read(holder.agent, [span]))
+        span = word_span(baton, self._words.address_of(slot))
+        return self._post(baton.holder, _Read(baton.holder.agent, [span]))
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -116,74 +115,20 @@ class InProcessReader:
                 read.state = ReadState.DONE
 
 
-class InProcessTransfer:
-    """Fetches pages from workers of the same fabric. Implements `Fetcher`; `words` is its `LeaseWords`."""
+class InProcessOffer:
+    """Pages and lease words that workers of the same fabric may read. Implements `Offer`."""
 
-    def __init__(
-        self,
-        fabric: InProcessFabric,
-        uid: str,
-        epoch: int,
-        pages: PageMemory,
-        lease_count: int,
-        kv_format: str,
-        *,
-        limits: FetchLimits,
-        clock: Callable[[], float],
-    ):
+    def __init__(self, fabric: InProcessFabric, uid: str, epoch: int, pages: PageMemory, lease_count: int):
         agent = f"{uid}-{epoch:016x}"
+        self._fabric = fabric
         self.words = WordTable(lease_count)
+        self.counters = KvCounters()
         fabric.join(agent)
-        self._holder = Holder(
-            uid,
-            epoch,
-            agent,
-            b"",
-            pages.address,
-            pages.page_bytes,
-            self.words.address,
-            pages.device_id,
-            "DRAM",
-            pages.known_page,
-        )
+        self.holder = describe_holder(uid, epoch, agent, b"", pages, self.words)
 
-        def make_reader() -> InProcessReader:
-            return InProcessReader(fabric, limits.fetches_max)
-
-        self._fetches = Fetches(self._holder, pages, kv_format, make_reader, limits, clock)
-
-    @property
-    def holder(self) -> Holder:
-        """See `Fetcher.holder`."""
-        return self._holder
-
-    @property
-    def outstanding(self) -> int:
-        """Fetches that have not ended: while above 0, poll rather than block."""
-        return self._fetches.outstanding
-
-    @property
-    def kv_links(self) -> KvLinks:
-        """What is known of the links to the workers that were read from."""
-        return self._fetches.kv_links
-
-    @property
-    def readers_fenced(self) -> int:
-        """How often a reader was closed to end reads that nothing else ended."""
-        return self._fetches.readers_fenced
-
-    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
-        """See `Fetcher.start`."""
-        self._fetches.start(fetch_id, baton, start_page, into)
-
-    def abandon(self, fetch_id: int) -> None:
-        """See `Fetcher.abandon`."""
-        self._fetches.abandon(fetch_id)
-
-    def poll(self) -> list[FetchEvent]:
-        """See `Fetcher.poll`."""
-        return self._fetches.poll()
+    def make_reader(self, slots: int) -> InProcessReader:
+        """See `Offer`."""
+        return InProcessReader(self._fabric, slots)
 
     def close(self) -> None:
-        """Nothing lands here any more."""
-        self._fetches.close()
+        """See `Offer`. The fabric's `kill` makes reads fail."""

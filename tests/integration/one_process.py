@@ -27,7 +27,8 @@ from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
-from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
+from shared.transfer.transfer import Transfer
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, DeskRequest, DeskStream
 from tests.integration.recording_device import Logbook, RecordingDevice
@@ -85,9 +86,8 @@ class ProcessParts:
         cache.host.fill_(torch.nan)
         self.device = RecordingDevice(self.engine.device, self.logbook)
         pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
-        self.transfer = InProcessTransfer(
-            fabric, role, 1, pages, 64, self.engine.kv_format, limits=FETCH_LIMITS, clock=clock
-        )
+        offer = InProcessOffer(fabric, role, 1, pages, 64)
+        self.transfer = Transfer(offer, pages, self.engine.kv_format, limits=FETCH_LIMITS, clock=clock)
         self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))
 
     def close(self) -> None:

@@ -123,6 +123,12 @@ class SliceServer:
                 self._take_out(uid)
             self._changed.notify_all()
 
+    def put_slice(self, manifest: Manifest) -> None:
+        """Create a slice as it is, or change the one of this name."""
+        with self._changed:
+            self._write(manifest["metadata"]["name"], manifest)
+            self._changed.notify_all()
+
     def remove_slices(self) -> None:
         """Delete all slices; their pods live, and nothing writes the slices anew until `put`."""
         with self._changed:
@@ -286,11 +292,15 @@ class _Handler(BaseHTTPRequestHandler):
         verb = "watch" if parameters.get("watch", "").lower() == "true" else "list"
         namespace = address.path.removeprefix(PATH).removesuffix("/endpointslices")
         slices = self.server.slices
-        slices.asked.append(Asked(verb, namespace, parameters, self.headers.get("Authorization", "")))
+        asked = Asked(verb, namespace, parameters, self.headers.get("Authorization", ""))
+        if self._accepts_watch(asked):
+            self._watch(asked)
+            return
+        slices.asked.append(asked)
         if slices.trouble.mute:
             self.connection.recv(1)  # until the client gives up
             self.close_connection = True
-        elif slices.token and slices.asked[-1].authorization.lower() != f"bearer {slices.token}":
+        elif slices.token and asked.authorization.lower() != f"bearer {slices.token}":
             self._fail(401, "Unauthorized")
         elif slices.trouble.broken:
             self._fail(500, "etcd has no leader")
@@ -301,17 +311,22 @@ class _Handler(BaseHTTPRequestHandler):
         elif verb == "list":
             self._answer(200, slices.listing(parameters.get("labelSelector", "")))
         else:
-            self._watch(parameters)
-
-    def _watch(self, parameters: dict[str, str]) -> None:
-        slices = self.server.slices
-        since = int(parameters["resourceVersion"])
-        if slices.trouble.gone_as_status and slices.is_forgotten(since):
             self._fail(410, "too old")
-            return
+
+    def _accepts_watch(self, asked: Asked) -> bool:
+        slices, trouble = self.server.slices, self.server.slices.trouble
+        refused = trouble.mute or trouble.broken or trouble.nonsense or "watch" in trouble.denied
+        if asked.verb != "watch" or refused or (slices.token and slices.token not in asked.authorization):
+            return False
+        return not (trouble.gone_as_status and slices.is_forgotten(int(asked.parameters["resourceVersion"])))
+
+    def _watch(self, asked: Asked) -> None:
+        slices, parameters = self.server.slices, asked.parameters
+        since = int(parameters["resourceVersion"])
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        slices.asked.append(asked)  # not sooner: a test that cuts it now has cut an accepted watch
         seconds = 0.0 if slices.trouble.hasty else float(parameters["timeoutSeconds"])
         for line in slices.events(since, parameters.get("labelSelector", ""), seconds):
             middle = len(line) // 2  # a line need not be a chunk

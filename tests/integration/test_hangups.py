@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
-from tests.integration.deployment import LocalDeployment, deployment
+from tests.integration.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.streams import client_of, complete
 from tests.waiting import soon, until
 
@@ -25,12 +25,12 @@ LONG_PROMPT = [100 + k % 4000 for k in range(4000)]
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LocalDeployment]:
     """One request at a time before decode, in small chunks, and KV that only a living holder serves."""
-    config = {
+    config: RoleConfigs = {
         "router": {"readyMax": 1, **PATIENT},
-        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, **PATIENT},
-        "decode": {"kvPages": 400, **PATIENT},
+        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, "kvTransport": "sealed", **PATIENT},
+        "decode": {"kvPages": 400, "kvTransport": "sealed", **PATIENT},
     }
-    with deployment(config=config, environment={"UCX_TLS": "tcp"}) as running:
+    with deployment(config=config) as running:
         yield running
 
 

@@ -115,6 +115,45 @@ def test_a_pod_with_an_ipv6_address_alone_is_dialed_in_brackets(server: SliceSer
         discovery.until_dialed("tcp://[fd00::1]:8002")
 
 
+def sparse_slice(name: str, endpoints: object, **fields: object) -> dict[str, object]:
+    """A slice of decode pods with what is required, and these fields."""
+    manifest = ServedPod("", "decode", "10.0.0.1").slice(name)
+    return manifest | {"endpoints": endpoints} | fields
+
+
+def test_what_a_slice_leaves_out_means_what_kubernetes_says(server: SliceServer) -> None:
+    """An unknown readiness is taken as ready; `serving` alone tells the readiness of a pod that terminates."""
+
+    def endpoint(number: int, **conditions: bool) -> dict[str, object]:
+        target = {"kind": "Pod", "name": f"decode-{number}", "uid": f"u{number}"}
+        return {"addresses": [f"10.0.0.{number}"], "conditions": conditions, "targetRef": target}
+
+    server.put_slice(
+        sparse_slice(
+            "a",
+            [
+                endpoint(1),
+                endpoint(2, ready=False),
+                endpoint(3, ready=True),
+                endpoint(4, ready=False, serving=True, terminating=True),
+                {"addresses": ["10.0.0.5"]},
+                {"addresses": ["10.0.0.6"], "targetRef": {"kind": "Node", "name": "n", "uid": "u6"}},
+            ],
+        )
+    )
+    server.put_slice(sparse_slice("b", None))
+    server.put_slice(sparse_slice("c", [endpoint(7)], ports=None))
+    server.put_slice(sparse_slice("d", [endpoint(8)], addressType="FQDN"))
+    with capture_logs() as lines, RunningDiscovery() as discovery:
+        discovery.until_dialed(url(1), url(3))
+        states = {
+            state: discovery.metric("segue_discovery_pods", f"state={state}")
+            for state in ("waiting", "dialed", "terminating")
+        }
+    assert states == {"waiting": 2, "dialed": 2, "terminating": 1}
+    assert [line["pod"] for line in lines if line["event"] == "discovery.unusable"] == ["decode-7"]
+
+
 def test_hundreds_of_pods_are_followed(server: SliceServer) -> None:
     server.put(*(decode(number) for number in range(500)))
     with RunningDiscovery() as discovery:

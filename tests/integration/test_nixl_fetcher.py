@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from shared.transfer.kv_links import MEASURED_BYTES_MIN
-from shared.transfer.nixl import NixlTransfer
 from shared.transfer.protocol import FetchLanded, KvLink
 from shared.transfer.self_fetch import self_fetch
+from shared.transfer.transfer import Transfer
+from shared.transfer.transports import open_offer
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
@@ -22,7 +23,7 @@ from tests.fetcher_contract import (
     HolderUnderTest,
     PageBuffer,
 )
-from tests.integration.nixl_processes import PORTS, HolderPool, epochs
+from tests.integration.holder_processes import HolderPool, epochs, network, worker_keys
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +54,8 @@ def tcp_world(tcp_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def make_world(pool: HolderPool) -> Iterator[FetchWorld]:
     clock, buffer = Clock(), PageBuffer()
-    reader = NixlTransfer(
-        "reader",
-        next(epochs),
-        buffer.memory,
-        LEASES,
-        KV_FORMAT,
-        interface="lo",
-        ports=PORTS,
-        limits=LIMITS,
-        clock=clock,
-    )
+    offer = open_offer(network(), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
+    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
     with pool.check_out() as make_holder:
         yield FetchWorld(reader, buffer, clock, make_holder)
         reader.close()
@@ -144,7 +136,7 @@ def make_two(world: FetchWorld) -> tuple[HolderUnderTest, HolderUnderTest]:
 @pytest.mark.parametrize("fixture", ["local_world", "tcp_world"])
 def test_the_self_fetch_takes_the_whole_way(fixture: str, request: pytest.FixtureRequest) -> None:
     world: FetchWorld = request.getfixturevalue(fixture)
-    assert isinstance(world.reader, NixlTransfer)
+    assert isinstance(world.reader, Transfer)
     world.clock.now = 0
     assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
     assert world.reader.outstanding == 0

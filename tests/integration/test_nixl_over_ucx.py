@@ -20,7 +20,7 @@ from shared.transfer.nixl import NixlReader, load_nixl
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.ucx import configure_ucx
 from tests.fetcher_contract import KV_FORMAT, PATIENCE_SECONDS, PageBuffer, byte_of
-from tests.integration.nixl_processes import PORTS, NixlHolder, epochs, holders
+from tests.integration.holder_processes import PORTS, HolderProcess, epochs, holders
 
 MIB = 1024 * 1024
 PAGES = 64  # of 1 MiB: more than sockets buffer
@@ -37,7 +37,7 @@ def until(done: Callable[[], bool]) -> None:
 class UcxBench:
     """A reader agent, its target pages, and a holder to read from."""
 
-    def __init__(self, started: list[NixlHolder]):
+    def __init__(self, started: list[HolderProcess]):
         self.started = started
         self.target = PageBuffer(PAGES, MIB)
         self.source = self.start()
@@ -45,8 +45,8 @@ class UcxBench:
         self.finish(self.read(1))  # connected from here on
         self.target.fill(0, 0)
 
-    def start(self, uid: str = "holder") -> NixlHolder:
-        self.started.append(NixlHolder(uid, next(epochs), PAGES, MIB))
+    def start(self, uid: str = "holder") -> HolderProcess:
+        self.started.append(HolderProcess(uid, next(epochs), PAGES, MIB))
         return self.started[-1]
 
     def make_reader(self) -> NixlReader:
@@ -54,8 +54,9 @@ class UcxBench:
 
     def read(self, pages: int = PAGES) -> int:
         holder = self.source.holder
+        baton = Baton("a request", 1, holder, KV_FORMAT, 0, 1, 1, 1, ())
         return self.reader.read_pages(
-            holder, [Span(holder.pages_address, self.target.memory.address, pages * MIB)]
+            baton, [Span(holder.pages_address, self.target.memory.address, pages * MIB)]
         )
 
     def finish(self, handle: int) -> None:
@@ -83,7 +84,7 @@ def on_one_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[UcxBench]:
 
 
 def make_bench() -> Iterator[UcxBench]:
-    configure_ucx("lo", PORTS)
+    configure_ucx("lo", PORTS, tcp=True)
     with holders() as started:
         bench = UcxBench(started)
         yield bench

@@ -34,6 +34,8 @@ class SimulatedClient:
     output: list[int] = field(default_factory=list)
     outcome: Outcome | None = None
     disconnected: bool = False  # its router crashed, or no longer listens: there is no answer
+    ended_at: float | None = None  # seconds
+    attempts: int = 0  # that its router needed
     cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
@@ -103,6 +105,12 @@ class Router:
             renew_seconds=sizes.lease_seconds / 4,
             cache_hit_tokens_min=1,
             imbalance_tokens_max=200,
+            tenant_share_max=sizes.tenant_share_max,
+            tenant_running_max=sizes.tenant_running_max,
+            tenant_tokens_per_minute=sizes.tenant_tokens_per_minute,
+            tenant_weights=sizes.tenant_weights,
+            share_prefix_cache=sizes.share_prefix_cache,
+            overtakes_max=sizes.overtakes_max,
         )
         self.core = RouterCore(settings, process.now)
         self._network = world.network
@@ -238,7 +246,11 @@ class Router:
 
     def ended(self, rid: str, outcome: Outcome) -> None:
         self._journal(rid, outcome)
-        self.clients[rid].end(outcome)
+        client = self.clients[rid]
+        client.end(outcome)
+        client.ended_at = self.process.now
+        shown = self.core.debug(rid)
+        client.attempts = shown["attempts"] if shown else 0  # type: ignore[assignment]
 
     def paired(self) -> None:
         self._journal("", "paired")

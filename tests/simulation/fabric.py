@@ -30,6 +30,9 @@ class FabricFaults:
     slow: float = 0.0  # share of fetches that take `slow_seconds`
     slow_seconds: float = 1.2
     late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
+    leaves_out: bool = (
+        False  # holders give no page of a lease that has ended, as sealed ones do; NIXL reads on
+    )
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
     endless: float = 0.0  # share of the unproven that never end
@@ -165,7 +168,10 @@ class Agent:
                 return
             if read.given_up:
                 self.fabric.count("bytes landed after the end of interest")
-            self.pages.copy(target, holder.pages, page)
+            if self.fabric.faults.leaves_out and holder.words.values[read.baton.lease] != read.baton.nonce:
+                self.fabric.count("page left out")  # what the target held before stays
+            else:
+                self.pages.copy(target, holder.pages, page)
             read.pending -= 1
             if not read.pending and not read.given_up:
                 self._read_word_later(read)

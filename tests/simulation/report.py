@@ -100,6 +100,9 @@ EXPECTED = [
     "path session refused while the loop hangs",
     "path router ended",
     "path request taken while draining",
+    "path small request served",
+    "refused for its tenant: tenant_queue_full",
+    "refused for its tenant: tokens_per_minute",
     "path answer cut by a draining router",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
@@ -132,6 +135,8 @@ def lines(counts: Counter[str]) -> Iterable[str]:
 
 
 def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
+    for bound, count in counters.tenant_refusals.items():
+        counts[f"refused for its tenant: {bound}"] += count
     for row, count in counters.transitions.items():
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():

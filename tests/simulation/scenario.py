@@ -68,6 +68,7 @@ class PlannedRequest:
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …
     stop_delay_seconds: float = 0.0  # … and so much later
+    small: bool = False  # a few tokens of a tenant that sends little: it must not wait for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,12 @@ class ScenarioSizes:
     radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
+    tenant_share_max: float = 1.0
+    tenant_running_max: int = 0
+    tenant_tokens_per_minute: int = 0
+    tenant_weights: tuple[str, ...] = ()
+    share_prefix_cache: bool = False
+    overtakes_max: int = 32
     small_pages: int = 0  # pages of the first worker of each role; 0: as many as the others …
     reticent: bool = False  # … and its Hello has no limits
     odd_kv_format: bool = False  # the last decode worker has a KV format of its own
@@ -157,7 +164,7 @@ def draw(seed: int) -> SimulationScenario:
             copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02))),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02)), leaves_out=_leaves_out(seed)),
         requests=requests,
         faults=(),
     )
@@ -165,7 +172,7 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_hangs(_with_router_drains(scenario))
+    return _with_hangs(_with_router_drains(_with_tenants(scenario)))
 
 
 def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
@@ -175,6 +182,49 @@ def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
         return scenario
     faults = sorted((*scenario.faults, *_faults(rng, (HANG,))), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
+
+
+def _with_tenants(scenario: SimulationScenario) -> SimulationScenario:
+    """Most worlds have two to four tenants, the first of them greedy. Only a troubled world refuses their tokens."""
+    rng = scenario.random("tenants")
+    names = [f"tenant-{number}" for number in range(rng.choice((1, 2, 3, 4)))]
+    requests = [
+        replace(planned, tenant=names[0] if rng.random() < 0.5 else rng.choice(names))
+        for planned in scenario.requests
+    ]
+    sizes = replace(
+        scenario.sizes,
+        tenant_share_max=rng.choice((0.5, 0.8, 0.95, 1.0)),
+        tenant_running_max=rng.choice((0, 0, 0, 3)),
+        tenant_tokens_per_minute=0 if scenario.calm else rng.choice((0, 0, 0, 200, 2000)),
+        tenant_weights=tuple(f"{name}={rng.choice((0.5, 3))}" for name in names if rng.random() < 0.3),
+        share_prefix_cache=rng.random() < 0.2,
+        overtakes_max=rng.choice((0, 2, 32)),
+    )
+    if scenario.calm:
+        requests += _small_requests(rng, sizes)
+    return replace(scenario, sizes=sizes, requests=tuple(requests))
+
+
+def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedRequest]:
+    """Another tenant comes in the middle of it all, with a few tokens."""
+    return [
+        PlannedRequest(
+            rid=f"small-{number}",
+            at=START_SECONDS + rng.uniform(0.2, 0.8),
+            router=rng.randrange(sizes.routers),
+            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))),
+            params=SamplingParams(max_new_tokens=rng.randint(1, 4), seed=rng.getrandbits(32)),
+            tenant="small",
+            small=True,
+        )
+        for number in range(rng.randint(1, 3))
+    ]
+
+
+def _leaves_out(seed: int) -> bool:
+    """Half of the worlds read by the sealed transport."""
+    return random.Random(f"{seed} transport").random() < 0.5
 
 
 def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:

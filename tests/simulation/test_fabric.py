@@ -134,3 +134,14 @@ def test_a_read_abandoned_when_it_has_landed_ends() -> None:
         pass
     pair.reader.abandon(1)
     assert pair.reader.poll() == [FetchEnded(1)]
+
+
+def test_a_sealed_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> None:
+    pair = Pair(FabricFaults(leaves_out=True))
+    pair.fetch()
+    pair.advance(lambda: any(pair.arrived))
+    pair.holder.words.clear(1)
+    pair.settle()
+    assert sum(pair.arrived) == 1
+    assert pair.counts.count("page left out") == 2
+    assert pair.events == [FetchStale(1)]

@@ -20,6 +20,7 @@ from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.scenario import HANG, Fault, SimulationScenario
+from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart, prove_small_ones_were_served
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.worker import SimulatedWorker, Surroundings
 
@@ -60,6 +61,7 @@ class World:
         self.routers: dict[str, Router] = {}
         self.all_workers: list[SimulatedWorker] = []  # also those that are dead
         self.all_routers: list[Router] = []
+        self._witnesses: dict[Router, TenantWitness] = {}
 
     def run(self) -> None:
         """Live through the scenario; raises `SimulationError`."""
@@ -111,6 +113,7 @@ class World:
     def _start_router(self, uid: str) -> None:
         router = Router(uid, TimelineProcess(self.timeline, uid), self._surroundings(), self.journal.note)
         self.routers[uid] = router
+        self._witnesses[router] = TenantWitness(router.core)
         self.all_routers.append(router)
         for worker in self.workers.values():
             self.network.connect(router, worker)
@@ -267,13 +270,19 @@ class World:
     def _prove_nothing_is_left(self) -> None:
         for router in self.routers.values():
             assert not any(router.core.requests_by_state.values()), f"{router.hello.uid} still has requests"
+            weights = self.scenario.sizes.tenant_weights
+            self._witnesses[router].prove_charges(router.clients.values(), weights)
             for known in router.core.fleet.workers.values():
                 assert not known.assigned, f"{router.hello.uid} counts {known.assigned} at {known.peer}"
                 assert not known.leases, f"{router.hello.uid} counts leases {known.leases} at {known.peer}"
                 assert not known.reserved, f"{router.hello.uid} keeps room {known.reserved} at {known.peer}"
         for worker in self.workers.values():
             self._prove_empty(worker)
+        prove_caches_are_apart(self.clients, self.scenario.sizes)
         if self.scenario.calm:
+            self.counts["path small request served"] += prove_small_ones_were_served(
+                self.clients, self.scenario.sizes
+            )
             failed = [
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]

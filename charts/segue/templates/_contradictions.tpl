@@ -24,6 +24,7 @@
 {{- fail (printf "prefill.config.%s is %s and decode.config.%s is %s: decode fetches pages only of its own KV format, so no request could be served" $setting (default "not set" $prefill) $setting (default "not set" $decode)) -}}
 {{- end -}}
 {{- end -}}
+{{- include "segue.refuseOpenKv" . -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
@@ -50,6 +51,19 @@
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What lets strangers at the workers' memory is never on without a value that says so. */}}
+{{- define "segue.refuseOpenKv" -}}
+{{- if and .Values.rdma.enabled (not .Values.rdma.acknowledgeOpenFabric) -}}
+{{- fail "rdma.enabled opens the workers' memory to everybody on the RDMA fabric, which network policies do not filter: give this release a partition (pkey), VLAN or virtual functions of its own, and set rdma.acknowledgeOpenFabric" -}}
+{{- end -}}
+{{- if and .Values.rdma.enabled (eq .Values.kv.transport "sealed") -}}
+{{- fail "rdma.enabled claims a device, but kv.transport is sealed, which uses TCP: leave kv.transport at auto" -}}
+{{- end -}}
+{{- if and (eq .Values.kv.transport "nixl") (not .Values.rdma.enabled) (not .Values.kv.allowUnauthenticatedTcp) -}}
+{{- fail "kv.transport is nixl and rdma.enabled is false, so whoever reaches kv.ports could write all memory of a worker: leave kv.transport at auto, or set kv.allowUnauthenticatedTcp" -}}
 {{- end -}}
 {{- end -}}
 

@@ -38,6 +38,10 @@ spec:
               value: {{ include "segue.httpPort" $role | quote }}
             - name: SEGUE_LINKS_PORT
               value: {{ include "segue.linksPort" $role | quote }}
+            - name: SEGUE_KV_TRANSPORT
+              value: {{ include "segue.kvTransport" $root }}
+            - name: SEGUE_KV_ALLOW_UNAUTHENTICATED_TCP
+              value: {{ $root.Values.kv.allowUnauthenticatedTcp | quote }}
             - name: SEGUE_KV_PORTS
               value: {{ $root.Values.kv.ports | quote }}
             - name: SEGUE_KV_INTERFACE
@@ -68,6 +72,11 @@ spec:
             {{- include "segue.workerSecurityContext" $root | nindent 12 }}
       volumes:
         {{- include "segue.volumes" . | nindent 8 }}
+{{- end -}}
+
+{{/* root → nixl or sealed: a pod cannot see whether it was given RDMA on purpose, so `auto` ends here. */}}
+{{- define "segue.kvTransport" -}}
+{{- if ne .Values.kv.transport "auto" }}{{ .Values.kv.transport }}{{ else if .Values.rdma.enabled }}nixl{{ else }}sealed{{ end -}}
 {{- end -}}
 
 {{/* (root, role) → its resources, and the devices that `device` and `rdma` ask for. */}}

@@ -180,8 +180,9 @@ class ScriptedDeployment:
         return shown["state"]
 
     def assert_nothing_left(self) -> None:
-        """No request, assignment, lease or deadline remains."""
+        """No request, tenant, assignment, lease or deadline remains."""
         assert not any(self.core.requests_by_state.values())
+        assert not self.core.tenants_live
         for worker in self.core.fleet.workers.values():
             assert not worker.assigned
             assert not worker.leases

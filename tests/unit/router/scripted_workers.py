@@ -204,7 +204,7 @@ class RunningRouter:
         self.peers: dict[str, str] = {}  # URLs of the other routers it knows, by uid
         self.workers = ScriptedWorkers(limits=limits)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
-        self._tokenizer = Tokenizer(folder)
+        self._tokenizer = Tokenizer(folder, self._settings.template_seconds_max)
         self._linked = linked
         self.health = Health(60)
         self._listener = listen("127.0.0.1", 0)

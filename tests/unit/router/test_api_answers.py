@@ -22,7 +22,7 @@ TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
 
 @pytest.fixture
 def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder)
+    return Tokenizer(model_folder, template_seconds_max=5)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
     "a number beyond all floats": (
         (COMPLETIONS, b'{"model": "tiny", "prompt": "a", "top_p": 1e999}'),
         400,
-        None,
+        "top_p",
     ),
     "no model": ((CHAT, json.dumps({"messages": USER}).encode()), 400, "model"),
     "an unknown model": (chat(model=MARKER), 404, "model"),
@@ -133,7 +133,28 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
     "best_of": (completion(best_of=2), 400, "best_of"),
     "echo": (completion(echo=True), 400, "echo"),
     "suffix": (completion(suffix="x"), 400, "suffix"),
+    "a number of 4,000 digits": (chat(max_tokens=10**4000), 400, "max_tokens"),
+    "a seed of 4,000 digits": (chat(seed=10**4000), 400, "seed"),
+    "a float of 4,000 digits": (chat(top_p=10**4000), 400, "top_p"),
+    "a stop token id of 4,000 digits": (chat(stop_token_ids=[10**4000]), 400, "stop_token_ids"),
+    "a token id of 4,000 digits": (completion(prompt=[10**4000]), 400, "prompt"),
+    "a megabyte of small fields": (chat(cache_salt="x" * (1 << 20)), 400, None),
     "nothing to tokenize": (("/tokenize", b"{}"), 400, "prompt"),
+    "more to tokenize than the context": (
+        ("/tokenize", b'{"prompt": "%s"}' % (b"7 " * CONTEXT_LEN)),
+        400,
+        "prompt",
+    ),
+    "a chat to tokenize above the context": (
+        ("/tokenize", json.dumps({"messages": [{"role": "user", "content": "7 " * CONTEXT_LEN}]}).encode()),
+        400,
+        "messages",
+    ),
+    "more tokens than the context": (
+        ("/detokenize", json.dumps({"tokens": [5] * (CONTEXT_LEN + 1)}).encode()),
+        400,
+        "tokens",
+    ),
     "tokens that are text": (("/detokenize", b'{"tokens": "1"}'), 400, "tokens"),
     "tokens beyond the vocabulary": (("/detokenize", b'{"tokens": [100000]}'), 400, "tokens"),
     "an unknown path": ((f"/v1/{MARKER}", b"{}"), 404, None),
@@ -169,6 +190,7 @@ def test_bad_input_gets_a_clear_error_that_names_the_field(
     assert error["param"] == param
     assert error["message"]
     assert MARKER not in response.text
+    assert len(error["message"]) < 400
     assert "Traceback" not in response.text
     assert len(router.workers.prefills) == heard
 

@@ -18,7 +18,7 @@ import structlog
 
 from shared.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import CONTEXT_LEN
+from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
 from tests.waiting import comes_true, soon
 
 BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
@@ -154,11 +154,39 @@ def test_more_than_the_queue_holds_gets_429_and_no_request_hangs(model_folder: P
         assert all(answer.headers["retry-after"] for answer in answers if answer.status_code != 504)
 
 
-def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(model_folder: Path) -> None:
-    with RunningRouter(model_folder, tokenizing_max=0) as router:
-        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
-        assert response.status_code == 429
-        assert response.json()["error"]["type"] == "rate_limit_error"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_does_not_end_costs_its_client_the_answer_and_nobody_else_a_thread(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(
+        tmp_path / MODEL, chat_template="{% if messages|length == 2 %}" + ENDLESS + "{% endif %}fox"
+    )
+    user = {"role": "user", "content": "fox"}
+    with RunningRouter(folder, tokenizer_threads=1, template_seconds_max=0.2) as router:
+        url = f"{router.url}/v1/chat/completions"
+        for _ in range(2):
+            refused = httpx2.post(url, json={"model": MODEL, "messages": [user, user]}, timeout=20)
+            assert refused.status_code == 400
+            assert "does not end" in refused.json()["error"]["message"]
+        assert httpx2.post(url, json={"model": MODEL, "messages": [user]}).status_code == 200
+
+
+def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / MODEL, chat_template=ENDLESS)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
+    with (
+        RunningRouter(folder, tokenizer_threads=1, tokenizing_max=1, template_seconds_max=1.0) as router,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        url = f"{router.url}/v1/chat/completions"
+        answers = list(threads.map(lambda _: httpx2.post(url, json=body, timeout=20), range(8)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert refused[0].json()["error"]["type"] == "rate_limit_error"
+    assert refused[0].headers["retry-after"]
+    assert {answer.status_code for answer in answers} == {400, 429}
 
 
 def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from router.text.detokenizer import BROKEN, CONTEXT_TOKENS, PENDING_TOKENS_MAX, Detokenizer, StopStrings
+from router.text.detokenizer import BROKEN, CONTEXT_TOKENS, PENDING_TOKENS_MAX, Detokenizer
 from tests.unit.router.tiny_model import END_ID, SPECIAL, byte_fallback, byte_level
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
@@ -138,44 +138,3 @@ def test_of_a_long_prompt_only_the_end_is_read() -> None:
 def _byte_tokens(text: str) -> list[str]:
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     return [byte for piece, _ in split for byte in piece]
-
-
-# ---- stop strings ------------------------------------------------------------------------------------------------
-
-LETTERS = st.text("ab", max_size=30)
-STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
-
-
-def stopped_text(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The same by looking at every beginning of the text."""
-    for end in range(len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            return text[: end - max(map(len, ending))], True
-    return text, False
-
-
-@given(LETTERS, STOPS, CUTS)
-def test_text_ends_before_the_first_stop_string_however_it_was_cut(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
-    filter_ = StopStrings(stops)
-    out, found, at, turn = "", False, 0, 0
-    while at < len(text) and not found:
-        piece, found = filter_.push(text[at : at + cuts[turn % len(cuts)]])
-        out += piece
-        at, turn = at + cuts[turn % len(cuts)], turn + 1
-    out += filter_.finish()
-    assert (out, found) == stopped_text(text, stops)
-
-
-def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
-    filter_ = StopStrings(["\n\nQ:"])
-    assert filter_.push("yes\n") == ("yes", False)
-    assert filter_.push("\n") == ("", False)
-    assert filter_.push("no") == ("\n\nno", False)
-    assert filter_.push("\n\nQ: next") == ("", True)
-
-
-def test_without_stop_strings_nothing_is_held_back() -> None:
-    assert StopStrings([]).push("anything") == ("anything", False)

@@ -141,14 +141,14 @@ def test_decode_looks_for_room_first_then_for_the_emptier_worker_for_its_size() 
 def test_room_shrinks_with_every_assignment_not_yet_reported() -> None:
     _, (worker,) = fleet_of("decode", 1)
     worker.report(Load(free_pages=10, slots_free=4))
-    assert worker.has_room(10, "", 0.0)
+    assert worker.has_room(10, "", 1.0, 0.0)
     worker.assign("a", tokens=64, pages=4)
-    assert worker.has_room(6, "", 0.0)
-    assert not worker.has_room(7, "", 0.0)
+    assert worker.has_room(6, "", 1.0, 0.0)
+    assert not worker.has_room(7, "", 1.0, 0.0)
     worker.report(Load(free_pages=7, slots_free=1))
-    assert worker.has_room(7, "", 0.0)
+    assert worker.has_room(7, "", 1.0, 0.0)
     worker.assign("b", tokens=16, pages=1)
-    assert not worker.has_room(1, "", 0.0), "the one slot is taken"
+    assert not worker.has_room(1, "", 1.0, 0.0), "the one slot is taken"
 
 
 def test_a_worker_that_drains_gets_nothing() -> None:

@@ -55,19 +55,32 @@ def test_a_tenant_with_twice_the_weight_is_placed_twice_as_often() -> None:
     assert [rid[0] for rid in placed].count("h") == 8
 
 
-def test_a_request_that_returns_keeps_its_place_and_is_charged_once() -> None:
+def test_a_request_that_a_worker_took_and_lost_keeps_its_place() -> None:
+    world = ScriptedDeployment(1, 2)
+    for rid in ("a1", "a2"):
+        world.submit(of("a", rid))
+        world.prefilled("p0", rid, 10)
+    lost = world.placed(Decode, "a1")
+    assert lost is not None
+    world.joined(lost, "a1")
+    world.loaded("p0", accepting=False)
+    world.submit(of("b", "b1"))
+    world.down(lost)
+    world.loaded("p0")
+    assert prefills(world)[-2:] == ["a1", "b1"]
+
+
+def test_requests_that_a_worker_refused_do_not_stand_before_a_newcomer() -> None:
     world = ScriptedDeployment(1, 1, no_room_seconds=1.0)
     for rid in ("a1", "a2"):
         world.submit(of("a", rid))
         world.prefilled("p0", rid, 10)
-    world.loaded("d0", slots_free=0)
+    for rid in ("a1", "a2"):
+        world.refused("d0", rid, "no_room")
     world.submit(of("b", "b1"))
     world.prefilled("p0", "b1", 10)
-    world.refused("d0", "a1", "no_room")
-    world.refused("d0", "a2", "no_room")
-    world.loaded("d0")
     world.wait(1.1)
-    assert [message.rid for _, message in world.sent(Decode)][-3:] == ["a1", "a2", "b1"]
+    assert [message.rid for _, message in world.sent(Decode)] == ["a1", "a2", "a1", "b1", "a2"]
 
 
 def test_no_tenant_may_take_the_last_share_of_the_queue() -> None:

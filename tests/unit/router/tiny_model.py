@@ -54,7 +54,9 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-def write_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+def write_folder(
+    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, context_len: int = CONTEXT_LEN
+) -> Path:
     """A model folder around the byte-level tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_level()
@@ -62,7 +64,7 @@ def write_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> 
     config = {
         "model_type": "llama",
         "vocab_size": tokenizer.get_vocab_size(),
-        "max_position_embeddings": CONTEXT_LEN,
+        "max_position_embeddings": context_len,
         "eos_token_id": END_ID,
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shared.baton import Holder
-from tests.doubles.in_process_transfer import InProcessFabric, InProcessTransfer
+from shared.transfer.transfer import Transfer
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, FetchWorld, PageBuffer, byte_of
 
 
@@ -17,9 +18,8 @@ class InProcessHolder:
         self.buffer = PageBuffer()
         for page in range(PAGES):
             self.buffer.fill(page, byte_of(page))
-        self.transfer = InProcessTransfer(
-            fabric, uid, 5, self.buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
-        )
+        offer = InProcessOffer(fabric, uid, 5, self.buffer.memory, LEASES)
+        self.transfer = Transfer(offer, self.buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
 
     @property
     def holder(self) -> Holder:
@@ -43,9 +43,8 @@ class InProcessHolder:
 
 def make_world(clock: Clock) -> Iterator[FetchWorld]:
     fabric, buffer = InProcessFabric(), PageBuffer()
-    reader = InProcessTransfer(
-        fabric, "reader", 1, buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
-    )
+    offer = InProcessOffer(fabric, "reader", 1, buffer.memory, LEASES)
+    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
     holders: list[InProcessHolder] = []  # kept alive: batons hold addresses of their memory
 
     def make_holder() -> InProcessHolder:

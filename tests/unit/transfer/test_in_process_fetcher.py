@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from shared.baton import Holder
+from shared.baton import Baton
 from shared.errors import InvariantError, TransferError
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
@@ -16,7 +16,8 @@ from shared.transfer.memory import WordTable
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.self_fetch import self_fetch
-from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader, InProcessTransfer
+from shared.transfer.transfer import Transfer
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,
     LIMITS,
@@ -206,11 +207,11 @@ class FailingReader(InProcessReader):
         self.asked = 0
         self.broken: set[int] = set()
 
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
         self.asked += 1
         if self.asked == 2 and self.refuses:
             raise NotPostedError("the second post was refused")
-        handle = super().read_pages(holder, spans)
+        handle = super().read_pages(baton, spans)
         if self.asked == 2:
             self.broken.add(handle)
         return handle
@@ -226,13 +227,13 @@ class ReaderWithoutWords(InProcessReader):
         self.source = InProcessHolder(InProcessFabric(), "source", Clock())
         super().__init__(self.source.fabric, LIMITS.fetches_max)
 
-    def read_word(self, _holder: Holder, _lease: int, _slot: int) -> int:
+    def read_word(self, _baton: Baton, _slot: int) -> int:
         raise NotPostedError("words are not read today")
 
 
 def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) -> Fetches:
     """Six batches under way."""
-    assert isinstance(world.reader, InProcessTransfer)
+    assert isinstance(world.reader, Transfer)
     memory = world.pages.memory
     fetches = Fetches(world.reader.holder, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
     fetches.kv_links.note_check(reader.source.holder, "memory", right_bytes=True)
@@ -301,7 +302,7 @@ def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(w
 
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:
-    assert isinstance(world.reader, InProcessTransfer)
+    assert isinstance(world.reader, Transfer)
     assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) == "memory"
     assert world.reader.kv_links.links == {}, "a worker is no peer of itself"
     assert world.reader.words.read(0) == 0
@@ -309,7 +310,7 @@ def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:
 
 
 def test_a_self_fetch_that_cannot_land_is_an_error_in_one_sentence(world: FetchWorld) -> None:
-    assert isinstance(world.reader, InProcessTransfer)
+    assert isinstance(world.reader, Transfer)
     with pytest.raises(TransferError, match="self-fetch of a KV page ended with FetchFailed"):
         self_fetch(world.reader, world.pages.memory, "another format", clock=world.clock)
 

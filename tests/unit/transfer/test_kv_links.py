@@ -16,7 +16,7 @@ from shared.transfer.fetches import Fetches
 from shared.transfer.kv_links import MEASURED_BYTES_MIN, RECENT_FETCHES, SLOW_FETCHES_MIN, KvLinks
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, KvLink
 from shared.transfer.reader import PEERS_MAX, ReadState, Span
-from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader, InProcessTransfer
+from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
@@ -191,9 +191,9 @@ class CountingReader(InProcessReader):
     def __post_init__(self) -> None:
         super().__init__(self.fabric, LIMITS.fetches_max)
 
-    def read_pages(self, holder: Holder, spans: Sequence[Span]) -> int:
-        self.posts.append((holder.uid, len(spans)))
-        return super().read_pages(holder, spans)
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
+        self.posts.append((baton.holder.uid, len(spans)))
+        return super().read_pages(baton, spans)
 
     def state(self, handle: int) -> ReadState:
         return ReadState.FAILED if self.fails else super().state(handle)
@@ -208,9 +208,7 @@ class CountedFetches:
         self.source = InProcessHolder(self.fabric, "prefill", clock)
         self.source.write(3, 77)
         self.buffer = PageBuffer()
-        own = InProcessTransfer(
-            self.fabric, "own", 1, self.buffer.memory, LEASES, KV_FORMAT, limits=LIMITS, clock=clock
-        ).holder
+        own = InProcessOffer(self.fabric, "own", 1, self.buffer.memory, LEASES).holder
         self.readers: list[CountingReader] = []
         self.fetches = Fetches(own, self.buffer.memory, KV_FORMAT, self.make_reader, LIMITS, clock)
 

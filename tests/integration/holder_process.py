@@ -1,4 +1,4 @@
-"""A process that offers pages over NIXL and obeys one command a line on stdin: a holder to read from, freeze and kill.
+"""A process that offers pages and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
 Its first line is its `Holder`; then write, clear, read, busy each answer one line of JSON. Page i holds the
 byte i % 251 + 1.
@@ -13,8 +13,11 @@ import time
 import msgspec
 
 from shared.baton import Baton
-from shared.transfer.nixl import NixlTransfer
+from shared.links.keys import parse_keys
+from shared.transfer.transfer import Transfer
+from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
+from tests.integration.holder_processes import network
 
 
 def spin(seconds: float) -> int:
@@ -31,7 +34,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def answer(transfer: NixlTransfer, command: str, arguments: list[str]) -> object:
+def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
     """Do what the line says."""
     match command:
         case "write":
@@ -51,22 +54,16 @@ def answer(transfer: NixlTransfer, command: str, arguments: list[str]) -> object
 
 
 def main() -> None:
-    """Arguments: uid, epoch, pages, bytes a page, range of ports."""
-    uid, epoch, pages, page_bytes, ports = sys.argv[1:]
+    """Arguments: uid, epoch, pages, bytes a page, transport, file of keys."""
+    uid, epoch, pages, page_bytes, transport, key_file = sys.argv[1:]
     buffer = PageBuffer(int(pages), int(page_bytes))
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
-    transfer = NixlTransfer(
-        uid,
-        int(epoch),
-        buffer.memory,
-        LEASES,
-        KV_FORMAT,
-        interface="lo",
-        ports=ports,
-        limits=LIMITS,
-        clock=time.monotonic,
+    where = network("sealed" if transport == "sealed" else "nixl")
+    offer = open_offer(
+        where, parse_keys(key_file.encode(), "worker"), (uid, int(epoch)), buffer.memory, LEASES
     )
+    transfer = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=time.monotonic)
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:
         command, *arguments = line.split()

@@ -14,19 +14,48 @@ from itertools import count
 import msgspec
 
 from shared.baton import Baton, Holder
+from shared.links.keys import LinkKeys, parse_keys
+from shared.links.new_keys import Identity, key_file, new_identity
+from shared.transfer.protocol import KvTransport
+from shared.transfer.transports import KvNetwork
 from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"
+ROUTER, WORKER = new_identity("router"), new_identity("worker")  # of the deployment in these tests
 epochs = count(1)
 
 
-class NixlHolder:
+def worker_keys(own: Identity = WORKER, *others: Identity) -> LinkKeys:
+    """The keys of a worker; the others are listed beside its own."""
+    return parse_keys(key_file(own, own, *others, ROUTER), "worker")
+
+
+def network(transport: KvTransport = "nixl") -> KvNetwork:
+    """On loopback, where the tests' ports are."""
+    return KvNetwork(transport, "lo", PORTS)
+
+
+class HolderProcess:
     """A holder process. Implements `HolderUnderTest`."""
 
-    def __init__(self, uid: str, epoch: int, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
-        arguments = [uid, str(epoch), str(pages), str(page_bytes), PORTS]
+    def __init__(
+        self,
+        uid: str,
+        epoch: int,
+        pages: int = PAGES,
+        page_bytes: int = PAGE_BYTES,
+        transport: KvTransport = "nixl",
+    ):
+        arguments = [
+            uid,
+            str(epoch),
+            str(pages),
+            str(page_bytes),
+            transport,
+            key_file(WORKER, WORKER, ROUTER).decode(),
+        ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.nixl_holder", *arguments],
+            [sys.executable, "-m", "tests.integration.holder_process", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -84,18 +113,19 @@ class NixlHolder:
 class HolderPool:
     """Holders that outlive a test, since to start one takes seconds. One that was frozen or killed is not reused."""
 
-    def __init__(self) -> None:
-        self._started: list[NixlHolder] = []
-        self._idle: list[NixlHolder] = []
+    def __init__(self, transport: KvTransport = "nixl") -> None:
+        self._transport = transport
+        self._started: list[HolderProcess] = []
+        self._idle: list[HolderProcess] = []
 
     @contextmanager
-    def check_out(self) -> Iterator[Callable[[], NixlHolder]]:
+    def check_out(self) -> Iterator[Callable[[], HolderProcess]]:
         """A function that gives a test one more holder; all of them return to the pool when the test ends."""
-        checked_out: list[NixlHolder] = []
+        checked_out: list[HolderProcess] = []
 
-        def take() -> NixlHolder:
+        def take() -> HolderProcess:
             if not self._idle:
-                self._idle.append(NixlHolder("holder", next(epochs)))
+                self._idle.append(HolderProcess("holder", next(epochs), transport=self._transport))
                 self._started.append(self._idle[0])
             checked_out.append(self._idle.pop())
             return checked_out[-1]
@@ -116,9 +146,9 @@ class HolderPool:
 
 
 @contextmanager
-def holders() -> Iterator[list[NixlHolder]]:
+def holders() -> Iterator[list[HolderProcess]]:
     """A list; every holder in it is killed at the end."""
-    started: list[NixlHolder] = []
+    started: list[HolderProcess] = []
     try:
         yield started
     finally:

@@ -1,0 +1,79 @@
+"""A chat becomes one text: the model's own chat template, rendered in transformers' sandbox, within a time limit.
+
+A client never supplies a template. Control tokens can be given other names: they are replaced in the template's source
+and in the variables that carry them (`bos_token`, …), so a template that writes a control token then writes its other
+name. What a message says is not touched.
+
+This file knows no token ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.text.time_limit import TimeLimit, TimeLimitError
+from shared.errors import RequestError
+
+Message = Mapping[str, str]  # role and content
+
+
+class ChatTemplate:
+    """The template of one model folder. May be used from any thread."""
+
+    def __init__(self, tokenizer: Any, limit: TimeLimit, names: Mapping[str, str] | None = None):
+        """`tokenizer` is transformers' own; where it writes a key of `names`, the text is the key's value."""
+        self._tokenizer = tokenizer
+        self._limit = limit
+        names = names or {}
+        source = tokenizer.get_chat_template() if tokenizer.chat_template is not None else None
+        self._source = replace_all(source, names) if source is not None else None
+        variables = tokenizer.special_tokens_map.items()
+        self._variables = {variable: replace_all(text, names) for variable, text in variables}
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has one."""
+        return self._source is not None
+
+    def renamed(self, names: Mapping[str, str]) -> ChatTemplate:
+        """The same template with other names for some tokens."""
+        return ChatTemplate(self._tokenizer, self._limit, names)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The text of a chat; raises `RequestError` if the template refuses it or does not end.
+
+        The template's own words are not repeated: they may quote the messages.
+        """
+        if self._source is None:
+            raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+        try:
+            return self._limit.run(lambda: self._render(messages, add_generation_prompt))
+        except TimeLimitError as error:
+            message = f"the model's chat template does not end with these messages: {error}"
+            raise RequestError(message, param="messages") from None
+        except Exception:  # jinja2's errors, and whatever a template's expressions raise
+            raise RequestError(
+                "the model's chat template does not accept these messages: check the order of their roles",
+                param="messages",
+            ) from None
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=self._source,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        )
+
+
+def replace_all(text: str, names: Mapping[str, str]) -> str:
+    """`text` with each key of `names` replaced by its value; of two that begin at one place, the longer."""
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda match: names[match[0]], text)

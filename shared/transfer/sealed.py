@@ -1,0 +1,61 @@
+"""KV pages over TCP between workers that prove who they are: this worker's offer by the sealed transport.
+
+The parts: `sealed_keys` (TLS 1.3 with the workers' keys), `sealed_door` (listens), `sealed_holder` (answers reads),
+`sealed_reader` (reads), `sealed_channel` (frames), `sealed_requests` (what may be asked). No UCX, no NIXL, no torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.errors import TransferError
+from shared.links.keys import LinkKeys
+from shared.transfer.counters import KvCounters
+from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.sealed_holder import SealedHolder
+from shared.transfer.sealed_keys import make_contexts
+from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.sealed_requests import OfferedMemory
+from shared.transfer.transfer import describe_holder
+
+
+class SealedOffer:
+    """Offers this worker's pages and lease words at one address. Implements `Offer`.
+
+    `address` is numeric, and others reach this worker there. `TransferError` when no port is free, or the pages are not
+    in host memory.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        epoch: int,
+        pages: PageMemory,
+        lease_count: int,
+        *,
+        address: str,
+        ports: range,
+        keys: LinkKeys,
+    ):
+        if pages.memory != "DRAM":
+            raise TransferError(
+                f"the sealed KV transport reads host memory, and these pages are in {pages.memory}: choose "
+                "kv_transport nixl"
+            )
+        self._pages = pages
+        self._contexts = make_contexts(keys)
+        self.counters = KvCounters()
+        self.words = WordTable(lease_count)
+        memory = OfferedMemory(pages, self.words)
+        self._server = SealedHolder(address, ports, self._contexts.holder, memory, self.counters)
+        metadata = msgspec.msgpack.encode(SealedAddress(address, self._server.port))
+        agent = f"{uid}-{epoch:016x}"
+        self.holder = describe_holder(uid, epoch, agent, metadata, pages, self.words)
+
+    def make_reader(self, slots: int) -> SealedReader:
+        """See `Offer`."""
+        return SealedReader(self._contexts.reader, self._pages, slots)
+
+    def close(self) -> None:
+        """See `Offer`."""
+        self._server.close()

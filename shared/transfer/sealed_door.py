@@ -1,0 +1,177 @@
+"""The listening end of the sealed KV plane: takes connections, and lets in those that prove a worker's key.
+
+A stranger costs a socket and a TLS state, and no thread. At most `HANDSHAKES_MAX` handshakes are under way; one more
+ends the oldest, so strangers that wait keep nobody out. Each must be over within `HANDSHAKE_SECONDS_MAX`.
+
+    connection ── TLS 1.3 ──► keys ──► admit(connection, keys): from now on it is the holder's
+                     └── no key of a worker, plain bytes, too slow, too many ──► closed and counted
+
+Knows no pages and no requests. Runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from shared.errors import TransferError
+from shared.transfer.counters import KvCounters
+from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
+
+HANDSHAKES_MAX = 16
+HANDSHAKE_SECONDS_MAX = 3.0
+BACKLOG = 64
+RETRY_SECONDS = 0.1  # after the system had no descriptor left
+
+log = structlog.get_logger(__name__)
+
+Admit = Callable[[socket.socket, SealKeys], bool]
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A connection that has not proved anything yet."""
+
+    connection: socket.socket
+    handshake: Handshake
+    deadline: float
+
+
+class Door:
+    """Listens on one address, at the first free port of a range, until `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        ports: range,
+        context: ssl.SSLContext,
+        admit: Admit,
+        counters: KvCounters,
+    ):
+        self._context = context
+        self._admit = admit
+        self._counters = counters
+        self._arrivals: dict[int, _Arrival] = {}  # by descriptor, oldest first
+        self._listener = _listen(address, ports)
+        self.port: int = self._listener.getsockname()[1]
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._closing, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._retry_at = 0.0  # when to listen again; 0: it listens
+        self._thread = threading.Thread(target=self._run, name="kv-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and drop the handshakes under way."""
+        os.eventfd_write(self._closing, 1)
+        self._thread.join()
+        for arrival in list(self._arrivals.values()):
+            self._drop(arrival)
+        self._selector.close()
+        self._listener.close()
+        os.close(self._closing)
+
+    def _run(self) -> None:
+        while True:
+            ready = [key.fd for key, _ in self._selector.select(self._wait_seconds())]
+            if self._closing in ready:
+                return
+            for descriptor in ready:
+                if arrival := self._arrivals.get(descriptor):
+                    self._advance(arrival)
+            if self._listener.fileno() in ready:
+                self._accept()
+            self._watch_the_clock()
+
+    def _wait_seconds(self) -> float | None:
+        times = [arrival.deadline for arrival in self._arrivals.values()]
+        times += [self._retry_at] if self._retry_at else []
+        return max(0.0, min(times) - monotonic()) if times else None
+
+    def _watch_the_clock(self) -> None:
+        now = monotonic()
+        for arrival in [each for each in self._arrivals.values() if each.deadline <= now]:
+            self._refuse(arrival, "it took too long")
+        if self._retry_at and self._retry_at <= now:
+            self._retry_at = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no descriptor is left: it stays readable, so look away for a moment
+            self._selector.unregister(self._listener)
+            self._retry_at = monotonic() + RETRY_SECONDS
+            return
+        if len(self._arrivals) >= HANDSHAKES_MAX:
+            self._counters.refused_crowded += 1
+            self._drop(next(iter(self._arrivals.values())))
+        connection.setblocking(False)
+        handshake = Handshake(self._context, holder=True)
+        arrival = _Arrival(connection, handshake, monotonic() + HANDSHAKE_SECONDS_MAX)
+        self._arrivals[connection.fileno()] = arrival
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _advance(self, arrival: _Arrival) -> None:
+        try:
+            received = arrival.connection.recv(HANDSHAKE_BYTES_MAX)
+            if not received:
+                raise SealError("it hung up")
+            answer = arrival.handshake.advance(received)
+            if answer and arrival.connection.send(answer) < len(answer):
+                raise SealError("it does not read")  # an empty send buffer holds any answer
+        except BlockingIOError:
+            return
+        except Exception as error:  # whatever a stranger sends ends that stranger, and never this thread
+            self._refuse(arrival, str(error))
+            return
+        if keys := arrival.handshake.keys:
+            self._let_in(arrival, keys)
+
+    def _let_in(self, arrival: _Arrival, keys: SealKeys) -> None:
+        self._forget(arrival)
+        arrival.connection.setblocking(True)
+        if not self._admit(arrival.connection, keys):
+            self._counters.refused_crowded += 1
+            arrival.connection.close()
+
+    def _refuse(self, arrival: _Arrival, reason: str) -> None:
+        """Count it, and log the first, second, fourth, eighth … time: a stranger may try without end."""
+        self._counters.refused_handshake += 1
+        count = self._counters.refused_handshake
+        if count & (count - 1) == 0:
+            log.warning("transfer.stranger_refused", reason=reason, times=count)
+        self._drop(arrival)
+
+    def _drop(self, arrival: _Arrival) -> None:
+        self._forget(arrival)
+        arrival.connection.close()
+
+    def _forget(self, arrival: _Arrival) -> None:
+        self._selector.unregister(arrival.connection)
+        del self._arrivals[arrival.connection.fileno()]
+
+
+def _listen(address: str, ports: range) -> socket.socket:
+    """A listening socket at the first free port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        with contextlib.suppress(OSError, OverflowError):  # taken, or above 65535
+            listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+            listener.setblocking(False)
+            return listener
+    raise TransferError(
+        f"no port of {ports.start}-{ports.stop - 1} is free on {address} for KV pages: widen --kv-ports"
+    )

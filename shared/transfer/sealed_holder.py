@@ -1,0 +1,163 @@
+"""The offering end of the sealed KV plane: answers the reads of workers that the door has let in.
+
+Each connection has a thread. It takes one request at a time, asks `OfferedMemory` whether it may be answered, and sends
+portions straight out of the page memory. Between two portions it looks at the lease word again. A reader that does not
+read holds one frame and a socket buffer; after `SEND_SECONDS_MAX` without a byte taken its connection ends.
+
+    at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from dataclasses import dataclass
+
+import structlog
+
+from shared.transfer.counters import KvCounters
+from shared.transfer.sealed_channel import FrameKind, SealedChannel
+from shared.transfer.sealed_door import Door
+from shared.transfer.sealed_keys import SealError, SealKeys
+from shared.transfer.sealed_requests import (
+    REQUEST_BYTES_MAX,
+    GetPages,
+    GetWord,
+    OfferedMemory,
+    Piece,
+    Request,
+    cut_portions,
+    decode_request,
+)
+
+CONNECTIONS_MAX = 128  # two readers of each of the 64 peers that a worker remembers
+SEND_BUFFER_BYTES = 512 * 1024
+SEND_SECONDS_MAX = 30
+IDLE_SECONDS_MAX = 120  # without a request; readers hang up earlier
+REFUSAL_BYTES_MAX = 200
+
+log = structlog.get_logger(__name__)
+
+
+def set_timeouts(connection: socket.socket, *, send_seconds: int, receive_seconds: int) -> None:
+    """Let the kernel end what waits longer, and notice a peer whose machine is gone. 0: no bound."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", send_seconds, 0))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", receive_seconds, 0))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A worker that reads from here."""
+
+    connection: socket.socket
+    channel: SealedChannel
+    thread: threading.Thread
+
+
+class SealedHolder:
+    """Serves page memory and lease words at `port`, until `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        ports: range,
+        context: ssl.SSLContext,
+        memory: OfferedMemory,
+        counters: KvCounters,
+    ):
+        self._memory = memory
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._clients: set[_Client] = set()
+        self._closed = False
+        self._door = Door(address, ports, context, self._admit, counters)
+        self.port = self._door.port
+
+    def close(self) -> None:
+        """Nothing is read from here any more: every connection and thread has ended when this returns."""
+        self._door.close()
+        with self._lock:
+            self._closed = True
+            clients = list(self._clients)
+            for client in clients:
+                client.channel.cut()  # under the lock, or its number might be another file's by now
+        for client in clients:
+            client.thread.join()
+
+    def _admit(self, connection: socket.socket, keys: SealKeys) -> bool:
+        """Serve it in a thread; False when there are too many. In the door's thread."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        set_timeouts(connection, send_seconds=SEND_SECONDS_MAX, receive_seconds=IDLE_SECONDS_MAX)
+        channel = SealedChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
+        thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
+        client = _Client(connection, channel, thread)
+        with self._lock:
+            if self._closed or len(self._clients) >= CONNECTIONS_MAX:
+                return False
+            self._clients.add(client)
+        thread.start()
+        return True
+
+    def _serve(self, client: _Client) -> None:
+        try:
+            while True:
+                self._answer(client.channel, self._receive(client.channel))
+        except OSError:
+            pass  # it hung up, or was silent
+        except SealError as error:
+            self._count_refusal(str(error))
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+            client.connection.close()
+
+    def _receive(self, channel: SealedChannel) -> Request:
+        size, kind = channel.receive_header()
+        payload = memoryview(bytearray(min(size, REQUEST_BYTES_MAX)))
+        channel.receive_payload(payload)
+        if kind != FrameKind.REQUEST:
+            raise SealError(f"a frame of kind {kind}, where a request was expected")
+        return decode_request(bytes(payload))
+
+    def _answer(self, channel: SealedChannel, request: Request) -> None:
+        if reason := self._memory.refusal(request):
+            self._count_refusal(reason)
+            channel.send(FrameKind.REFUSED, reason.encode()[:REFUSAL_BYTES_MAX])
+        elif isinstance(request, GetWord):
+            channel.send(FrameKind.DATA, self._memory.word(request.lease))
+        else:
+            self._send_pages(channel, request)
+
+    def _send_pages(self, channel: SealedChannel, request: GetPages) -> None:
+        for portion in cut_portions([size for _, size in request.spans]):
+            if not self._memory.is_open(request):
+                channel.send(FrameKind.GONE)
+                return
+            channel.send(FrameKind.DATA, self._gather(channel, request, portion))
+
+    def _gather(self, channel: SealedChannel, request: GetPages, portion: list[Piece]) -> memoryview:
+        """The portion's bytes in one row; a single piece is not copied."""
+        views = [
+            self._memory.page_bytes_at(request.spans[piece.span][0] + piece.begin, piece.size_bytes)
+            for piece in portion
+        ]
+        if len(views) == 1:
+            return views[0]
+        end = 0
+        for view in views:
+            channel.scratch[end : end + len(view)] = view
+            end += len(view)
+        return channel.scratch[:end]
+
+    def _count_refusal(self, reason: str) -> None:
+        with self._lock:
+            self._counters.refused_request += 1
+            count = self._counters.refused_request
+        if count & (count - 1) == 0:
+            log.warning("transfer.request_refused", reason=reason, times=count)

@@ -1,0 +1,107 @@
+"""TLS for the KV plane: who may open a connection, and the keys that seal what follows on it.
+
+TLS 1.3 does what it is for: both ends prove that they hold a worker's key, and the answering end hands over two keys
+drawn for this connection alone. The rest of the connection is sealed with those (`sealed_channel`): Python's TLS cuts
+pages into 16 KiB records and carries half of what UCX does (docs/decisions/0012-sealed-kv.md).
+
+A worker's certificate is only a public key with a name: exactly those of the workers' keys that are listed now are
+trusted, so issuer and dates mean nothing. Knows no sockets: bytes go in, bytes come out.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+
+from shared.links.keys import LinkKeys
+from shared.links.new_keys import open_in_memory
+
+KEY_BYTES = 32
+HANDSHAKE_BYTES_MAX = (
+    16 * 1024
+)  # that one end sends the other; certificates of Ed25519 take less than 1 KiB each
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
+_RECEIVE_BYTES = 4096
+
+
+class SealError(Exception):
+    """The other end is not a worker of this deployment, or does not keep to the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealKeys:
+    """The keys of one connection, `KEY_BYTES` each: one for each direction."""
+
+    requests: bytes = field(repr=False)
+    answers: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SealContexts:
+    """TLS as this worker speaks it."""
+
+    holder: ssl.SSLContext
+    reader: ssl.SSLContext
+
+
+def make_contexts(keys: LinkKeys) -> SealContexts:
+    """Admit the workers' keys that `keys` lists, and prove this worker's own."""
+    holder = _make_context(ssl.PROTOCOL_TLS_SERVER, keys)
+    holder.num_tickets = 0  # nothing is resumed; and the holder is silent until it hands over the keys
+    return SealContexts(holder, _make_context(ssl.PROTOCOL_TLS_CLIENT, keys))
+
+
+def _make_context(protocol: int, keys: LinkKeys) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # a worker is known by its key, not by a name
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    context.load_verify_locations(cadata=keys.siblings_pem.decode())
+    descriptor = open_in_memory(keys.own_pem)  # the ssl module reads keys from files only
+    try:
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+class Handshake:
+    """One end of a handshake, without a socket: feed what arrives, send what comes out, until `keys` are there."""
+
+    def __init__(self, context: ssl.SSLContext, *, holder: bool):
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=holder)
+        self._holder = holder
+        self._shaken = False
+        self._received_bytes = 0
+        self._material = b""
+        self.keys: SealKeys | None = None
+
+    def advance(self, received: bytes = b"") -> bytes:
+        """Take the bytes that arrived; returns those to send. `SealError` when the other end is not to be trusted."""
+        self._received_bytes += len(received)
+        if self._received_bytes > HANDSHAKE_BYTES_MAX:
+            raise SealError(f"the handshake is longer than {HANDSHAKE_BYTES_MAX} bytes")
+        self._incoming.write(received)
+        try:
+            self._shake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise SealError(f"TLS: {error.reason or error}") from None
+        return self._outgoing.read()
+
+    def _shake(self) -> None:
+        if not self._shaken:
+            self._tls.do_handshake()
+            self._shaken = True
+            if self._holder:
+                self._material = os.urandom(2 * KEY_BYTES)
+                self._tls.write(self._material)
+        while len(self._material) < 2 * KEY_BYTES:
+            self._material += self._tls.read(2 * KEY_BYTES - len(self._material))
+        if self._incoming.pending:
+            raise SealError("bytes follow the handshake before their time")
+        self.keys = SealKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:])

@@ -1,0 +1,287 @@
+"""The reading end of the sealed KV plane: one generation of reads, closed as a whole. Implements `Reader`.
+
+Each peer has a connection and a thread, which takes the reads posted for it in order: ask, then open the portions
+straight into page memory. `state` only looks. `close` cuts the connections and waits for the threads: nothing is left
+that could write, so it is a fence.
+
+A read that fails takes the reads behind it along, and this reader reads no more from that peer; `fetches` replaces a
+reader of which a read has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from shared.baton import Baton, Holder
+from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable, view_of
+from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span
+from shared.transfer.sealed_channel import FrameKind, SealedChannel, cut
+from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, set_timeouts
+from shared.transfer.sealed_keys import Handshake, SealError
+from shared.transfer.sealed_requests import (
+    REQUEST_BYTES_MAX,
+    GetPages,
+    GetWord,
+    Piece,
+    Request,
+    cut_portions,
+    encode_request,
+)
+
+IDLE_SECONDS = 30.0  # then a connection that nobody needs is closed
+_HANDSHAKE_RECEIVE_BYTES = 4096
+
+log = structlog.get_logger(__name__)
+
+
+class SealedAddress(msgspec.Struct, frozen=True, tag="sealed/1", forbid_unknown_fields=True):
+    """`Holder.metadata` of a worker that is read over the sealed KV plane."""
+
+    host: str  # numeric
+    port: int
+
+
+def address_of(holder: Holder) -> SealedAddress:
+    """Where the holder listens. `NotPostedError` when it is read by another transport."""
+    try:
+        return msgspec.msgpack.decode(holder.metadata, type=SealedAddress)
+    except (msgspec.MsgspecError, ValueError):
+        raise NotPostedError(
+            f"{holder.name} is not read over the sealed transport, which this worker uses: "
+            "give all workers one kv_transport"
+        ) from None
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """One posted read: what is asked for, and where it goes."""
+
+    request: bytes
+    targets: list[memoryview]
+    state: ReadState = ReadState.READING  # set by the peer's thread, once
+
+
+class _Peer:
+    """The connection to one holder, and the thread that reads from it."""
+
+    def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext):
+        self.reads_outstanding = 0  # counted by the reader
+        self.failed = False
+        self._name = name
+        self._address = address
+        self._context = context
+        self._queue: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._connection: socket.socket | None = None
+        self._channel: SealedChannel | None = None
+        self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
+        self.thread.start()
+
+    def post(self, read: _Read) -> None:
+        self._queue.put(read)
+
+    def stop(self) -> None:
+        """End the thread soon, whatever it waits for; `thread.join` tells when."""
+        with self._lock:
+            self._stopped = True
+            if self._connection:
+                cut(self._connection)
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        read: _Read | None = None
+        try:
+            while read := self._next():
+                self._read(read)
+                read.state = ReadState.DONE
+        except Exception as error:  # whatever it is, the reads must not wait for this thread
+            self._fail(read, error)
+        finally:
+            self._disconnect()
+
+    def _next(self) -> _Read | None:
+        """The next read; None: stop. While there is none for long the connection is closed."""
+        try:
+            return self._queue.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            self._disconnect()
+            return self._queue.get()
+
+    def _fail(self, read: _Read | None, error: Exception) -> None:
+        """This read and those behind it: the order matters to `post`, which looks at `failed` first."""
+        self.failed = True
+        if not self._stopped:
+            log.warning("transfer.read_failed", peer=self._name, reason=str(error))
+        reads = [read]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                reads.append(self._queue.get_nowait())
+        for each in reads:
+            if each:
+                each.state = ReadState.FAILED
+
+    def _read(self, read: _Read) -> None:
+        channel = self._channel or self._connect()
+        channel.send(FrameKind.REQUEST, read.request)
+        for portion in cut_portions([len(target) for target in read.targets]):
+            expected = sum(piece.size_bytes for piece in portion)
+            size, kind = channel.receive_header()
+            if kind == FrameKind.DATA and size == expected:
+                _receive_portion(channel, read.targets, portion, size)
+            else:
+                _receive_other(channel, kind, size)
+                return
+
+    def _connect(self) -> SealedChannel:
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        with self._lock:
+            if self._stopped:
+                connection.close()
+                raise ConnectionAbortedError("stopped")
+            self._connection = connection
+        set_timeouts(connection, send_seconds=0, receive_seconds=0)
+        connection.connect((self._address.host, self._address.port))
+        handshake = Handshake(self._context, holder=False)
+        connection.sendall(handshake.advance())
+        while handshake.keys is None:
+            received = connection.recv(_HANDSHAKE_RECEIVE_BYTES)
+            if not received:
+                raise SealError("the holder refused the handshake: is it a worker of this deployment?")
+            connection.sendall(handshake.advance(received))
+        keys = handshake.keys
+        self._channel = SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+        return self._channel
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            connection, self._connection, self._channel = self._connection, None, None
+        if connection:
+            connection.close()
+
+
+def _receive_portion(
+    channel: SealedChannel, targets: list[memoryview], portion: list[Piece], size: int
+) -> None:
+    """A single piece goes straight to its place."""
+    views = [targets[piece.span][piece.begin : piece.begin + piece.size_bytes] for piece in portion]
+    if len(views) == 1:
+        channel.receive_payload(views[0])
+        return
+    channel.receive_payload(channel.scratch[:size])
+    begin = 0
+    for view in views:
+        view[:] = channel.scratch[begin : begin + len(view)]
+        begin += len(view)
+
+
+def _receive_other(channel: SealedChannel, kind: int, size: int) -> None:
+    """The end of a lease is no fault: nothing more lands, and the lease word will tell. Anything else is one."""
+    payload = memoryview(bytearray(min(size, REFUSAL_BYTES_MAX)))
+    channel.receive_payload(payload)
+    if kind == FrameKind.GONE:
+        return
+    if kind == FrameKind.REFUSED:
+        raise SealError(f"the holder refused the read: {bytes(payload).decode(errors='replace')}")
+    raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
+
+
+class SealedReader:
+    """One generation of reads. Implements `Reader`; belongs to one thread."""
+
+    def __init__(self, context: ssl.SSLContext, pages: PageMemory, slots: int):
+        self._context = context
+        self._pages = pages
+        self._words = WordTable(slots)
+        self._page_view = view_of(pages.address, pages.size_bytes)
+        self._word_view = view_of(self._words.address, self._words.size_bytes)
+        self._peers: dict[str, _Peer] = {}  # by agent name, least recently used first
+        self._leaving: list[_Peer] = []  # stopped to make room, and perhaps not ended yet
+        self._reads: dict[int, tuple[_Read, _Peer]] = {}
+        self._posted = 0
+
+    def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
+        """See `Reader`."""
+        holder = baton.holder
+        sources = tuple((span.source - holder.pages_address, span.size_bytes) for span in spans)
+        targets = [self._target(span) for span in spans]
+        return self._post(holder, GetPages(baton.lease, baton.nonce, sources), targets)
+
+    def read_word(self, baton: Baton, slot: int) -> int:
+        """See `Reader`."""
+        self._words.clear(slot)
+        begin = slot * WORD_BYTES
+        return self._post(baton.holder, GetWord(baton.lease), [self._word_view[begin : begin + WORD_BYTES]])
+
+    def word(self, slot: int) -> int:
+        """See `Reader`."""
+        return self._words.read(slot)
+
+    def state(self, handle: int) -> ReadState:
+        """See `Reader`."""
+        return self._reads[handle][0].state
+
+    def release(self, handle: int) -> None:
+        """See `Reader`."""
+        read, peer = self._reads.pop(handle)
+        assert read.state is ReadState.DONE, "a read was released while bytes may land"
+        peer.reads_outstanding -= 1
+
+    def new_transport(self) -> str:
+        """See `Reader`."""
+        return "sealed"
+
+    def close(self) -> None:
+        """See `Reader`."""
+        peers = [*self._peers.values(), *self._leaving]
+        for peer in peers:
+            peer.stop()
+        for peer in peers:
+            peer.thread.join()
+
+    def _target(self, span: Span) -> memoryview:
+        begin = span.target - self._pages.address
+        assert 0 <= begin <= self._pages.size_bytes - span.size_bytes, f"{span} is not within the own pages"
+        return self._page_view[begin : begin + span.size_bytes]
+
+    def _post(self, holder: Holder, request: Request, targets: list[memoryview]) -> int:
+        encoded = encode_request(request)
+        if len(encoded) > REQUEST_BYTES_MAX:
+            raise NotPostedError(f"a read of {len(targets)} spans is too long to ask for")
+        peer = self._peer(holder)
+        read = _Read(encoded, targets)
+        peer.post(read)
+        if peer.failed:  # perhaps after its thread had looked for reads the last time
+            read.state = ReadState.FAILED
+        self._posted += 1
+        self._reads[self._posted] = (read, peer)
+        peer.reads_outstanding += 1
+        return self._posted
+
+    def _peer(self, holder: Holder) -> _Peer:
+        peer = self._peers.pop(holder.agent, None)
+        if peer is None:
+            peer = _Peer(holder.name, address_of(holder), self._context)
+        self._peers[holder.agent] = peer
+        if peer.failed:
+            raise NotPostedError(f"{holder.name} cannot be read: its connection has failed")
+        idle = [
+            name for name, other in self._peers.items() if not other.reads_outstanding and other is not peer
+        ]
+        if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never stopped
+            self._leave(self._peers.pop(idle[0]))
+        return peer
+
+    def _leave(self, peer: _Peer) -> None:
+        peer.stop()
+        self._leaving = [each for each in self._leaving if each.thread.is_alive()] + [peer]

@@ -1,0 +1,118 @@
+"""A worker's whole transfer: what it offers to others, and its fetches from them. Implements `Fetcher`.
+
+A transport (`nixl`, `sealed`) gives an `Offer`, which also makes its readers; the rest is the same for all of them and
+lies in `fetches`. Knows no transport. A transfer belongs to one thread, the worker's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from shared.baton import Baton, Holder
+from shared.transfer.counters import KvCounters
+from shared.transfer.fetches import Fetches, FetchLimits
+from shared.transfer.kv_links import KvLinks
+from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.protocol import FetchEvent
+from shared.transfer.reader import Reader
+
+
+class Offer(Protocol):
+    """This worker's pages and lease words, as others reach them by one transport, from its making until `close`."""
+
+    @property
+    def holder(self) -> Holder:
+        """See `Fetcher.holder`."""
+
+    @property
+    def words(self) -> WordTable:
+        """The lease words that are offered."""
+
+    @property
+    def counters(self) -> KvCounters:
+        """What has been refused so far."""
+
+    def make_reader(self, slots: int) -> Reader:
+        """A fresh reader with so many slots for lease words."""
+
+    def close(self) -> None:
+        """From now on no other worker can read from here."""
+
+
+class Transfer:
+    """Fetches pages by one transport, and offers this worker's own. Implements `Fetcher`; `words` is its `LeaseWords`.
+
+    The page memory must stay where it is until `close`.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        pages: PageMemory,
+        kv_format: str,
+        *,
+        limits: FetchLimits,
+        clock: Callable[[], float],
+    ):
+        self._offer = offer
+        self.words = offer.words
+        self.counters = offer.counters
+        make_reader = partial(offer.make_reader, limits.fetches_max)
+        self._fetches = Fetches(offer.holder, pages, kv_format, make_reader, limits, clock)
+
+    @property
+    def holder(self) -> Holder:
+        """See `Fetcher.holder`."""
+        return self._offer.holder
+
+    @property
+    def outstanding(self) -> int:
+        """Fetches that have not ended: while above 0, poll rather than block."""
+        return self._fetches.outstanding
+
+    @property
+    def kv_links(self) -> KvLinks:
+        """What is known of the links to the workers that were read from."""
+        return self._fetches.kv_links
+
+    @property
+    def readers_fenced(self) -> int:
+        """How often a reader was closed to end reads that nothing else ended."""
+        return self._fetches.readers_fenced
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        """See `Fetcher.start`."""
+        self._fetches.start(fetch_id, baton, start_page, into)
+
+    def abandon(self, fetch_id: int) -> None:
+        """See `Fetcher.abandon`."""
+        self._fetches.abandon(fetch_id)
+
+    def poll(self) -> list[FetchEvent]:
+        """See `Fetcher.poll`. Costs a microsecond when nothing is outstanding."""
+        return self._fetches.poll()
+
+    def close(self) -> None:
+        """Nothing lands here any more, and no other worker can read from here."""
+        self._fetches.close()
+        self._offer.close()
+
+
+def describe_holder(
+    uid: str, epoch: int, agent: str, metadata: bytes, pages: PageMemory, words: WordTable
+) -> Holder:
+    """How other workers reach this memory."""
+    return Holder(
+        uid=uid,
+        epoch=epoch,
+        agent=agent,
+        metadata=metadata,
+        pages_address=pages.address,
+        page_bytes=pages.page_bytes,
+        words_address=words.address,
+        device_id=pages.device_id,
+        memory=pages.memory,
+        known_page=pages.known_page,
+    )

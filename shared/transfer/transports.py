@@ -1,0 +1,137 @@
+"""Which transport carries KV between workers, and where this worker is reached by it.
+
+UCX authenticates nobody: over TCP, one packet from anybody writes any address of the process (docs/security.md). So
+NIXL is for what others cannot reach: one machine (interface `lo`: shared memory and loopback), or RDMA. Everything else
+is sealed, and then UCX is not even loaded. NIXL over TCP on another interface needs a setting that says so.
+
+The rule looks at this worker's settings alone, never at its peers: all workers of a deployment come to the same answer,
+and those that do not are never paired, for the transport is part of the KV format.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError, TransferError
+from shared.links.keys import LinkKeys
+from shared.transfer.memory import PageMemory
+from shared.transfer.protocol import KvTransport
+from shared.transfer.sealed import SealedOffer
+from shared.transfer.transfer import Offer
+
+LOOPBACK = "lo"
+RDMA_DEVICES = Path("/sys/class/infiniband")
+_SIOCGIFADDR = 0x8915
+_ELSEWHERE = (
+    (socket.AF_INET, "192.0.2.1"),
+    (socket.AF_INET6, "2001:db8::1"),
+)  # of documentation: nobody is there
+
+
+@dataclass(frozen=True, slots=True)
+class KvNetwork:
+    """The settings that decide how pages travel."""
+
+    choice: KvTransport
+    interface: str
+    ports: str  # "20000-20999"
+    unauthenticated_tcp: bool = False
+
+    @property
+    def transport(self) -> str:
+        """nixl or sealed."""
+        if self.choice != "auto":
+            return self.choice
+        return "nixl" if self.interface == LOOPBACK else "sealed"
+
+    @property
+    def port_range(self) -> range:
+        first, last = (int(port) for port in self.ports.split("-"))
+        return range(first, last + 1)
+
+    @property
+    def nixl_tcp(self) -> bool:
+        """Whether UCX may listen on TCP."""
+        return self.interface == LOOPBACK or self.unauthenticated_tcp
+
+
+def open_offer(
+    network: KvNetwork, keys: LinkKeys, identity: tuple[str, int], pages: PageMemory, lease_count: int
+) -> Offer:
+    """Offer this worker's memory; `identity` is (uid, epoch). `StartError` in one sentence when that cannot be."""
+    uid, epoch = identity
+    if network.transport == "sealed":
+        address = address_of_interface(network.interface)
+        return SealedOffer(
+            uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys
+        )
+    refuse_nixl_without_network(network)
+    from shared.transfer.nixl import NixlOffer  # it changes the environment for UCX, and loads it
+
+    return NixlOffer(
+        uid,
+        epoch,
+        pages,
+        lease_count,
+        interface=network.interface,
+        ports=network.ports,
+        tcp=network.nixl_tcp,
+    )
+
+
+def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path = RDMA_DEVICES) -> None:
+    """Between hosts NIXL needs RDMA, or leave to use TCP. `ConfigError` when it has neither."""
+    if network.nixl_tcp or (rdma_devices.is_dir() and any(rdma_devices.iterdir())):
+        return
+    raise ConfigError(
+        f"kv_transport nixl on interface {network.interface or 'any'} would take KV from anybody over TCP, and "
+        "there is no RDMA device: choose sealed, or say kv_allow_unauthenticated_tcp where only workers "
+        "reach the ports"
+    )
+
+
+def address_of_interface(name: str) -> str:
+    """The numeric address of an interface; of the one that leads outside for an empty name. `TransferError`: none."""
+    address = (_ipv4_of(name) or _ipv6_of(name)) if name else _address_towards_others()
+    if not address:
+        raise TransferError(
+            f"interface {name} has no address: name another with --kv-interface"
+            if name
+            else "no interface leads outside: name the one for KV pages with --kv-interface"
+        )
+    return address
+
+
+def _ipv4_of(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", name.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
+        except OSError:
+            return ""
+
+
+def _ipv6_of(name: str) -> str:
+    """Its first address that is not link-local."""
+    table = Path("/proc/net/if_inet6")
+    rows = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
+    for digits, _, _, scope, _, interface in rows:
+        if interface == name and scope != "20":
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return ""
+
+
+def _address_towards_others() -> str:
+    """Where a packet to somewhere else would come from; none is sent."""
+    for family, somewhere in _ELSEWHERE:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((somewhere, 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return ""

@@ -1,0 +1,75 @@
+"""The contract of fetching, over the sealed transport between real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shared.transfer.protocol import FetchFailed, FetchLanded
+from shared.transfer.self_fetch import self_fetch
+from shared.transfer.transfer import Transfer
+from shared.transfer.transports import open_offer
+from tests.fetcher_contract import (
+    KV_FORMAT,
+    LEASES,
+    LIMITS,
+    AnsweredReadsContract,
+    Clock,
+    FetcherContract,
+    FetchWorld,
+    PageBuffer,
+)
+from tests.integration.holder_processes import HolderPool, epochs, network, worker_keys
+
+
+@pytest.fixture(scope="module")
+def sealed_holders() -> Iterator[HolderPool]:
+    pool = HolderPool("sealed")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def world(sealed_holders: HolderPool) -> Iterator[FetchWorld]:
+    clock, buffer = Clock(), PageBuffer()
+    offer = open_offer(network("sealed"), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
+    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
+    with sealed_holders.check_out() as make_holder:
+        yield FetchWorld(reader, buffer, clock, make_holder)
+        reader.close()
+
+
+class TestSealed(FetcherContract, AnsweredReadsContract):
+    """What pods without RDMA use."""
+
+
+def test_the_link_names_the_sealed_transport(world: FetchWorld) -> None:
+    source = world.make_holder()
+    source.write(3, 77)
+    world.reader.start(1, world.baton(source, (5,)), 0, [0])
+    landed = world.next_event()
+    assert isinstance(landed, FetchLanded)
+    assert landed.link is not None
+    assert landed.link.transport == "sealed"
+
+
+def test_the_self_fetch_takes_the_whole_way(world: FetchWorld) -> None:
+    assert isinstance(world.reader, Transfer)
+    world.clock.now = 0
+    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) == "sealed"
+
+
+def test_a_holder_that_offers_nixl_is_refused_with_the_reason(world: FetchWorld) -> None:
+    nixl = HolderPool()
+    try:
+        with nixl.check_out() as make_holder:
+            source = make_holder()
+            source.write(3, 77)
+            world.reader.start(1, world.baton(source, (5,)), 0, [0])
+            failed = world.next_event()
+            assert isinstance(failed, FetchFailed)
+            assert failed.ended
+            assert "give all workers one kv_transport" in failed.reason
+    finally:
+        nixl.close()

@@ -1,0 +1,116 @@
+"""The oracle for tenants: each is charged for exactly what it had, reads no other's cache, and waits for no crowd.
+
+It looks at what routers charged and at what clients were told. It knows neither queues nor workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+from router.core.dispatch import RouterCore
+from router.core.effects import RequestCompleted
+from router.core.fair_clock import FairClock
+from tests.simulation.clients import SimulatedClient
+from tests.simulation.scenario import ScenarioSizes
+
+SMALL_SECONDS_MAX = 2.0  # from a small request to its last token, in a world without faults
+TOKENS_ROUNDING = 1e-6
+SHARE_TO_JUDGE = 0.8  # at most: with a larger one, small workers have no slot to keep
+
+
+class RecordingClock(FairClock):
+    """Also sums up what each tenant was charged and given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.charged: Counter[str] = Counter()
+
+    def start(self, tenant: str, cost: float) -> float:
+        """As a `FairClock`."""
+        self.charged[tenant] += cost  # type: ignore[assignment]
+        return super().start(tenant, cost)
+
+    def give_back(self, tenant: str, cost: float) -> None:
+        """As a `FairClock`."""
+        self.charged[tenant] -= cost  # type: ignore[assignment]
+        super().give_back(tenant, cost)
+
+
+class TenantWitness:
+    """Stands beside a router's core and records what its queues charge."""
+
+    def __init__(self, core: RouterCore):
+        self._core = core
+        self.prompts = core._requests.waiting.clock = RecordingClock()
+        self.outputs = core._requests.ready.clock = RecordingClock()
+
+    def prove_charges(self, clients: Iterable[SimulatedClient], weights: Sequence[str]) -> None:
+        """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more."""
+        assert not self._core.tenants_live, "tenants without requests are not forgotten"
+        weight = {name: float(text) for name, text in (entry.split("=") for entry in weights)}
+        prompts: Counter[str] = Counter()
+        outputs: Counter[str] = Counter()
+        for client in clients:
+            planned, shown = client.planned, self._core.debug(client.planned.rid)
+            if shown is None:
+                continue  # it was refused
+            tenant, stages = planned.tenant, shown["stage_milliseconds"]
+            if shown["workers"]:
+                prompts[tenant] += len(planned.prompt) / weight.get(tenant, 1.0)  # type: ignore[assignment]
+            if isinstance(stages, dict) and "ready" in stages:
+                outputs[tenant] += shown["completion_tokens"] / weight.get(tenant, 1.0)  # type: ignore
+        _same(self.prompts.charged, prompts, "prompt")
+        _same(self.outputs.charged, outputs, "output")
+
+
+def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSizes) -> None:
+    """What a client is told of the cache is explained by requests that share its tenant and its salt."""
+    for client in clients:
+        if isinstance(client.outcome, RequestCompleted) and client.attempts == 1:
+            own = _sharers(client, clients, sizes)
+            longest = max((_shared_len(client.planned.prompt, _tokens(other)) for other in own), default=0)
+            told = client.outcome.usage.cached_tokens
+            assert told <= longest, f"{client.planned.rid}: {told} cached tokens, of its own tenant {longest}"
+
+
+def prove_small_ones_were_served(clients: Iterable[SimulatedClient], sizes: ScenarioSizes) -> int:
+    """A few tokens of a tenant that sends little come soon, whatever others have sent. Returns how many were judged."""
+    if sizes.tenant_share_max > SHARE_TO_JUDGE:
+        return 0
+    small = [client for client in clients if client.planned.small and client.ended_at is not None]
+    for client in small:
+        assert client.ended_at is not None
+        seconds = client.ended_at - client.planned.at
+        assert seconds < SMALL_SECONDS_MAX, f"{client.planned.rid}: a few tokens took {seconds:.2f} s"
+    return len(small)
+
+
+def _same(charged: Counter[str], used: Counter[str], what: str) -> None:
+    for tenant in charged.keys() | used.keys():
+        apart = abs(charged[tenant] - used[tenant])
+        assert apart < TOKENS_ROUNDING, (
+            f"{tenant} paid for {charged[tenant]} {what} tokens and had {used[tenant]}"
+        )
+
+
+def _sharers(
+    client: SimulatedClient, clients: Iterable[SimulatedClient], sizes: ScenarioSizes
+) -> list[SimulatedClient]:
+    mine = client.planned
+    return [
+        other
+        for other in clients
+        if other is not client
+        and other.planned.cache_salt == mine.cache_salt
+        and (sizes.share_prefix_cache or other.planned.tenant == mine.tenant)
+    ]
+
+
+def _tokens(client: SimulatedClient) -> tuple[int, ...]:
+    return client.planned.prompt + client.answer[0]
+
+
+def _shared_len(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,49 @@
+"""What lives on of a request when it is tokenized: its small fields and its token ids, not its body."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.config import RouterConfig
+from router.http.completions import CompletionEndpoint, OpenAIServing
+from router.http.prompts import Prompts
+from router.http.request_fields import ChatFields, CompletionFields, read_fields
+from router.text.tokenizer import Tokenizer
+from shared.errors import RequestError
+from tests.unit.router.scripted_workers import MODEL
+
+USER = {"role": "user", "content": "fox"}
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "fox"}, {"prompt": [5, 6]}, {"messages": [USER]}], ids=str)
+def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
+    model_folder: Path, fields: dict[str, Any]
+) -> None:
+    settings = RouterConfig(served_model_name=MODEL)
+    tokenizer = Tokenizer(model_folder, template_seconds_max=5)
+    prompts = Prompts(tokenizer, settings)
+    serving = OpenAIServing(None, tokenizer, prompts, settings)  # type: ignore[arg-type]
+    endpoint = CompletionEndpoint(serving, chat="messages" in fields)
+    body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
+    kept = endpoint._requests("r", "somebody", body, 256)
+    body.clear()  # raises BufferError while anything refers to its bytes
+    assert kept[0].stop == ["x"]
+    assert kept[1][0].token_ids
+    prompts.close()
+
+
+def test_fields_that_may_be_large_stay_bytes_until_they_are_counted() -> None:
+    fields = read_fields(b'{"model": "m", "prompt": [[1], [2]]}', CompletionFields)
+    assert bytes(fields.prompt) == b"[[1], [2]]"
+    chat = read_fields(b'{"model": "m", "messages": []}', ChatFields)
+    assert bytes(chat.messages) == b"[]"
+
+
+def test_small_fields_are_bounded_together() -> None:
+    long = json.dumps({"model": "m", "prompt": "fox", "stop": ["x" * 200_000] * 3}).encode()
+    with pytest.raises(RequestError, match="beside the prompt"):
+        read_fields(long, CompletionFields)

@@ -1,0 +1,89 @@
+"""A long text that is encoded in slices has the ids of the whole text, for every shape of tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from router.text.seams import SLICE_BYTES, NoSeamError, Seams, find_seams
+from tests.unit.router.tokenizer_shapes import CORPUS, CUTTABLE, shaped, superwords
+
+WORDS = [word for line in CORPUS for word in line.split()]
+SPACES = [" ", "  ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\u00a0", "\u3000"]
+PARTS = (
+    st.sampled_from(
+        [*WORDS, *SPACES, *SPACES, "a", "e\u0301", "\u0301", "\u1161", "<|end|>", "'s", "7", "▁", "Ġ", "_"]
+    )
+    | st.integers(0, 10**6).map(str)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+)
+TEXTS = st.lists(PARTS, max_size=80).map("".join)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def seams_of(tokenizer: Tokenizer) -> Seams:
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = [[token_id] for token_id in tokenizer.get_vocab().values() if token_id not in added]
+    return find_seams(
+        lambda text: encode(tokenizer, text),
+        tokenizer.decode_batch(vocabulary),
+        [token.content for token in added.values()],
+    )
+
+
+SEAMS = {name: seams_of(shaped(name)) for name in CUTTABLE}
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(20, 120))
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_slices_have_the_ids_of_the_whole_text(name: str, text: str, chars_max: int) -> None:
+    ids: list[int] = []
+    try:
+        for part in SEAMS[name].slices(text, chars_max):
+            assert len(part) <= chars_max
+            ids += encode(shaped(name), part)
+    except NoSeamError:
+        return  # another test shows that ordinary text is cut
+    assert ids == encode(shaped(name), text)
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
+    text = "".join(CORPUS[:3]) * 20
+    slices = list(SEAMS[name].slices(text, 200))
+    assert len(slices) > len(text) / 200
+    assert [token_id for part in slices for token_id in encode(shaped(name), part)] == encode(
+        shaped(name), text
+    )
+
+
+def test_a_text_without_spaces_is_cut_at_line_breaks() -> None:
+    text = "中文文本。没有空格。\n" * 50
+    assert len(list(SEAMS["llama3"].slices(text, 100))) >= 5
+
+
+def test_a_tokenizer_whose_tokens_span_words_is_never_cut() -> None:
+    seams = seams_of(superwords())
+    assert list(seams.slices("word " * 20, 100)) == ["word " * 20]
+    with pytest.raises(NoSeamError):
+        list(seams.slices("word " * 21, 100))
+
+
+def test_a_slice_is_bounded_in_bytes_too() -> None:
+    text = "🙂" * 1000 + " x" * SLICE_BYTES
+    slices = list(SEAMS["gpt2"].slices(text, SLICE_BYTES))
+    assert "".join(slices) == text
+    assert max(len(part.encode()) for part in slices) <= SLICE_BYTES
+
+
+def test_a_long_word_without_a_seam_is_refused_with_its_bound() -> None:
+    with pytest.raises(NoSeamError) as caught:
+        list(SEAMS["gpt2"].slices("7" * 101, 100))
+    assert caught.value.chars == 100

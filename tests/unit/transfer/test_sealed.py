@@ -1,0 +1,257 @@
+"""What a sealed holder refuses to give, and bytes that are not those that were sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.transfer.memory import WordTable
+from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
+from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealContexts, SealError, make_contexts
+from shared.transfer.sealed_requests import (
+    GetPages,
+    GetWord,
+    OfferedMemory,
+    cut_portions,
+    decode_request,
+    encode_request,
+)
+from tests.fetcher_contract import PAGE_BYTES, PageBuffer
+from tests.link_keys import new_keys
+
+PAGES = 4
+KNOWN = PAGES * PAGE_BYTES  # where the known page begins
+ALL = KNOWN + PAGE_BYTES
+CONTEXTS = make_contexts(new_keys()["worker"])
+
+
+class Offered:
+    """Four pages and a known one, eight lease words."""
+
+    def __init__(self) -> None:
+        self.buffer = PageBuffer(PAGES)
+        self.words = WordTable(8)
+        self.memory = OfferedMemory(self.buffer.memory, self.words)
+
+
+@pytest.fixture
+def offered() -> Offered:
+    return Offered()
+
+
+# ---- what may be read ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        (-1, 8),
+        (-PAGE_BYTES, PAGE_BYTES),
+        (0, 0),
+        (0, -8),
+        (0, ALL + 1),
+        (ALL, 1),
+        (ALL - 8, 16),
+        (2**62, 2**62),
+    ],
+)
+def test_a_span_outside_the_pages_is_refused(offered: Offered, span: tuple[int, int]) -> None:
+    assert "not within" in offered.memory.refusal(GetPages(3, 77, (span,)))
+    assert "not within" in offered.memory.refusal(GetPages(3, 77, ((0, 8), span)))
+
+
+def test_the_pages_may_be_read_to_their_last_byte(offered: Offered) -> None:
+    assert offered.memory.refusal(GetPages(3, 77, ((0, ALL),))) == ""
+    assert offered.memory.refusal(GetPages(3, 77, ((ALL - 1, 1),))) == ""
+
+
+def test_more_than_all_pages_and_nothing_at_all_are_refused(offered: Offered) -> None:
+    assert "more bytes" in offered.memory.refusal(GetPages(3, 77, ((0, ALL), (0, 1))))
+    assert "no span" in offered.memory.refusal(GetPages(3, 77, ()))
+
+
+@pytest.mark.parametrize("lease", [-1, 8, 2**60])
+def test_a_lease_that_is_none_is_refused(offered: Offered, lease: int) -> None:
+    assert "is not one of 8" in offered.memory.refusal(GetWord(lease))
+    assert "is not one of 8" in offered.memory.refusal(GetPages(lease, 77, ((0, 8),)))
+
+
+def test_pages_open_under_their_lease_alone(offered: Offered) -> None:
+    page = GetPages(3, 77, ((0, PAGE_BYTES),))
+    assert not offered.memory.is_open(page)
+    offered.words.write(3, 77)
+    assert offered.memory.is_open(page)
+    assert not offered.memory.is_open(GetPages(3, 78, page.spans))
+    assert not offered.memory.is_open(GetPages(2, 77, page.spans))
+    offered.words.clear(3)
+    assert not offered.memory.is_open(page)
+    assert not offered.memory.is_open(GetPages(3, 0, page.spans)), "0 is the word of no lease"
+
+
+def test_the_known_page_is_open_to_every_worker(offered: Offered) -> None:
+    assert offered.memory.is_open(GetPages(3, 77, ((KNOWN, PAGE_BYTES),)))
+    assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN - 1, PAGE_BYTES),)))
+    assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN, 8), (0, 8))))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes) -> None:
+    try:
+        request = decode_request(payload)
+    except SealError:
+        return
+    Offered().memory.refusal(request)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(), st.integers()), max_size=5), st.integers(), st.integers())
+def test_what_is_not_refused_lies_within_the_pages(
+    spans: list[tuple[int, int]], lease: int, nonce: int
+) -> None:
+    try:
+        request = decode_request(encode_request(GetPages(lease, nonce, tuple(spans))))
+    except (SealError, OverflowError):
+        return
+    if not Offered().memory.refusal(request):
+        assert all(0 <= offset < offset + size <= ALL for offset, size in spans)
+        assert 0 <= lease < 8
+
+
+@given(st.lists(st.integers(1, 3 * PORTION_BYTES), max_size=12))
+def test_portions_cover_every_byte_once_and_in_order(sizes: list[int]) -> None:
+    portions = list(cut_portions(sizes))
+    rows = [
+        (piece.span, begin)
+        for portion in portions
+        for piece in portion
+        for begin in (piece.begin, piece.begin + piece.size_bytes)
+    ]
+    assert rows == sorted(rows)
+    taken = [0] * len(sizes)
+    for portion in portions:
+        assert 0 < sum(piece.size_bytes for piece in portion) <= PORTION_BYTES
+        for piece in portion:
+            assert piece.begin == taken[piece.span]
+            taken[piece.span] += piece.size_bytes
+    assert taken == sizes
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """Two ends, and the bytes between them."""
+
+    def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        one, other = os.urandom(32), os.urandom(32)
+        self.sender = SealedChannel(self.near, sends_with=one, receives_with=other)
+        self.receiver = SealedChannel(self.far, sends_with=other, receives_with=one)
+
+    def take(self) -> bytearray:
+        """The frame that is under way, out of the wire."""
+        return bytearray(self.far.recv(PORTION_BYTES))
+
+    def receive(self, frame: bytes | bytearray) -> bytes:
+        self.near.sendall(frame)
+        size, _ = self.receiver.receive_header()
+        into = memoryview(bytearray(size))
+        self.receiver.receive_payload(into)
+        return bytes(into)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = Wire()
+    yield wire
+    wire.near.close()
+    wire.far.close()
+
+
+@pytest.mark.parametrize("place", [4, 5, 12, -1])
+def test_a_changed_byte_does_not_open(wire: Wire, place: int) -> None:
+    """Of the kind, of the payload, of the tag."""
+    wire.sender.send(FrameKind.DATA, b"KV pages")
+    frame = wire.take()
+    frame[place] ^= 1
+    with pytest.raises(SealError, match="does not open"):
+        wire.receive(frame)
+
+
+def test_a_frame_that_comes_twice_does_not_open(wire: Wire) -> None:
+    wire.sender.send(FrameKind.DATA, b"KV pages")
+    frame = wire.take()
+    assert wire.receive(frame) == b"KV pages"
+    with pytest.raises(SealError, match="does not open"):
+        wire.receive(frame)
+
+
+def test_a_frame_that_is_left_out_is_noticed(wire: Wire) -> None:
+    wire.sender.send(FrameKind.DATA, b"first")
+    wire.take()
+    wire.sender.send(FrameKind.DATA, b"second")
+    with pytest.raises(SealError, match="does not open"):
+        wire.receive(wire.take())
+
+
+def test_equal_payloads_look_different_on_the_wire(wire: Wire) -> None:
+    frames = []
+    for _ in range(2):
+        wire.sender.send(FrameKind.DATA, b"KV pages" * 4)
+        frames.append(wire.take()[5:])
+    assert frames[0] != frames[1]
+    assert b"KV pages" not in frames[0] + frames[1]
+
+
+def test_a_frame_larger_than_a_portion_is_refused_before_it_is_read(wire: Wire) -> None:
+    with pytest.raises(SealError, match="expected at most"):
+        wire.receive((PORTION_BYTES + 1).to_bytes(4, "little") + b"\x02" + bytes(TAG_BYTES))
+
+
+# ---- handshakes ------------------------------------------------------------------------------------------------
+
+
+def shake(holder: SealContexts, reader: SealContexts) -> tuple[Handshake, Handshake]:
+    """Both ends, until neither has anything to say."""
+    one, other = Handshake(holder.holder, holder=True), Handshake(reader.reader, holder=False)
+    said = other.advance()
+    while said:
+        answer = one.advance(said)
+        said = other.advance(answer) if answer else b""
+    return one, other
+
+
+def test_both_ends_have_the_same_keys_and_other_ones_each_time() -> None:
+    holder, reader = shake(CONTEXTS, CONTEXTS)
+    assert holder.keys is not None
+    assert holder.keys == reader.keys
+    assert holder.keys.requests != holder.keys.answers
+    assert shake(CONTEXTS, CONTEXTS)[0].keys != holder.keys
+
+
+def test_workers_of_two_deployments_do_not_come_to_keys() -> None:
+    with pytest.raises(SealError, match="TLS"):
+        shake(CONTEXTS, make_contexts(new_keys()["worker"]))
+
+
+def test_a_handshake_is_bounded_in_bytes() -> None:
+    handshake = Handshake(CONTEXTS.holder, holder=True)
+    with pytest.raises(SealError, match="longer than"):
+        handshake.advance(bytes(HANDSHAKE_BYTES_MAX + 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=1, max_size=600), st.booleans())
+def test_any_bytes_end_a_handshake_or_leave_it_waiting(received: bytes, hello: bool) -> None:
+    handshake = Handshake(CONTEXTS.holder, holder=True)
+    prefix = b"\x16\x03\x01\x02\x00\x01" if hello else b""
+    with contextlib.suppress(SealError):
+        handshake.advance(prefix + received)
+    assert handshake.keys is None

@@ -1,0 +1,77 @@
+"""Which transport a worker takes, and what is refused before anything listens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError, TransferError
+from shared.transfer.protocol import KvTransport
+from shared.transfer.transports import (
+    KvNetwork,
+    address_of_interface,
+    refuse_nixl_without_network,
+)
+from shared.transfer.ucx import WITHOUT_TCP, configure_ucx, names_tcp
+
+
+@pytest.mark.parametrize(
+    ("choice", "interface", "transport"),
+    [
+        ("auto", "lo", "nixl"),
+        ("auto", "eth0", "sealed"),
+        ("auto", "", "sealed"),
+        ("sealed", "lo", "sealed"),
+        ("nixl", "eth0", "nixl"),
+    ],
+)
+def test_auto_takes_nixl_on_one_machine_alone(choice: KvTransport, interface: str, transport: str) -> None:
+    assert KvNetwork(choice, interface, "1-2").transport == transport
+
+
+@pytest.mark.parametrize("interface", ["eth0", ""])
+def test_nixl_between_hosts_is_refused_without_rdma_and_without_leave(interface: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"from anybody over TCP.*choose sealed"):
+        refuse_nixl_without_network(KvNetwork("nixl", interface, "1-2"), tmp_path / "none")
+    refuse_nixl_without_network(
+        KvNetwork("nixl", interface, "1-2", unauthenticated_tcp=True), tmp_path / "none"
+    )
+    refuse_nixl_without_network(KvNetwork("nixl", "lo", "1-2"), tmp_path / "none")
+    (tmp_path / "mlx5_0").mkdir()
+    refuse_nixl_without_network(KvNetwork("nixl", interface, "1-2"), tmp_path)
+
+
+@pytest.mark.parametrize("chosen", ["tcp", "all", "rc,tcp,cma", "^cma", " tcp "])
+def test_ucx_is_not_let_onto_tcp_by_the_environment(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    assert names_tcp(chosen)
+    with pytest.raises(TransferError, match="UCX_TLS is"):
+        configure_ucx("", "", tcp=False)
+    configure_ucx("", "", tcp=True)
+
+
+@pytest.mark.parametrize("chosen", [WITHOUT_TCP, "rc,cma", "^tcp,cma"])
+def test_what_names_no_tcp_stays(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    configure_ucx("", "", tcp=False)
+    assert not names_tcp(chosen)
+
+
+def test_without_leave_ucx_is_told_to_leave_tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "")
+    monkeypatch.delenv("UCX_TLS")
+    configure_ucx("", "", tcp=False)
+    assert os.environ["UCX_TLS"] == WITHOUT_TCP
+
+
+def test_an_interface_has_its_address() -> None:
+    assert address_of_interface("lo") == "127.0.0.1"
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    with pytest.raises(
+        TransferError, match="interface nope0 has no address: name another with --kv-interface"
+    ):
+        address_of_interface("nope0")
