@@ -10,6 +10,7 @@ import pytest
 from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.streams import StreamedAnswer, crowd
 from tests.integration.test_draining import FITTING, PROMPTS, drain_a_decode_worker, what_happened
+from tests.integration.observing import 
 from tests.integration.test_faults import (
     PROMPT,
     SAMPLED,
