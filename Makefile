@@ -1,7 +1,7 @@
 # Every command of the project; CI calls these verbatim. `make serve` and `make test` are each enough by themselves.
 #
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
-#   make test  ARGS="tests/unit -k config"        all tests, or some
+#   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md

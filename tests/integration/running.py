@@ -8,7 +8,8 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -44,6 +45,8 @@ class Running:
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
         self.lines: list[str] = []
+        self._reading = threading.Event()
+        self._reading.set()
         self._unread: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -52,6 +55,7 @@ class Running:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._unread.put(line.rstrip("\n"))
+            self._reading.wait()
         self._unread.put(None)
 
     def line(self, wanted: Callable[[str], bool], seconds: float) -> str:
@@ -67,6 +71,25 @@ class Running:
             self.lines.append(line)
             if wanted(line):
                 return line
+
+    def read_lines(self) -> list[str]:
+        """All lines so far."""
+        while not self._unread.empty():
+            line = self._unread.get()
+            if line is None:
+                self._unread.put(None)
+                break
+            self.lines.append(line)
+        return self.lines
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """Nobody reads what the command writes, so that its pipe fills up."""
+        self._reading.clear()
+        try:
+            yield
+        finally:
+            self._reading.set()
 
     def children(self) -> dict[int, str]:
         """Command lines of the direct children, by pid."""

@@ -8,8 +8,9 @@ import signal
 from time import monotonic
 
 from tests.integration.deployment import LocalDeployment
+from tests.integration.observing import busy_worker, continuations, linked_workers
 from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
-from tests.integration.test_faults import SAMPLED, busy_worker, continuations, linked_workers
+from tests.integration.test_faults import SAMPLED
 from tests.waiting import until
 
 FITTING = SAMPLED | {"max_tokens": 600}  # all of them on one worker, without retraction

@@ -15,6 +15,7 @@ import pytest
 
 from shared.process.process_config import ProcessConfig
 from tests.integration.deployment import LocalDeployment, RunningProcess
+from tests.integration.observing import busy_worker, continuations, linked_workers
 from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
 from tests.waiting import soon, until
 
@@ -150,29 +151,3 @@ async def disturb(
 
 def kill(victim: RunningProcess) -> None:
     os.kill(victim.pid, signal.SIGKILL)
-
-
-def busy_worker(running: LocalDeployment, role: str) -> RunningProcess:
-    """The worker of this role that holds the most requests now, once there is one that holds any."""
-    used: dict[str, float] = {}
-    workers: list[RunningProcess] = []
-
-    def look() -> bool:
-        workers[:] = running.processes(role)
-        used.update({p.uid: running.metrics(p).get("segue_slots_used", 0.0) for p in workers})
-        return any(used.values())
-
-    until(look, 60, f"a busy {role} worker")
-    return max(workers, key=lambda p: used[p.uid])
-
-
-def continuations(running: LocalDeployment) -> float:
-    """Attempts after the first, for whatever cause."""
-    router = running.processes("router")[0]
-    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_continuations_total"))
-
-
-def linked_workers(running: LocalDeployment) -> float:
-    """Workers that are up, as the router sees it."""
-    router = running.processes("router")[0]
-    return sum(v for n, v in running.metrics(router).items() if n.startswith("segue_workers{"))

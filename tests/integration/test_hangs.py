@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from itertools import pairwise
 from time import monotonic
 
-import httpx2
 import pytest
 
 from tests.integration.deployment import LocalDeployment, RunningProcess, deployment
+from tests.integration.observing import busy_worker, continuations, linked_workers
 from tests.integration.streams import StreamedAnswer, client_of, complete, crowd
-from tests.integration.test_faults import PROMPT, SAMPLED, busy_worker, continuations, linked_workers
-from tests.integration.thread_stop import busiest_thread, stopped
+from tests.integration.test_faults import PROMPT, SAMPLED
+from tests.integration.thread_stop import stop_computing
 from tests.waiting import soon, until
 
 STEP_SECONDS_MAX = 4.0  # far above a step of the small model, on a busy machine, too
@@ -62,28 +62,3 @@ async def stream_beside(
         stop_computing(victim, hang)  # on this thread, which alone may let it go on
         whole = await answer
     return whole, max(late - early for early, late in pairwise(times)), victim
-
-
-def stop_computing(worker: RunningProcess, hang: ExitStack) -> None:
-    """Stop its computing thread; not where that holds the interpreter's lock, for then nothing in it would live on."""
-
-    def stop() -> bool:
-        with ExitStack() as attempt:
-            attempt.enter_context(stopped(busiest_thread(worker.pid)))
-            if lives(worker):
-                hang.push(attempt.pop_all())
-                return True
-        return False
-
-    try:
-        until(stop, 20, "a stop of the computing thread alone")
-    except PermissionError:
-        pytest.skip("this system does not let a test stop a thread")
-
-
-def lives(worker: RunningProcess) -> bool:
-    """Whether its other threads run."""
-    try:
-        return httpx2.get(f"http://127.0.0.1:{worker.admin_port}/livez", timeout=0.5).is_success
-    except httpx2.TransportError:
-        return False

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.deployment import LocalDeployment, deployment
+from tests.integration.observing import continuations, linked_workers
 from tests.integration.streams import StreamedAnswer, crowd
 from tests.integration.test_draining import FITTING, PROMPTS, drain_a_decode_worker, what_happened
 from tests.integration.test_faults import (
     PROMPT,
     SAMPLED,
-    continuations,
     disturb,
     kill,
-    linked_workers,
 )
 from tests.integration.test_kv_strangers import listening_ports
 from tests.waiting import until

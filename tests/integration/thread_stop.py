@@ -9,8 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.integration.deployment import RunningProcess
+from tests.waiting import until
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # requests of ptrace(2)
 ALL_KINDS_OF_CHILDREN = 0x40000000  # __WALL of waitpid(2): threads, too
@@ -47,3 +53,28 @@ def _ptrace(request: int, thread: int) -> None:
 def _cpu_ticks(pid: int, thread: int) -> int:
     fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def stop_computing(worker: RunningProcess, hang: ExitStack) -> None:
+    """Stop its computing thread; not where that holds the interpreter's lock, for then nothing in it would live on."""
+
+    def stop() -> bool:
+        with ExitStack() as attempt:
+            attempt.enter_context(stopped(busiest_thread(worker.pid)))
+            if lives(worker):
+                hang.push(attempt.pop_all())
+                return True
+        return False
+
+    try:
+        until(stop, 20, "a stop of the computing thread alone")
+    except PermissionError:
+        pytest.skip("this system does not let a test stop a thread")
+
+
+def lives(worker: RunningProcess) -> bool:
+    """Whether its other threads run."""
+    try:
+        return httpx2.get(f"http://127.0.0.1:{worker.admin_port}/livez", timeout=0.5).is_success
+    except httpx2.TransportError:
+        return False

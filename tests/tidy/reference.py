@@ -30,6 +30,7 @@ from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
 from shared.transfer.counters import KvCounters
+from tests.abuse.bounds import BOUNDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -41,6 +42,9 @@ Written by `make docs` out of the code; edit the code.
 A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of the YAML file given with `--config`
 (`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
 warning. Seconds, bytes and tokens are in the name.
+"""
+BOUNDS_HEAD = """What one client, or all together, can take from a router at most. The worst case is at the default.
+Tests of `tests/abuse` go there against a router with an address space of 1 GiB (`RLIMIT_AS`).
 """
 MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`segue up`", LocalConfig, None),
@@ -68,7 +72,8 @@ def page() -> str:
         *_metrics(),
         "",
     ]
-    parts += ["## Messages\n", *_messages()]
+    parts += ["## Messages\n", *_messages(), ""]
+    parts += ["## Bounds\n", BOUNDS_HEAD, *_bounds()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -118,6 +123,13 @@ def _messages() -> Iterator[str]:
         for message in get_args(union):
             fields = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(message)) or "none"
             yield f"| `{message.__name__}` | {direction} | {fields} | {_cell(inspect.getdoc(message) or '')} |"
+
+
+def _bounds() -> Iterator[str]:
+    yield "| bound | default | beyond it | worst case | test |"
+    yield "|---|---|---|---|---|"
+    for bound in BOUNDS:
+        yield f"| `{bound.title}` | {bound.default} | {bound.beyond} | {_cell(bound.worst)} | `{bound.test}` |"
 
 
 def _cell(text: str) -> str:

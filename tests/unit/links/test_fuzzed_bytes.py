@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import os
 from itertools import count
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.counters import LinkCounters
@@ -31,13 +30,9 @@ from shared.messages import (
     encode,
 )
 from shared.sampling_params import SamplingParams
+from tests.fuzzing import fuzzed
 from tests.link_settings import link_settings
 
-FUZZING = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")),
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
-    deadline=None,
-)
 SETTINGS = link_settings(message_bytes_max=100_000)
 OTHERS, FUZZED = "tcp://other:1", "tcp://fuzzed:1"
 FROM_ROUTERS: tuple[Message, ...] = (
@@ -143,19 +138,19 @@ def judge(side: Listening | Dialing, batch: list[list[bytes]]) -> None:
     assert side.other_is_served()
 
 
-@FUZZING
+@fuzzed
 @given(batch=st.lists(frames_of(1, FROM_ROUTERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_router_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Listening(), batch)
 
 
-@FUZZING
+@fuzzed
 @given(batch=st.lists(frames_of(1, FROM_WORKERS), min_size=1, max_size=4))
 def test_any_bytes_from_an_admitted_worker_end_its_session_at_most(batch: list[list[bytes]]) -> None:
     judge(Dialing(), batch)
 
 
-@FUZZING
+@fuzzed
 @given(body=changed(FROM_ROUTERS))
 def test_a_changed_message_is_understood_or_ends_the_session_and_is_counted(body: bytes) -> None:
     side = Listening()

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import os
 import re
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
 
 import uvicorn
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -25,14 +24,9 @@ from router.http.client_connection import AHEAD_BYTES_MAX, LINGER_SECONDS, Clien
 from router.http.client_connections import ClientConnections
 from router.http.request_parser import HEAD_BYTES_MAX
 from tests.doubles.memory_transport import MemoryTransport
+from tests.fuzzing import fuzzed
 from tests.unit.router.raw_http import answers
 
-bounded = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-)
 CONFIG = RouterConfig()
 LATE = 10 * (CONFIG.body_seconds_max + CONFIG.idle_seconds_max + LINGER_SECONDS)
 
@@ -149,7 +143,7 @@ FRAGMENTS = [b"\r\n" * 9, b"GET ", b"a: b\r\n" * 300]
 PAUSES = st.lists(st.integers(0, 6), min_size=1, max_size=8)  # turns of the loop between two parts
 
 
-@bounded
+@fuzzed
 @given(st.lists(requests(), min_size=1, max_size=12), PLACES, PAUSES)
 @in_loop
 async def test_a_pipeline_cut_anywhere_has_the_same_answers_in_order(
@@ -167,7 +161,7 @@ async def test_a_pipeline_cut_anywhere_has_the_same_answers_in_order(
     assert not client.connection.held_bytes
 
 
-@bounded
+@fuzzed
 @given(st.lists(requests(), min_size=1, max_size=3), st.integers(0, 1 << 20), st.binary(max_size=64), PLACES)
 @in_loop
 async def test_a_damaged_pipeline_never_crashes_and_ends_within_its_budgets(
@@ -178,7 +172,7 @@ async def test_a_damaged_pipeline_never_crashes_and_ends_within_its_budgets(
     await _abused(cut(data[:place] + damage + data[place + len(damage) :], places))
 
 
-@bounded
+@fuzzed
 @given(
     st.lists(
         st.one_of(st.binary(max_size=3000), st.sampled_from([b"\r\n" * 9, b"GET ", b"a: b\r\n" * 300])),

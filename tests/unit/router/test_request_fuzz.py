@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.request_fields import _NEUTRAL, ChatFields, CompletionFields
+from tests.fuzzing import fuzzed
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
@@ -42,11 +43,6 @@ MESSAGES = st.lists(
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5)
 VALID = {"model": MODEL, "max_tokens": 2, "prompt": "fox", "messages": [{"role": "user", "content": "fox"}]}
-FUZZ = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +66,7 @@ def encoded(body: Any) -> bytes:
     return json.dumps(body).encode(errors="surrogatepass")
 
 
-@FUZZ
+@fuzzed
 @given(path=st.sampled_from(PATHS), body=BODIES, valid=st.booleans(), messages=st.none() | MESSAGES)
 def test_any_fields_get_an_answer_in_openais_shape(
     client: httpx2.Client, path: str, body: dict[str, Any], valid: bool, messages: list[Any] | None
@@ -81,13 +77,13 @@ def test_any_fields_get_an_answer_in_openais_shape(
     check_answer(client, path, encoded(fields))
 
 
-@FUZZ
+@fuzzed
 @given(path=st.sampled_from(PATHS), body=JSON)
 def test_any_json_gets_an_answer_in_openais_shape(client: httpx2.Client, path: str, body: Any) -> None:
     check_answer(client, path, encoded(body))
 
 
-@FUZZ
+@fuzzed
 @given(
     path=st.sampled_from(PATHS),
     cuts=st.lists(

@@ -1,0 +1,254 @@
+"""Every bound on what clients may take: what they meet there, what it costs at most, and the test that goes there.
+
+`python -m tests.tidy.reference` writes the table into the reference; defaults come from the code. The tests of
+`tests/abuse` run against a router whose address space is limited to 1 GiB. Knows no process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from pydantic.fields import FieldInfo
+
+from router.config import RouterConfig
+
+RESOURCES, SLOW, STRANGERS = (
+    f"tests/abuse/test_{name}.py" for name in ("resources", "slow_clients", "strangers")
+)
+FULL = "tests/abuse/test_full_bounds.py"
+HEAD = f"{RESOURCES}::test_a_head_of_any_size_costs_little"
+BODY = f"{RESOURCES}::test_a_body_of_any_content_costs_a_bounded_amount"
+ENDED = f"{SLOW}::test_a_slow_client_is_ended"
+HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
+PARSER, FIELDS = "router.http.request_parser", "router.http.request_fields"
+UNIT = "tests/unit/router"
+JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One bound. `place` is empty for a setting of the router, else the module of a constant."""
+
+    name: str
+    beyond: str  # what a client meets there
+    worst: str  # bytes and seconds that it costs at most
+    test: str  # path::function, and the case's id if it has one
+    place: str = ""
+
+    @property
+    def title(self) -> str:
+        """The flag of a setting, or the constant and its file."""
+        return f"{self.place}.{self.name}" if self.place else "--" + self.name.replace("_", "-")
+
+    @property
+    def default(self) -> str:
+        """As the code has it."""
+        value = (
+            getattr(importlib.import_module(self.place), self.name)
+            if self.place
+            else _setting(self.name).default
+        )
+        return str(value)
+
+
+def _setting(name: str) -> FieldInfo:
+    return RouterConfig.model_fields[name]
+
+
+BOUNDS = (
+    # connections
+    Bound(
+        "connections_max",
+        "503, and the connection closes",
+        "10 KiB each: 80 MiB",
+        f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
+    ),
+    Bound(
+        "connections_per_address_max",
+        "503, and the connection closes",
+        "10 KiB each: 40 MiB of one address",
+        f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
+    ),
+    Bound(
+        "DESCRIPTOR_RESERVE",
+        "connections wait in the kernel",
+        "no memory",
+        "tests/abuse/test_faults.py::test_streams_are_bit_equal_through_a_fault"
+        "[the router has no descriptor left and a worker dies]",
+        place="router.http.client_connections",
+    ),
+    Bound(
+        "HELD_BYTES_MAX",
+        "431 or 503",
+        "64 MiB of all incomplete heads together",
+        f"{FULL}::test_incomplete_heads_together_fit_into_memory",
+        place="router.http.client_connections",
+    ),
+    Bound(
+        "HEAD_BYTES_MAX",
+        "431",
+        "64 KiB a connection",
+        f"{HEAD}[96 MB in one header]",
+        place=PARSER,
+    ),
+    Bound(
+        "HEADERS_MAX",
+        "431",
+        "17 KiB a connection",
+        f"{HEAD}[64 MB of headers]",
+        place=PARSER,
+    ),
+    Bound(
+        "URL_BYTES_MAX",
+        "414",
+        "8 KiB a connection",
+        f"{HEAD}[96 MB in the URL]",
+        place=PARSER,
+    ),
+    Bound(
+        "FRAMING_BYTES_MAX",
+        "400",
+        "64 KiB a connection",
+        f"{HEAD}[64 MB in a chunk's extension]",
+        place=PARSER,
+    ),
+    Bound(
+        "AHEAD_BYTES_MAX",
+        "reading pauses",
+        "16 KiB a connection",
+        f"{RESOURCES}::test_requests_without_end_in_the_pipe_are_not_read_ahead",
+        place="router.http.client_connection",
+    ),
+    Bound("head_seconds_max", "408", "10 s", f"{ENDED}[a head of a byte a second]"),
+    Bound("idle_seconds_max", "the connection closes", "75 s", f"{ENDED}[silence after an answer]"),
+    Bound("write_seconds_max", "the connection is cut", "30 s", f"{ENDED}[answers that nobody reads]"),
+    Bound(
+        "stream_backlog_bytes",
+        "the connection is cut",
+        "1 MiB a stream",
+        f"{ENDED}[a stream that nobody reads]",
+    ),
+    # bodies
+    Bound("max_body_bytes", "413", "4 MiB a body", f"{JSON}[a byte more than a body may have]"),
+    Bound(
+        "router_bytes_max",
+        "429",
+        "256 MiB from the first byte until a request is tokenized; half of it for one client",
+        f"{FULL}::test_bodies_that_never_end_fit_into_memory",
+    ),
+    Bound(
+        "template_seconds_max",
+        "400",
+        "5 s of one tokenizer thread",
+        f"{UNIT}/test_time_limit.py::test_work_that_does_not_end_is_ended_and_its_thread_goes_on",
+    ),
+    Bound("body_seconds_max", "400", "30 s", f"{ENDED}[a body of a byte a second]"),
+    Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),
+    Bound(
+        "tokenizing_max",
+        "429",
+        "256 decoded bodies",
+        f"{RESOURCES}::test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount",
+    ),
+    Bound(
+        "STOP_STRINGS_MAX",
+        "400",
+        "16 KiB a request",
+        f"{JSON}[1,000 stop strings]",
+        place=FIELDS,
+    ),
+    Bound(
+        "STOP_CHARS_MAX",
+        "400",
+        "no more time a token than without stop strings, times two",
+        f"{RESOURCES}::test_stop_strings_that_nearly_match_cost_the_router_little",
+        place=FIELDS,
+    ),
+    # requests
+    Bound(
+        "max_queued_requests",
+        "429",
+        "1,024 prompts of one context each: 64 MiB at 8,192 tokens",
+        f"{FULL}::test_a_full_queue_of_the_longest_prompts_fits_into_memory",
+    ),
+    Bound(
+        "ready_max",
+        "requests wait in the queue",
+        "pages of prefill workers only",
+        f"{UNIT}/test_dispatch_bounds.py::test_prefill_stops_while_ready_requests_tie_up_pages",
+    ),
+    Bound(
+        "losses_max",
+        "500",
+        "three workers a request",
+        f"{UNIT}/test_dispatch_losses.py::test_a_request_that_kills_its_workers_ends_after_losses_max",
+    ),
+    Bound(
+        "waiting_seconds_max",
+        "503",
+        "30 s",
+        f"{UNIT}/test_dispatch_bounds.py::test_a_request_no_worker_takes_in_time_is_a_503",
+    ),
+    Bound(
+        "ready_seconds_max",
+        "503",
+        "30 s",
+        f"{UNIT}/test_dispatch_bounds.py::test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too",
+    ),
+    Bound(
+        "request_seconds_max",
+        "504",
+        "no limit until it is set",
+        f"{UNIT}/test_dispatch_bounds.py::test_a_request_past_its_time_limit_is_a_504_and_cancelled",
+    ),
+    Bound(
+        "tenant_waiting_max",
+        "429",
+        "its share of max_queued_requests",
+        f"{UNIT}/test_tenants.py::test_no_tenant_may_take_the_last_share_of_the_queue",
+    ),
+    Bound(
+        "tenant_running_max",
+        "requests wait in the queue",
+        "no limit until it is set",
+        f"{UNIT}/test_tenants.py::test_requests_beyond_a_tenants_running_bound_wait_and_hold_nobody_up",
+    ),
+    Bound(
+        "tenant_share_max",
+        "requests wait, or 429",
+        "another client waits 2 s for its first tokens",
+        "tests/abuse/test_overload.py"
+        "::test_four_tokens_come_within_two_seconds_while_another_client_floods[whole answers]",
+    ),
+    Bound(
+        "overtakes_max",
+        "room is kept for the request that was overtaken",
+        "32 smaller requests go first",
+        f"{UNIT}/test_dispatch_bounds.py::test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often",
+    ),
+    Bound(
+        "prefix_blocks_max",
+        "the oldest is forgotten",
+        "16,384 entries a worker: 3 MiB",
+        f"{UNIT}/test_placement.py::test_the_prefix_index_is_bounded_and_forgets_tails_before_heads",
+    ),
+    Bound(
+        "ended_requests_max",
+        "the oldest is forgotten",
+        "1,000 entries: 4 MiB",
+        f"{UNIT}/test_dispatch.py::test_what_debug_remembers_is_bounded",
+    ),
+    Bound(
+        "imbalance_tokens_max",
+        "cache hits are ignored",
+        "none",
+        f"{UNIT}/test_placement.py::test_a_hot_prefix_cannot_starve_its_pod",
+    ),
+    Bound(
+        "imbalance_ratio_max",
+        "cache hits are ignored",
+        "none",
+        f"{UNIT}/test_placement.py::test_a_hot_prefix_cannot_starve_its_pod",
+    ),
+)

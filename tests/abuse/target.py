@@ -1,0 +1,165 @@
+"""The deployment that is abused: `segue up` with two prefill and two decode workers, and what must hold in every case.
+
+One deployment serves the whole suite. The router runs under an address space of 1 GiB (`RLIMIT_AS`), as a pod would
+be killed above it: a bound that does not hold ends the router, and every later case shows it. Each case says what it
+asserts of memory, of other clients and of streams with the methods here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+
+from tests.abuse.probing import ProbingClient
+from tests.abuse.procfs import PeakMemory
+from tests.integration.deployment import LocalDeployment, RunningProcess
+from tests.integration.observing import linked_workers
+from tests.integration.streams import StreamedAnswer, client_of, complete
+from tests.waiting import soon, until
+
+MARKER = "zebrafish-7f3a"  # what clients write has it; no record may
+ADDRESS_SPACE_BYTES = 1 << 30  # of the router
+MIB = 1 << 20
+HOME_SECONDS_MAX = 60.0  # until all workers are back after a fault; ends a case that hangs
+STREAM_TOKENS = 240
+QUIET_PROBES = 50  # before anything is abused
+STREAM_SECONDS_MAX = 120.0  # ends a case that hangs
+PROMPTS = [f"Chapter {k} of the {MARKER} begins on a ship that" for k in range(4)]
+SAMPLED: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 11,
+    "max_tokens": STREAM_TOKENS,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+class AbusedDeployment:
+    """The running deployment, and a client that nobody expects to suffer."""
+
+    def __init__(self, running: LocalDeployment):
+        self.running = running
+        self.router_pid = 0
+        self.expect_new_router()
+        self.others = ProbingClient(running.router_port)
+        self.quiet_seconds = self.others.slowest(QUIET_PROBES)
+        self.undisturbed = self.stream()
+
+    @property
+    def port(self) -> int:
+        """Of OpenAI's API."""
+        return self.running.router_port
+
+    def router(self) -> RunningProcess:
+        """The router's process."""
+        return self.running.processes("router")[0]
+
+    def workers(self) -> list[RunningProcess]:
+        """All workers."""
+        return [process for process in self.running.processes() if process.role != "router"]
+
+    def expect_new_router(self) -> None:
+        """From now on the router that runs is the right one; it gets its address space."""
+        self.router_pid = self.router().pid
+        resource.prlimit(self.router_pid, resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+
+    def allowed(self, seconds: float) -> float:
+        """Seconds of a promise on this machine: more where it is slower, and a quiet client's longest wait."""
+        return soon(seconds) + self.quiet_seconds
+
+    @contextmanager
+    def growth_below(self, mib: int, process: RunningProcess | None = None) -> Iterator[None]:
+        """The process, by default the router, never has so much more memory than before."""
+        memory = PeakMemory((process or self.router()).pid)
+        yield
+        grown = memory.growth() / MIB
+        assert grown <= mib, f"memory grew by {grown:.0f} MiB, allowed are {mib}"
+
+    @contextmanager
+    def nobody_suffers(self, mib: int) -> Iterator[None]:
+        """The router's memory stays within this growth, and other clients wait no longer than 0.2 s."""
+        with self.growth_below(mib), self.others.window():
+            yield
+
+    def stream(self) -> list[StreamedAnswer]:
+        """Four streams at a time, to their end."""
+        return asyncio.run(self._streams(lambda: None))
+
+    @contextmanager
+    def undisturbed_streams(self) -> Iterator[None]:
+        """Four streams run meanwhile, and get exactly the tokens that they get alone."""
+        started = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(lambda: asyncio.run(self._streams(started.set)))
+            until(
+                lambda: started.is_set() or answers.done(),
+                STREAM_SECONDS_MAX,
+                "the first tokens of four streams",
+            )
+            assert not answers.done(), "the streams ended before anything could disturb them"
+            yield
+            assert answers.result(STREAM_SECONDS_MAX) == self.undisturbed
+
+    async def _streams(self, on_started: Callable[[], None]) -> list[StreamedAnswer]:
+        """All prompts; `on_started` is called when each has some text."""
+        pieces = Counter[str]()
+
+        async with client_of(self.running.url) as client:
+
+            async def one(prompt: str) -> StreamedAnswer:
+                def count() -> None:
+                    pieces[prompt] += 1
+                    if len(pieces) == len(PROMPTS):
+                        on_started()
+
+                return await complete(client, prompt, count, **SAMPLED)
+
+            return list(await asyncio.gather(*map(one, PROMPTS)))
+
+    def kill(self, process: RunningProcess, number: int) -> None:
+        """Send a signal to a process of the deployment."""
+        os.kill(process.pid, number)
+
+    def all_home(self) -> None:
+        """Wait until every worker is linked and nothing is held."""
+        until(lambda: len(self.running.processes()) == 5, HOME_SECONDS_MAX, "the return of every process")
+        until(lambda: self._settled(), HOME_SECONDS_MAX, "four linked workers that hold nothing")
+
+    def _settled(self) -> bool:
+        try:
+            return linked_workers(self.running) == 4 and not self.running.held()
+        except httpx2.TransportError:
+            return False
+
+    def series(self) -> int:
+        """How many metric series all processes show together."""
+        return sum(len(self.running.metrics(process)) for process in self.running.processes())
+
+    def failures(self) -> float:
+        """Requests that were answered with 500."""
+        return self.running.total("router", "segue_requests_total{outcome=500}")
+
+    def nothing_held_within(self, seconds: float) -> None:
+        """Everything is given back within this time."""
+        until(lambda: not self.running.held(), self.allowed(seconds), "everything given back")
+
+    def log(self) -> list[str]:
+        """All lines that the deployment has written."""
+        return self.running.command.read_lines()
+
+    def warnings(self) -> list[str]:
+        """Those lines that are warnings or worse."""
+        return [line for line in self.log() if re.search(r'"level":"(warning|error|critical)"', line)]
+
+    def admin_url(self, process: RunningProcess, path: str) -> str:
+        """Where a process shows its metrics."""
+        return f"http://127.0.0.1:{process.admin_port}{path}"

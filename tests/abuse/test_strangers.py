@@ -1,0 +1,191 @@
+"""Strangers without keys at the workers' links and KV ports: refused, cheap, and no stream notices them.
+
+The KV ports of a deployment on one machine are UCX's, on loopback. That a stranger cannot write a worker's memory is
+shown elsewhere, for the transports that a chart can turn on; here he must not end one.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import zmq
+
+from tests.abuse.procfs import listening_ports
+from tests.abuse.target import MARKER, MIB, AbusedDeployment
+from tests.abuse.wire import connect, converse, get, talk
+from tests.integration.deployment import RunningProcess
+from tests.integration.observing import linked_workers
+from tests.waiting import soon, until
+
+REFUSED_SECONDS = 5.0  # a handshake has 3 s
+ANSWER_BYTES_MAX = 1024  # a greeting and an error; no message
+STRANGER_MIB = 32
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+
+
+def greeting(mechanism: bytes, version: bytes = b"\x03\x00") -> bytes:
+    """The first 64 bytes of ZMTP 3."""
+    return SIGNATURE + version + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def long_frame(size: int) -> bytes:
+    """The head of a ZMTP frame of this size."""
+    return b"\x02" + size.to_bytes(8, "big")
+
+
+TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(32)) + bytes(157)
+STRANGERS = {
+    "nothing": b"",
+    "garbage": random.Random(1).randbytes(4096),
+    "zeros": bytes(4096),
+    "HTTP": get(f"/{MARKER}"),
+    "a TLS hello": TLS_HELLO,
+    "half a greeting": greeting(b"CURVE")[:30],
+    "ZMTP 1": b"\x01\x00\x05\x00hello",
+    "ZMTP 2": SIGNATURE + b"\x01\x05\x00\x00\x05\x00hello",
+    "ZMTP 3 without security": greeting(b"NULL") + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER",
+    "ZMTP 3 with a password": greeting(b"PLAIN") + b"\x04\x10\x05HELLO\x04user\x04word",
+    "ZMTP 3 with an unknown mechanism": greeting(MARKER.upper().encode()[:20]),
+    "ZMTP 9": greeting(b"CURVE", b"\x09\x00"),
+    "a hello of CURVE that is garbage": greeting(b"CURVE")
+    + b"\x04\xc8\x05HELLO"
+    + random.Random(2).randbytes(194),
+    "a message before the handshake": greeting(b"CURVE") + b"\x00\x05hello" * 100,
+    "a frame of 16 MiB before the handshake": greeting(b"CURVE") + long_frame(16 * MIB) + bytes(MIB),
+    "a frame of an exabyte before the handshake": greeting(b"CURVE") + long_frame(1 << 60) + bytes(MIB),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_worker_lives_on(target: AbusedDeployment) -> Iterator[None]:
+    """No stranger of this module ends a worker or a link."""
+    target.all_home()
+    before = {worker.uid: worker.pid for worker in target.workers()}
+    sessions = target.running.total("router", "segue_link_sessions_total{event=ended}")
+    yield
+    assert {worker.uid: worker.pid for worker in target.workers()} == before
+    assert target.running.total("router", "segue_link_sessions_total{event=ended}") == sessions
+
+
+def links_port(target: AbusedDeployment, uid: str = "decode-0") -> int:
+    """Where this worker listens for routers."""
+    (line,) = [line for line in target.running.command.children().values() if f" --uid {uid} " in line]
+    words = line.split()
+    return int(words[words.index("--links-port") + 1])
+
+
+def worker(target: AbusedDeployment, uid: str = "decode-0") -> RunningProcess:
+    """The process of this worker."""
+    (found,) = [process for process in target.workers() if process.uid == uid]
+    return found
+
+
+@pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_at_a_links_port_is_refused(target: AbusedDeployment, data: bytes) -> None:
+    with target.growth_below(STRANGER_MIB, worker(target)), connect(links_port(target)) as connection:
+        said = converse(connection, data, replies=10**9, seconds_max=soon(REFUSED_SECONDS))
+    assert said.closed, "the connection is still open"
+    assert len(said.raw) <= ANSWER_BYTES_MAX
+
+
+def test_a_foreign_key_is_refused_and_counted(target: AbusedDeployment) -> None:
+    def refusals() -> float:
+        metrics = target.running.metrics(worker(target))
+        return sum(value for name, value in metrics.items() if name.startswith("segue_link_refusals_total"))
+
+    before = refusals()
+    context = zmq.Context()
+    try:
+        stranger = context.socket(zmq.DEALER)
+        stranger.linger = 0
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey, _ = zmq.curve_keypair()
+        stranger.connect(f"tcp://127.0.0.1:{links_port(target)}")
+        stranger.send(MARKER.encode())
+        until(lambda: refusals() > before, soon(REFUSED_SECONDS), "the count of the refusal")
+        assert not stranger.poll(100)
+    finally:
+        context.destroy(linger=0)
+
+
+def test_130_strangers_who_send_all_they_can_cost_a_worker_little(target: AbusedDeployment) -> None:
+    data = greeting(b"CURVE") + long_frame(16 * MIB - 1)
+    with ExitStack() as stack, target.growth_below(STRANGER_MIB, worker(target)):
+        strangers = [stack.enter_context(connect(links_port(target))) for _ in range(130)]
+        push_all(strangers, data, 3.0)
+
+
+def push_all(connections: list[socket.socket], data: bytes, seconds: float) -> None:
+    """Send this and then zeros over all connections, as much as they take."""
+    zeros = bytes(MIB)
+    for connection in connections:
+        connection.sendall(data)
+        connection.setblocking(False)
+    deadline = time.monotonic() + seconds
+    open_now = list(connections)
+    while open_now and time.monotonic() < deadline:
+        for connection in list(open_now):
+            try:
+                connection.send(zeros)
+            except BlockingIOError:
+                continue
+            except OSError:
+                open_now.remove(connection)
+
+
+def test_two_thousand_strangers_at_a_links_port_disturb_no_stream(target: AbusedDeployment) -> None:
+    with ExitStack() as stack, target.undisturbed_streams(), target.others.window():
+        for uid in ("decode-0", "decode-1"):
+            for _ in range(1000):
+                stack.enter_context(connect(links_port(target, uid)))
+    assert linked_workers(target.running) == 4
+
+
+def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: AbusedDeployment) -> None:
+    probed = worker(target)
+    with ExitStack() as stack, target.growth_below(STRANGER_MIB, probed):
+        for _ in range(1000):
+            stack.enter_context(connect(probed.admin_port))
+        said = talk(probed.admin_port, get("/livez"), seconds_max=target.allowed(2))
+        assert said.statuses() == [200]
+
+
+def kv_ports(target: AbusedDeployment, uid: str = "decode-0") -> set[int]:
+    """Where this worker's KV can be reached."""
+    process = worker(target, uid)
+    ports = listening_ports(process.pid) - {process.admin_port, links_port(target, uid)}
+    assert ports, "the worker has no KV port"
+    return ports
+
+
+KV_STRANGERS = {
+    "garbage": random.Random(3).randbytes(4096),
+    "HTTP": get(f"/{MARKER}"),
+    "a TLS hello": TLS_HELLO,
+    "UCX's greeting and garbage": (0x7777777712345678).to_bytes(8, "little")
+    + random.Random(4).randbytes(65_536),
+    "UCX's greeting and zeros": (0x7777777712345678).to_bytes(8, "little") + bytes(65_536),
+}
+
+
+@pytest.mark.parametrize("data", KV_STRANGERS.values(), ids=KV_STRANGERS)
+def test_a_stranger_at_a_kv_port_ends_no_worker(target: AbusedDeployment, data: bytes) -> None:
+    before = {process.pid for process in target.workers()}
+    for uid in ("prefill-0", "decode-0"):
+        for port in kv_ports(target, uid):
+            with connect(port) as connection:
+                converse(connection, data, replies=10**9, seconds_max=0.3)
+    assert target.stream() == target.undisturbed
+    assert {process.pid for process in target.workers()} == before
+
+
+def test_six_hundred_idle_connections_to_a_kv_port_disturb_no_stream(target: AbusedDeployment) -> None:
+    port = min(kv_ports(target))
+    with ExitStack() as stack, target.undisturbed_streams():
+        for _ in range(600):
+            stack.enter_context(connect(port))
