@@ -322,8 +322,8 @@ def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder
     serve()
     assert (prefill.routers, decode.routers) == (1, 1), "no link was dialed again"
     page = httpx2.get(f"http://127.0.0.1:{admin_port}/metrics").text
-    repeated = page.partition('segue_log_lines_repeated_total{role="router"} ')[2]
-    assert float(repeated.split()[0]) == 30 - 5, "the 1st, 2nd, 4th, 8th and 16th are lines"
+    refused = page.partition('segue_http_connections_ended_total{cause="malformed",role="router"} ')[2]
+    assert float(refused.split()[0]) == 30, "they are counted, and no line is written for any"
     router.send_signal(signal.SIGINT)
     assert router.wait(10) == 0
     with router:  # closes the pipes
