@@ -14,7 +14,8 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 LOCKS := images/dev.lock images/model.lock images/worker-cpu.lock
-# Two steps: torch's build depends on the machine. The locked one is for CPUs, from PyTorch's own index where pip's has none.
+# Two steps: torch's build depends on the machine. The locked one is for x86-64 CPUs and Python 3.11, from PyTorch's own
+# index where pip's has none; only TORCH_INDEX takes another, without a known hash.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
@@ -39,10 +40,10 @@ ifdef TORCH_INDEX
 	@$(PIP) install --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)"
 else
 	@sed -n '/^torch==/,/[^\\]$$/p' images/worker-cpu.lock >$(VENV)/torch.lock
-	@$(PIP) $(HASHED) -r $(VENV)/torch.lock 2>/dev/null \
-	  || $(PIP) $(HASHED) -r $(VENV)/torch.lock --extra-index-url $(TORCH_CPU) 2>/dev/null \
-	  || { echo "no torch for this Python and machine is locked: installing $(TORCH_VERSION) without a known hash" >&2; \
-	       $(PIP) install "torch==$(TORCH_VERSION)" --extra-index-url $(TORCH_CPU); }
+	@$(PIP) $(HASHED) -r $(VENV)/torch.lock 2>$(VENV)/torch.log \
+	  || $(PIP) $(HASHED) -r $(VENV)/torch.lock --extra-index-url $(TORCH_CPU) \
+	  || { echo "the locked torch $(TORCH_VERSION) for CPUs could not be installed: the reason is above. For another Python" \
+	       "or machine than it was locked for, TORCH_INDEX=https://pypi.org/simple make setup takes that version without a known hash" >&2; exit 1; }
 endif
 	@$(PIP) $(HASHED) -r images/model.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .

@@ -99,7 +99,7 @@ def test_the_checkout_has_the_versions_of_the_images() -> None:
     assert images.items() <= locked("dev").items()
 
 
-def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_not_locked() -> None:
+def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_asked_for() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     hashed = re.search(r"^HASHED := (.*)$", makefile, re.MULTILINE)
     assert hashed is not None
@@ -107,9 +107,9 @@ def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_not
     installs = re.findall(r"\$\(PIP\) (.*)", makefile)
     assert sum(line.startswith("$(HASHED) -r ") for line in installs) == 4
     others = [line for line in installs if not line.startswith("$(HASHED)")]
-    assert len(others) == 3
-    assert [line for line in others if "torch==$(TORCH_VERSION)" not in line] == [
-        "install --no-deps --no-build-isolation --editable ."
+    assert others == [
+        'install --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)"',
+        "install --no-deps --no-build-isolation --editable .",
     ]
 
 

@@ -322,7 +322,7 @@ def test_a_router_whose_stderr_nobody_reads_serves_on_and_keeps_its_links(folder
     serve()
     assert (prefill.routers, decode.routers) == (1, 1), "no link was dialed again"
     page = httpx2.get(f"http://127.0.0.1:{admin_port}/metrics").text
-    refused = page.partition('segue_http_connections_ended_total{cause="malformed",role="router"} ')[2]
+    refused = page.partition('segue_http_connections_ended_total{cause="not_http",role="router"} ')[2]
     assert float(refused.split()[0]) == 30, "they are counted, and no line is written for any"
     router.send_signal(signal.SIGINT)
     assert router.wait(10) == 0
