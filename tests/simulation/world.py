@@ -62,6 +62,7 @@ class World:
         self.all_workers: list[SimulatedWorker] = []  # also those that are dead
         self.all_routers: list[Router] = []
         self._witnesses: dict[Router, TenantWitness] = {}
+        self._healed = False
 
     def run(self) -> None:
         """Live through the scenario; raises `SimulationError`."""
@@ -234,7 +235,7 @@ class World:
         self.timeline.after(fault.seconds, process.thaw)
 
     def _hang(self, worker: SimulatedWorker | None, fault: Fault) -> None:
-        if worker is None:
+        if worker is None or self._healed:  # it may last for ever
             return
         self.count(f"fault {fault.kind}")
         worker.hang()
@@ -248,6 +249,7 @@ class World:
         worker.process.after(fault.seconds, worker.resume)
 
     def _heal(self) -> None:
+        self._healed = True
         for worker in list(self.workers.values()):  # one that drains may exit at once
             worker.resume()
         for machine in self._machines():
