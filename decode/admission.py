@@ -66,7 +66,7 @@ class Admission:
         """Whether one of `free_slots` is for this request. While requests are retracted only light ones come in."""
         if not present:
             return free_slots > 0 and not retracting
-        if is_light(req, present):
+        if self._is_light(req, present):
             return free_slots > 0
         return free_slots > self.slots_kept and not retracting
 
@@ -84,7 +84,7 @@ class Admission:
         if not present:
             return self._memory.cache.make_room(missing)
         self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
-        if not is_light(req, present):
+        if not self._is_light(req, present):
             growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
                 present
             )
@@ -105,6 +105,9 @@ class Admission:
         """The worker has no request any more: start over."""
         self._open = True
         self.ratio.reset()
+
+    def _is_light(self, req: Req, present: list[Req]) -> bool:
+        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
     def _expected_growth(self, req: Req) -> float:
         return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value
