@@ -21,6 +21,8 @@ from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of
 
+OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
+
 
 class Admission:
     """Decides on new requests by the pages that are available in `memory`."""
@@ -62,12 +64,17 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
-    def has_slot(self, req: Req, free_slots: int, present: list[Req], *, retracting: bool) -> bool:
-        """Whether one of `free_slots` is for this request. While requests are retracted only light ones come in."""
+    def has_slot(
+        self, req: Req, free_slots: int, present: list[Req], *, retracting: bool, overtaken_by: int
+    ) -> bool:
+        """Whether one of `free_slots` is for this request.
+
+        While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
+        """
         if not present:
             return free_slots > 0 and not retracting
         if self._is_light(req, present):
-            return free_slots > 0
+            return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
     def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:

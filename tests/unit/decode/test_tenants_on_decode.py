@@ -137,3 +137,28 @@ def test_a_worker_finishes_as_much_for_many_tenants_as_for_one() -> None:
     assert alone > 50
     for tenants in (2, 4, 12, 24):
         assert finished_of_equal_tenants(tenants) >= 0.9 * alone, f"{tenants} tenants"
+
+
+@pytest.mark.parametrize(("tenants", "output"), [(20, 12), (12, 30)])
+def test_a_retracted_request_returns_however_many_small_ones_come(tenants: int, output: int) -> None:
+    bench = DecodeBench(pages=60, host_pages=120, tenant_share_max=0.95, max_running_requests=40)
+    bench.send(of("large", "l", 1, prompt_len=120, max_new_tokens=60))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    small: dict[str, str] = {}  # requests that are here, by tenant
+    number = 0
+    while "l" not in [said.rid for said in bench.said(Finished)]:
+        assert number < 5_000, "the large request starves"
+        for tenant in (f"t{index}" for index in range(tenants)):
+            if tenant not in small:
+                number += 1
+                small[tenant] = f"s{number}"
+                request = decode(f"s{number}", unlike_others(7, number), output)
+                bench.send(msgspec.structs.replace(request, tenant=tenant))
+        bench.heard.clear()
+        bench.turn()
+        bench.fetcher.land_all()
+        bench.device.finish_copies()
+        ended = {said.rid for said in [*bench.said(Finished), *bench.said(Refused)]}
+        small = {tenant: rid for tenant, rid in small.items() if rid not in ended}
+    assert bench.core.counters.retractions > 0
