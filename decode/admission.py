@@ -21,6 +21,8 @@ from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of
 
+OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
+
 
 class Admission:
     """Decides on new requests by the pages that are available in `memory`."""
@@ -62,12 +64,17 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
-    def has_slot(self, req: Req, free_slots: int, present: list[Req], *, retracting: bool) -> bool:
-        """Whether one of `free_slots` is for this request. While requests are retracted only light ones come in."""
+    def has_slot(
+        self, req: Req, free_slots: int, present: list[Req], *, retracting: bool, overtaken_by: int
+    ) -> bool:
+        """Whether one of `free_slots` is for this request.
+
+        While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
+        """
         if not present:
             return free_slots > 0 and not retracting
-        if is_light(req, present):
-            return free_slots > 0
+        if self._is_light(req, present):
+            return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
     def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
@@ -84,7 +91,7 @@ class Admission:
         if not present:
             return self._memory.cache.make_room(missing)
         self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
-        if not is_light(req, present):
+        if not self._is_light(req, present):
             growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
                 present
             )
@@ -105,6 +112,9 @@ class Admission:
         """The worker has no request any more: start over."""
         self._open = True
         self.ratio.reset()
+
+    def _is_light(self, req: Req, present: list[Req]) -> bool:
+        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
     def _expected_growth(self, req: Req) -> float:
         return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value

@@ -4,8 +4,9 @@
                   └─ may still finish                       └─ no room in host memory: returned to the router
 
 Pages go to host memory and return without recomputation. Retracted requests resume first in, first out, before
-anything new is admitted. Victims are of the tenant that holds most; among those the order is SGLang's: fewest output
-tokens first, the longest prompt on ties.
+anything new is admitted. Light requests are the exception: a limited number of them comes in meanwhile. Requests that
+were retracted often are retracted last, else a large one would never end among many small ones. Of the others, victims
+are of the tenant that holds most; in it the order is SGLang's: fewest output tokens first, the longest prompt on ties.
 """
 
 from __future__ import annotations
@@ -46,14 +47,24 @@ class Retraction:
     pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
+    _overtaken_by: int = 0
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages
     _next_copy_id: int = 1
 
     @property
     def active(self) -> bool:
-        """Whether a retracted request has not returned: nothing new is admitted meanwhile."""
+        """Whether a retracted request has not returned: only light requests are admitted meanwhile."""
         return bool(self.settling or self._retracted or self._copies)
+
+    @property
+    def overtaken_by(self) -> int:
+        """How many requests were admitted since `active`."""
+        return self._overtaken_by if self.active else 0
+
+    def on_admitted(self) -> None:
+        """A new request came in; if others are retracted, it overtook them."""
+        self._overtaken_by = self.overtaken_by + self.active
 
     @property
     def copying(self) -> bool:
@@ -112,15 +123,11 @@ class Retraction:
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
-        heaviest = heaviest_tenant(running)
+        seldom = [req for req in running if req.retractions < self.retractions_max] or running
+        heaviest = heaviest_tenant(seldom)
         return min(
-            [req for req in running if req.tenant == heaviest],
-            key=lambda req: (
-                req.retractions >= self.retractions_max,
-                req.output_len,
-                -req.prompt_len,
-                req.sequence,
-            ),
+            [req for req in seldom if req.tenant == heaviest],
+            key=lambda req: (req.output_len, -req.prompt_len, req.sequence),
         )
 
     def start_backups(self) -> list[Req]:

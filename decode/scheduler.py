@@ -265,16 +265,20 @@ class DecodeScheduler:
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
         settled, transferring = self._batch.reqs, self._transfer_queue.transferring
-        present, retracting = [*settled, *transferring], self._retraction.active
-        if not (
-            self._admission.has_slot(req, self._batch.free_slots, present, retracting=retracting)
-            and self._admission.make_room_for(req, missing, settled, transferring)
-        ):
+        has_slot = self._admission.has_slot(
+            req,
+            self._batch.free_slots,
+            [*settled, *transferring],
+            retracting=self._retraction.active,
+            overtaken_by=self._retraction.overtaken_by,
+        )
+        if not (has_slot and self._admission.make_room_for(req, missing, settled, transferring)):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
             return
         self._batch.take_slot(req)
+        self._retraction.on_admitted()
         if arrived := self._transfer_queue.start(req, baton):
             self._join(arrived)
 

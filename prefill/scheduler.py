@@ -292,15 +292,16 @@ class PrefillScheduler:
     def _may_start(self, req: Req) -> bool:
         """Whether there is a slot, a lease word for every running request and one more, and few enough leases.
 
-        A light request may start whatever others have under lease.
+        A light request may start whatever others have under lease; of `lease_fraction` its tenant takes an even share.
         """
         words = self.leases.free - len(self._running)
         if not self._free_slots or words <= 0:
             return False
-        if is_light(req, [*self._running.values(), *self.leases.reqs]):
+        pages_leased = self._config.lease_fraction * self.memory.pool.total
+        present = [*self._running.values(), *self.leases.reqs]
+        if is_light(req, present, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
-        few_leases = self.leases.pages <= self._config.lease_fraction * self.memory.pool.total
-        return few_leases and words > self._words_kept
+        return self.leases.pages <= pages_leased and words > self._words_kept
 
     def _start(self, req: Req, now: float) -> None:
         del self._waiting[req.rid]

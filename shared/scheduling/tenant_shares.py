@@ -1,8 +1,9 @@
 """What one tenant may take of a worker, and who goes first among tenants; both roles share it.
 
 A worker knows tenants by an opaque key that is the same from all routers, so it can judge where a router sees only its
-own requests. A request is *light* if its tenant, with it, would still hold fewer tokens here than another one. What a
-tenant may not take alone (`tenant_share_max`) is kept for light requests. With one tenant none is light.
+own requests. A request is *light* if its tenant, with it, would still hold fewer tokens here than another one, and no
+more than an even share of what there is: so light requests fit, however many tenants there are. What a tenant may not
+take alone (`tenant_share_max`) is kept for light requests. With one tenant none is light.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ def tokens_by_tenant(reqs: Iterable[Req]) -> Counter[str]:
     return held
 
 
-def is_light(req: Req, others: Iterable[Req]) -> bool:
-    """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside `others`."""
+def is_light(req: Req, others: Iterable[Req], size: int, capacity: float) -> bool:
+    """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside `others`.
+
+    With the `size` to which the request may grow, its tenant must also stay within an even share of `capacity`, both in
+    tokens. One share more than there are tenants is counted, so that the requests that are not light keep one.
+    """
     held = tokens_by_tenant(others)
-    own = held.pop(req.tenant, 0) + len(req.token_ids)
-    return any(own < tokens for tokens in held.values())
+    own = held.pop(req.tenant, 0)
+    if own + size > capacity / (len(held) + 2):
+        return False
+    return any(own + len(req.token_ids) < tokens for tokens in held.values())
 
 
 def heaviest_tenant(reqs: Iterable[Req]) -> str:

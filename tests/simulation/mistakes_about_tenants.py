@@ -55,8 +55,8 @@ def _tenants_stay() -> list[Patch]:
 
 @_mistake("tenants", "workers keep nothing for those who hold little")
 def _nobody_is_light() -> list[Patch]:
-    def is_light(req: Any, others: Any) -> bool:
-        del req, others
+    def is_light(*args: Any) -> bool:
+        del args
         return False
 
     return [(decode.admission, "is_light", is_light), (prefill.scheduler, "is_light", is_light)]

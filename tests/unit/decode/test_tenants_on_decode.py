@@ -7,7 +7,7 @@ import pytest
 
 from shared.messages import Decode, Finished, Joined, Refused
 from tests.unit.decode.bench import DecodeBench
-from tests.unit.scheduling.worker_bench import decode, prompt
+from tests.unit.scheduling.worker_bench import VOCAB_SIZE, decode, prompt
 
 
 def of(tenant: str, rid: str, family: int, *, prompt_len: int = 7, max_new_tokens: int = 40) -> Decode:
@@ -95,3 +95,70 @@ def test_a_share_of_one_keeps_nothing_back(tenant: str) -> None:
         bench.send(of(tenant, f"r{number}", number))
     bench.turn(2)
     assert bench.core.slots_used == 10
+
+
+def unlike_others(length: int, number: int) -> tuple[int, ...]:
+    """A prompt of thousands that share no page."""
+    return tuple((number * 7919 + position * number) % (VOCAB_SIZE - 1) + 1 for position in range(length))
+
+
+def finished_of_equal_tenants(tenants: int, *, offered: int = 24, turns: int = 1500) -> int:
+    """How many requests finish on a worker to which these tenants together always offer as many."""
+    bench = DecodeBench(
+        pages=200,
+        host_pages=400,
+        tenant_share_max=0.95,
+        max_running_requests=24,
+        init_new_token_ratio=0.7,
+        retract_steps=20,
+        readmit_fraction=0.1,
+    )
+    tenant_of: dict[str, int] = {}
+    number = finished = 0
+    for _ in range(turns):
+        for tenant in range(tenants):
+            for _ in range(offered // tenants - list(tenant_of.values()).count(tenant)):
+                number += 1
+                tenant_of[f"r{number}"] = tenant
+                request = decode(f"r{number}", unlike_others(24, number), 100)
+                bench.send(msgspec.structs.replace(request, tenant=f"t{tenant}"))
+        bench.turn()
+        bench.fetcher.land_all()
+        bench.device.finish_copies()
+        finished += len(bench.said(Finished))
+        for said in [*bench.said(Finished), *bench.said(Refused)]:
+            del tenant_of[said.rid]
+        bench.heard.clear()
+    return finished
+
+
+def test_a_worker_finishes_as_much_for_many_tenants_as_for_one() -> None:
+    alone = finished_of_equal_tenants(1)
+    assert alone > 50
+    for tenants in (2, 4, 12, 24):
+        assert finished_of_equal_tenants(tenants) >= 0.9 * alone, f"{tenants} tenants"
+
+
+@pytest.mark.parametrize(("tenants", "output"), [(20, 12), (12, 30)])
+def test_a_retracted_request_returns_however_many_small_ones_come(tenants: int, output: int) -> None:
+    bench = DecodeBench(pages=60, host_pages=120, tenant_share_max=0.95, max_running_requests=40)
+    bench.send(of("large", "l", 1, prompt_len=120, max_new_tokens=60))
+    bench.turn(2)
+    bench.fetcher.land_all()
+    small: dict[str, str] = {}  # requests that are here, by tenant
+    number = 0
+    while "l" not in [said.rid for said in bench.said(Finished)]:
+        assert number < 5_000, "the large request starves"
+        for tenant in (f"t{index}" for index in range(tenants)):
+            if tenant not in small:
+                number += 1
+                small[tenant] = f"s{number}"
+                request = decode(f"s{number}", unlike_others(7, number), output)
+                bench.send(msgspec.structs.replace(request, tenant=tenant))
+        bench.heard.clear()
+        bench.turn()
+        bench.fetcher.land_all()
+        bench.device.finish_copies()
+        ended = {said.rid for said in [*bench.said(Finished), *bench.said(Refused)]}
+        small = {tenant: rid for tenant, rid in small.items() if rid not in ended}
+    assert bench.core.counters.retractions > 0

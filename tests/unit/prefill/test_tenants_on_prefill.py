@@ -44,3 +44,13 @@ def test_one_tenant_leaves_lease_words_to_others() -> None:
     bench.send(of("small", "s", 99))
     bench.turn(6)
     assert order(bench)[8:] == ["s"]
+
+
+def test_many_tenants_together_leave_most_of_the_pool_unleased() -> None:
+    bench = PrefillBench(pages=240, lease_fraction=0.1, words=200, max_running_requests=8)
+    bench.send(of("greedy", "g", 99, length=120))
+    for number in range(96):
+        bench.send(of(f"t{number % 24}", f"r{number}", number, length=12))
+    bench.turn(100)
+    assert bench.core.leases.pages >= 0.1 * 240
+    assert bench.core.leases.pages <= 0.3 * 240

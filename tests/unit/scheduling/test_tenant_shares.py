@@ -17,15 +17,23 @@ def req(tenant: str, tokens: int, sequence: int = 0) -> Req:
 
 def test_a_request_is_light_if_another_tenant_would_still_hold_more() -> None:
     present = [req("a", 10), req("a", 10), req("b", 5)]
-    assert is_light(req("b", 14), present)
-    assert not is_light(req("b", 15), present)
-    assert not is_light(req("a", 1), present)
-    assert is_light(req("c", 19), present)
+    assert is_light(req("b", 14), present, 14, 1000)
+    assert not is_light(req("b", 15), present, 15, 1000)
+    assert not is_light(req("a", 1), present, 1, 1000)
+    assert is_light(req("c", 19), present, 19, 1000)
+
+
+def test_a_request_is_light_only_within_an_even_share_for_its_tenant_and_one_more() -> None:
+    present = [req("a", 100), req("b", 5)]
+    assert is_light(req("b", 2), present, 15, 60)  # of three shares b takes one
+    assert not is_light(req("b", 2), present, 16, 60)
+    assert is_light(req("c", 2), present, 15, 60)  # of four shares c takes one
+    assert not is_light(req("c", 2), present, 16, 60)
 
 
 def test_with_one_tenant_no_request_is_light() -> None:
-    assert not is_light(req("a", 1), [])
-    assert not is_light(req("a", 1), [req("a", 100)])
+    assert not is_light(req("a", 1), [], 1, 1000)
+    assert not is_light(req("a", 1), [req("a", 100)], 1, 1000)
 
 
 def test_the_heaviest_tenant_holds_most_tokens_not_most_requests() -> None:
