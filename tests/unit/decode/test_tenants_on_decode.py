@@ -32,6 +32,10 @@ def refused(bench: DecodeBench) -> list[str]:
     return [said.rid for said in bench.said(Refused)]
 
 
+def ended(bench: DecodeBench) -> set[str]:
+    return {said.rid for said in bench.said(Finished)} | set(refused(bench))
+
+
 def joined(bench: DecodeBench) -> list[str]:
     return [said.rid for said in bench.said(Joined)]
 
@@ -126,8 +130,8 @@ def finished_of_equal_tenants(tenants: int, *, offered: int = 24, turns: int = 1
         bench.fetcher.land_all()
         bench.device.finish_copies()
         finished += len(bench.said(Finished))
-        for said in [*bench.said(Finished), *bench.said(Refused)]:
-            del tenant_of[said.rid]
+        for rid in ended(bench):
+            del tenant_of[rid]
         bench.heard.clear()
     return finished
 
@@ -159,6 +163,5 @@ def test_a_retracted_request_returns_however_many_small_ones_come(tenants: int, 
         bench.turn()
         bench.fetcher.land_all()
         bench.device.finish_copies()
-        ended = {said.rid for said in [*bench.said(Finished), *bench.said(Refused)]}
-        small = {tenant: rid for tenant, rid in small.items() if rid not in ended}
+        small = {tenant: rid for tenant, rid in small.items() if rid not in ended(bench)}
     assert bench.core.counters.retractions > 0
