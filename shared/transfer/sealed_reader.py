@@ -71,7 +71,7 @@ class _SealedRead:
 
 
 class _PeerConnection:
-    """The connection to one holder, and the thread that reads from it."""
+    """The connection to one holder, and the thread that reads from it. `NotPostedError`: no thread can be started."""
 
     def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext):
         self.reads_outstanding = 0  # counted by the reader
@@ -85,7 +85,10 @@ class _PeerConnection:
         self._connection: socket.socket | None = None
         self._channel: SealedChannel | None = None
         self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            raise NotPostedError(f"{name} cannot be read now: {error}") from None
 
     def post(self, read: _SealedRead) -> None:
         self._queue.put(read)
