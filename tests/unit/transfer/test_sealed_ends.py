@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import msgspec
 import pytest
 
 from shared.baton import Baton, Holder
+from shared.transfer import sealed_reader
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span
@@ -115,3 +117,38 @@ def test_a_read_whose_thread_cannot_be_started_is_not_posted(
     with pytest.raises(NotPostedError, match="can't start new thread"):
         start_reading(holder.address)
     assert read_page(holder) is ReadState.DONE
+
+
+@pytest.mark.parametrize("silent", [0, 8], ids=["it says nothing", "it is not there"])
+def test_the_fence_waits_for_no_connection_that_is_about_to_begin(
+    silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` comes when the reader has a socket that does not connect yet. So many others fill the holder's queue."""
+    about_to_connect, go_on = threading.Event(), threading.Event()
+    set_timeouts = sealed_reader.set_timeouts
+
+    def wait_and_set(connection: socket.socket, *, send_seconds: int, receive_seconds: int) -> None:
+        about_to_connect.set()
+        go_on.wait(PATIENCE_SECONDS)
+        set_timeouts(connection, send_seconds=send_seconds, receive_seconds=receive_seconds)
+
+    monkeypatch.setattr(sealed_reader, "set_timeouts", wait_and_set)
+    monkeypatch.setattr(sealed_reader, "CONNECT_SECONDS_MAX", 0.2)
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        for _ in range(silent):
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(deaf.getsockname())
+        reader, handle, _ = start_reading(deaf.getsockname())
+        assert about_to_connect.wait(PATIENCE_SECONDS)
+        closing = threading.Thread(target=reader.close, daemon=True)
+        closing.start()
+        until(lambda: stopped(reader), PATIENCE_SECONDS, "the cut that comes too early")
+        go_on.set()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive(), "the fence still waits for the holder"
+        assert reader.state(handle) is ReadState.FAILED
+
+
+def stopped(reader: SealedReader) -> bool:
+    return all(peer._stopped for peer in reader._peers.values())
