@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from shared.baton import Baton, Holder
-from shared.transfer import sealed_reader
+from shared.transfer import sealed_holder, sealed_reader
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_holder import SealedHolder
-from shared.transfer.sealed_keys import make_contexts
+from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import OfferedMemory
+from shared.transfer.sealed_requests import GetPages, GetWord, OfferedMemory, encode_request
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
 from tests.waiting import until
@@ -28,17 +29,31 @@ CONTEXTS = make_contexts(new_keys()["worker"])
 NO_THREAD = RuntimeError("can't start new thread")
 
 
+class EndingMemory(OfferedMemory):
+    """Page memory whose lease may end while a read is answered."""
+
+    ends_after_portions = -1  # of pages that were given; -1: never
+    words: WordTable
+
+    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
+        self.ends_after_portions -= 1
+        if self.ends_after_portions == 0:
+            self.words.clear(LEASE)
+        return super().page_bytes_at(offset, size_bytes)
+
+
 class HolderHere:
-    """A holder with two pages, which are open under one lease."""
+    """A holder with pages for three portions, which are open under one lease."""
 
     def __init__(self) -> None:
-        self.buffer = PageBuffer(2)
+        self.buffer = PageBuffer(3 * PORTION_BYTES // PAGE_BYTES)
         self.buffer.fill(0, byte_of(0))
         self.words = WordTable(8)
         self.words.write(LEASE, NONCE)
         self.counters = KvCounters()
-        memory = OfferedMemory(self.buffer.memory, self.words)
-        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, memory, self.counters)
+        self.memory = EndingMemory(self.buffer.memory, self.words)
+        self.memory.words = self.words
+        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, self.memory, self.counters)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -82,6 +97,80 @@ def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+
+
+def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
+    """A connection with a worker's key, and nothing asked yet."""
+    connection = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
+    handshake = Handshake(CONTEXTS.reader, holder=False)
+    connection.sendall(handshake.advance())
+    while handshake.keys is None:
+        connection.sendall(handshake.advance(connection.recv(4096)))
+    keys = handshake.keys
+    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+
+
+def is_served(channel: SealedChannel) -> bool:
+    """Whether the holder answers on it, and does not hang up."""
+    try:
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
+        return receive_frame(channel) is FrameKind.DATA
+    except OSError:
+        return False
+
+
+def receive_frame(channel: SealedChannel) -> FrameKind:
+    size, kind = channel.receive_header()
+    channel.receive_payload(memoryview(bytearray(size)))
+    return FrameKind(kind)
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("portions", [1, 2])
+def test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion(
+    holder: HolderHere, portions: int
+) -> None:
+    holder.memory.ends_after_portions = portions
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
+        heard = [receive_frame(channel) for _ in range(portions + 1)]
+    assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+
+
+def test_a_connection_of_a_worker_beyond_the_bound_is_closed_until_another_has_gone(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 2)
+    with ExitStack() as stack:
+        first, second = dial(holder), dial(holder)
+        stack.enter_context(first[0])
+        stack.enter_context(second[0])
+        assert is_served(first[1])
+        assert is_served(second[1])
+        assert not reaches(holder)
+        assert holder.counters.refused_crowded == 1
+        first[0].close()
+        until(lambda: reaches(holder), PATIENCE_SECONDS, "the place of the one that has gone")
+        assert is_served(second[1])
+
+
+def reaches(holder: HolderHere) -> bool:
+    connection, channel = dial(holder)
+    with connection:
+        return is_served(channel)
+
+
+def test_a_connection_without_a_request_is_closed_after_a_while(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "IDLE_SECONDS_MAX", 1)
+    connection, channel = dial(holder)
+    with connection:
+        assert is_served(channel)
+        assert connection.recv(1) == b""
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------
