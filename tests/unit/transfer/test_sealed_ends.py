@@ -214,7 +214,7 @@ def test_the_fence_waits_for_no_connection_that_is_about_to_begin(
 ) -> None:
     """`close` comes when the reader has a socket that does not connect yet. So many others fill the holder's queue."""
     about_to_connect, go_on = threading.Event(), threading.Event()
-    set_timeouts = sealed_reader.set_timeouts
+    set_timeouts = sealed_holder.set_timeouts
 
     def wait_and_set(connection: socket.socket, *, send_seconds: int, receive_seconds: int) -> None:
         about_to_connect.set()
