@@ -24,6 +24,7 @@ from time import monotonic
 import structlog
 
 from shared.errors import TransferError
+from shared.tally import Tally
 from shared.transfer.counters import KvCounters
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
 
@@ -67,6 +68,7 @@ class Door:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._closing, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._faults = Tally()
         self._retry_at = 0.0  # when to listen again; 0: it listens
         self._thread = threading.Thread(target=self._run, name="kv-door", daemon=True)
         self._thread.start()
@@ -118,11 +120,16 @@ class Door:
         if len(self._arrivals) >= HANDSHAKES_MAX:
             self._counters.refused_crowded += 1
             self._drop(next(iter(self._arrivals.values())))
-        connection.setblocking(False)
-        handshake = Handshake(self._context, holder=True)
-        arrival = _Arrival(connection, handshake, monotonic() + HANDSHAKE_SECONDS_MAX)
-        self._arrivals[connection.fileno()] = arrival
-        self._selector.register(connection, selectors.EVENT_READ)
+        try:
+            connection.setblocking(False)
+            handshake = Handshake(self._context, holder=True)
+            self._selector.register(connection, selectors.EVENT_READ)
+        except Exception as error:  # it ends this connection, and never this thread
+            self._turn_away(connection, error)
+            return
+        self._arrivals[connection.fileno()] = _Arrival(
+            connection, handshake, monotonic() + HANDSHAKE_SECONDS_MAX
+        )
 
     def _advance(self, arrival: _Arrival) -> None:
         try:
@@ -142,10 +149,22 @@ class Door:
 
     def _let_in(self, arrival: _Arrival, keys: SealKeys) -> None:
         self._forget(arrival)
-        arrival.connection.setblocking(True)
-        if not self._admit(arrival.connection, keys):
+        try:
+            arrival.connection.setblocking(True)
+            admitted = self._admit(arrival.connection, keys)
+        except Exception as error:  # no thread can be started, for one: the next connection may fare better
+            self._turn_away(arrival.connection, error)
+            return
+        if not admitted:
             self._counters.refused_crowded += 1
             arrival.connection.close()
+
+    def _turn_away(self, connection: socket.socket, error: Exception) -> None:
+        """The fault is this process's: it has no thread, memory or descriptor for the connection."""
+        self._counters.refused_crowded += 1
+        if times := self._faults.add(type(error).__name__):
+            log.warning("transfer.connection_failed", error=repr(error), times=times)
+        connection.close()
 
     def _refuse(self, arrival: _Arrival, reason: str) -> None:
         """Count it, and log the first, second, fourth, eighth … time: a stranger may try without end."""

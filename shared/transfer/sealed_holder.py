@@ -91,7 +91,7 @@ class SealedHolder:
             client.thread.join()
 
     def _admit(self, connection: socket.socket, keys: SealKeys) -> bool:
-        """Serve it in a thread; False when there are too many. In the door's thread."""
+        """Serve it in a thread; False when there are too many. `RuntimeError`: no thread. In the door's thread."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         set_timeouts(connection, send_seconds=SEND_SECONDS_MAX, receive_seconds=IDLE_SECONDS_MAX)
         channel = SealedChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
@@ -101,7 +101,12 @@ class SealedHolder:
             if self._closed or len(self._clients) >= CONNECTIONS_MAX:
                 return False
             self._clients.add(client)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                self._clients.discard(client)
+            raise
         return True
 
     def _serve(self, client: _Client) -> None:

@@ -38,6 +38,7 @@ from shared.transfer.sealed_requests import (
 )
 
 IDLE_SECONDS = 30.0  # then a connection that nobody needs is closed
+CONNECT_SECONDS_MAX = 5.0  # also bounds `close`, which may come just before the connection begins
 _HANDSHAKE_RECEIVE_BYTES = 4096
 
 log = structlog.get_logger(__name__)
@@ -71,7 +72,7 @@ class _SealedRead:
 
 
 class _PeerConnection:
-    """The connection to one holder, and the thread that reads from it."""
+    """The connection to one holder, and the thread that reads from it. `NotPostedError`: no thread can be started."""
 
     def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext):
         self.reads_outstanding = 0  # counted by the reader
@@ -85,7 +86,10 @@ class _PeerConnection:
         self._connection: socket.socket | None = None
         self._channel: SealedChannel | None = None
         self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            raise NotPostedError(f"{name} cannot be read now: {error}") from None
 
     def post(self, read: _SealedRead) -> None:
         self._queue.put(read)
@@ -143,15 +147,7 @@ class _PeerConnection:
                 return
 
     def _connect(self) -> SealedChannel:
-        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        with self._lock:
-            if self._stopped:
-                connection.close()
-                raise ConnectionAbortedError("stopped")
-            self._connection = connection
-        set_timeouts(connection, send_seconds=0, receive_seconds=0)
-        connection.connect((self._address.host, self._address.port))
+        connection = self._dial()
         handshake = Handshake(self._context, holder=False)
         connection.sendall(handshake.advance())
         while handshake.keys is None:
@@ -162,6 +158,24 @@ class _PeerConnection:
         keys = handshake.keys
         self._channel = SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
         return self._channel
+
+    def _dial(self) -> socket.socket:
+        """`stop` cannot cut what has not begun to connect: so connecting has a bound, and then it looks again."""
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        with self._lock:
+            self._connection = connection
+            self._raise_if_stopped()
+        set_timeouts(connection, send_seconds=0, receive_seconds=0)
+        connection.settimeout(CONNECT_SECONDS_MAX)
+        connection.connect((self._address.host, self._address.port))
+        connection.settimeout(None)
+        self._raise_if_stopped()
+        return connection
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            raise ConnectionAbortedError("stopped")
 
     def _disconnect(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ import sys
 import time
 
 import msgspec
+import structlog
 
 from shared.baton import Baton
 from shared.links.keys import parse_keys
@@ -55,6 +56,7 @@ def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
 
 def main() -> None:
     """Arguments: uid, epoch, pages, bytes a page, transport, file of keys."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for answers
     uid, epoch, pages, page_bytes, transport, key_file = sys.argv[1:]
     buffer = PageBuffer(int(pages), int(page_bytes))
     for page in range(int(pages)):

@@ -6,11 +6,15 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
+from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.links.keys import parse_keys
+from shared.links.new_keys import key_file, new_identity
 from shared.transfer.memory import WordTable
 from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealContexts, SealError, make_contexts
@@ -239,6 +243,18 @@ def test_both_ends_have_the_same_keys_and_other_ones_each_time() -> None:
 def test_workers_of_two_deployments_do_not_come_to_keys() -> None:
     with pytest.raises(SealError, match="TLS"):
         shake(CONTEXTS, make_contexts(new_keys()["worker"]))
+
+
+def test_a_listed_certificate_is_trusted_after_its_last_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is listed is trusted; dates mean nothing, so no deployment stops at one."""
+    monkeypatch.setattr("shared.links.new_keys.VALID_DAYS", -0.5)
+    worker, router = new_identity("worker"), new_identity("router")
+    certificate = x509.load_pem_x509_certificate(worker.certificate)
+    assert certificate.not_valid_after_utc < datetime.now(UTC)
+    contexts = make_contexts(parse_keys(key_file(worker, worker, router), "worker"))
+    holder, reader = shake(contexts, contexts)
+    assert holder.keys is not None
+    assert holder.keys == reader.keys
 
 
 def test_a_handshake_is_bounded_in_bytes() -> None:

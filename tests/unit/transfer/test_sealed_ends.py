@@ -1,0 +1,243 @@
+"""Both ends of the sealed KV plane in this process: bounds that hold, and faults that stay with one connection."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from shared.baton import Baton, Holder
+from shared.transfer import sealed_holder, sealed_reader
+from shared.transfer.counters import KvCounters
+from shared.transfer.memory import WordTable
+from shared.transfer.reader import NotPostedError, ReadState, Span
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
+from shared.transfer.sealed_holder import SealedHolder
+from shared.transfer.sealed_keys import Handshake, make_contexts
+from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.sealed_requests import GetPages, GetWord, OfferedMemory, encode_request
+from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
+from tests.link_keys import new_keys
+from tests.waiting import until
+
+LEASE, NONCE = 3, 77
+CONTEXTS = make_contexts(new_keys()["worker"])
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+class EndingMemory(OfferedMemory):
+    """Page memory whose lease may end while a read is answered."""
+
+    ends_after_portions = -1  # of pages that were given; -1: never
+    words: WordTable
+
+    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
+        self.ends_after_portions -= 1
+        if self.ends_after_portions == 0:
+            self.words.clear(LEASE)
+        return super().page_bytes_at(offset, size_bytes)
+
+
+class HolderHere:
+    """A holder with pages for three portions, which are open under one lease."""
+
+    def __init__(self) -> None:
+        self.buffer = PageBuffer(3 * PORTION_BYTES // PAGE_BYTES)
+        self.buffer.fill(0, byte_of(0))
+        self.words = WordTable(8)
+        self.words.write(LEASE, NONCE)
+        self.counters = KvCounters()
+        self.memory = EndingMemory(self.buffer.memory, self.words)
+        self.memory.words = self.words
+        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, self.memory, self.counters)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.sealed.port
+
+
+@pytest.fixture
+def holder() -> Iterator[HolderHere]:
+    here = HolderHere()
+    yield here
+    here.sealed.close()
+
+
+def start_reading(address: tuple[str, int]) -> tuple[SealedReader, int, PageBuffer]:
+    """Post a read of the first page of whoever listens there."""
+    buffer = PageBuffer(2)
+    where = msgspec.msgpack.encode(SealedAddress(*address))
+    peer = Holder("h", 1, "h-1", where, 0, PAGE_BYTES, 0)
+    reader = SealedReader(CONTEXTS.reader, buffer.memory, 1)
+    baton = Baton("r", 1, peer, KV_FORMAT, LEASE, NONCE, 1, 1, (0,))
+    return reader, reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)]), buffer
+
+
+def read_page(holder: HolderHere) -> ReadState:
+    reader, handle, buffer = start_reading(holder.address)
+    until(lambda: reader.state(handle) is not ReadState.READING, PATIENCE_SECONDS, "the end of the read")
+    state = reader.state(handle)
+    reader.close()
+    assert buffer.holds(0, byte_of(0) if state is ReadState.DONE else 0)
+    return state
+
+
+def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next thread of this name cannot be started; those after it can."""
+    start, fails = threading.Thread.start, [True]
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == name and fails:
+            fails.clear()
+            raise NO_THREAD
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+
+
+def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
+    """A connection with a worker's key, and nothing asked yet."""
+    connection = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
+    handshake = Handshake(CONTEXTS.reader, holder=False)
+    connection.sendall(handshake.advance())
+    while handshake.keys is None:
+        connection.sendall(handshake.advance(connection.recv(4096)))
+    keys = handshake.keys
+    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+
+
+def is_served(channel: SealedChannel) -> bool:
+    """Whether the holder answers on it, and does not hang up."""
+    try:
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
+        return receive_frame(channel) is FrameKind.DATA
+    except OSError:
+        return False
+
+
+def receive_frame(channel: SealedChannel) -> FrameKind:
+    size, kind = channel.receive_header()
+    channel.receive_payload(memoryview(bytearray(size)))
+    return FrameKind(kind)
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("portions", [1, 2])
+def test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion(
+    holder: HolderHere, portions: int
+) -> None:
+    holder.memory.ends_after_portions = portions
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
+        heard = [receive_frame(channel) for _ in range(portions + 1)]
+    assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+
+
+def test_a_connection_of_a_worker_beyond_the_bound_is_closed_until_another_has_gone(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 2)
+    with ExitStack() as stack:
+        first, second = dial(holder), dial(holder)
+        stack.enter_context(first[0])
+        stack.enter_context(second[0])
+        assert is_served(first[1])
+        assert is_served(second[1])
+        assert not reaches(holder)
+        assert holder.counters.refused_crowded == 1
+        first[0].close()
+        until(lambda: reaches(holder), PATIENCE_SECONDS, "the place of the one that has gone")
+        assert is_served(second[1])
+
+
+def reaches(holder: HolderHere) -> bool:
+    connection, channel = dial(holder)
+    with connection:
+        return is_served(channel)
+
+
+def test_a_connection_without_a_request_is_closed_after_a_while(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "IDLE_SECONDS_MAX", 1)
+    connection, channel = dial(holder)
+    with connection:
+        assert is_served(channel)
+        assert connection.recv(1) == b""
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_gets_no_thread_costs_no_other_its_pages(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_start("kv-holder", monkeypatch)
+    assert read_page(holder) is ReadState.FAILED
+    assert read_page(holder) is ReadState.DONE
+    assert holder.counters.refused_crowded == 1
+
+
+def test_a_connection_that_gets_no_tls_state_costs_no_other_its_pages(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("shared.transfer.sealed_door.Handshake", no_memory)
+        with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as connection:
+            assert connection.recv(1) == b""
+    assert read_page(holder) is ReadState.DONE
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def test_a_read_whose_thread_cannot_be_started_is_not_posted(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_start("kv-reader", monkeypatch)
+    with pytest.raises(NotPostedError, match="can't start new thread"):
+        start_reading(holder.address)
+    assert read_page(holder) is ReadState.DONE
+
+
+@pytest.mark.parametrize("silent", [0, 8], ids=["it says nothing", "it is not there"])
+def test_the_fence_waits_for_no_connection_that_is_about_to_begin(
+    silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` comes when the reader has a socket that does not connect yet. So many others fill the holder's queue."""
+    about_to_connect, go_on = threading.Event(), threading.Event()
+    set_timeouts = sealed_holder.set_timeouts
+
+    def wait_and_set(connection: socket.socket, *, send_seconds: int, receive_seconds: int) -> None:
+        about_to_connect.set()
+        go_on.wait(PATIENCE_SECONDS)
+        set_timeouts(connection, send_seconds=send_seconds, receive_seconds=receive_seconds)
+
+    monkeypatch.setattr(sealed_reader, "set_timeouts", wait_and_set)
+    monkeypatch.setattr(sealed_reader, "CONNECT_SECONDS_MAX", 0.2)
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        for _ in range(silent):
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(deaf.getsockname())
+        reader, handle, _ = start_reading(deaf.getsockname())
+        assert about_to_connect.wait(PATIENCE_SECONDS)
+        closing = threading.Thread(target=reader.close, daemon=True)
+        closing.start()
+        until(lambda: stopped(reader), PATIENCE_SECONDS, "the cut that comes too early")
+        go_on.set()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive(), "the fence still waits for the holder"
+        assert reader.state(handle) is ReadState.FAILED
+
+
+def stopped(reader: SealedReader) -> bool:
+    return all(peer._stopped for peer in reader._peers.values())
