@@ -60,8 +60,8 @@ def message(content: bytes) -> bytes:
     return b'[{"role":"user","content":' + content + b"}]"
 
 
-COUNTED = f"more than {CONTEXT_LEN} tokens"  # only the tokenizer knows it
-UNCUT = "characters without a space or line break"
+COUNTED = f"has more than {CONTEXT_LEN} tokens, which is the model's context\""  # only the tokenizer knows it
+UNCUT = "characters without a space or line break at which it can be cut"
 DIGITS, WIDE, WORDS = text("7", SLICE_CHARS), text("🙂", SLICE_CHARS), text("fox ", TEXT_CHARS)
 LINES = text(LONG_TOKEN + r"\n", TEXT_CHARS // 2)  # two tokens each: together the longest that fits
 SHORT = message(text("x", 70))[1:-1]
