@@ -78,7 +78,7 @@ PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_siz
 
 @settings(max_examples=60, deadline=None)
 @given(PARAGRAPHS.filter(lambda text: re.search(r"\n\w", text)))
-@pytest.mark.parametrize("name", ["llama3", "o200k", "qwen"])
+@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "o200k", "qwen"])
 def test_paragraphs_without_spaces_are_cut_at_blank_lines(name: str, text: str) -> None:
     paragraphs = "日本語のテキスト。\n\n中文文本\n\n" + text
     slices = list(SEAMS[name].slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
