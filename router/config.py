@@ -138,7 +138,8 @@ class RouterConfig(ProcessConfig):
     )
     tokenizing_max: Count = Field(
         default=256,
-        description="Requests that wait for a tokenizer thread. A further one is answered with 429.",
+        description="Requests that wait for a tokenizer thread, each with its body as it came. A further one is "
+        "answered with 429.",
     )
     template_seconds_max: Seconds = Field(
         default=5.0,

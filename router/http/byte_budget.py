@@ -25,11 +25,7 @@ class ByteBudget:
     def __init__(self, bytes_max: int):
         self._bytes_max = bytes_max
         self._by_tenant: Counter[str] = Counter()
-
-    @property
-    def held_bytes(self) -> int:
-        """Of all tenants."""
-        return self._by_tenant.total()
+        self.held_bytes = 0  # of all tenants
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[Holding]:
@@ -38,6 +34,7 @@ class ByteBudget:
         try:
             yield holding
         finally:
+            self.held_bytes -= holding.held_bytes
             self._by_tenant[tenant] -= holding.held_bytes
             if not self._by_tenant[tenant]:
                 del self._by_tenant[tenant]
@@ -48,6 +45,7 @@ class ByteBudget:
         own_room = self._bytes_max // TENANT_SHARE - self._by_tenant[tenant]
         if more_bytes > min(room, own_room):
             raise OverloadedError("too many large requests are waiting: try again later")
+        self.held_bytes += more_bytes
         self._by_tenant[tenant] += more_bytes
 
 

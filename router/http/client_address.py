@@ -1,4 +1,4 @@
-"""In whose name a request comes: today its client's address.
+"""In whose name a connection is open and a request comes: today its client's address.
 
 The address is that of the connection, or the one that a trusted proxy has named (`trusted_proxies`; uvicorn reads
 X-Forwarded-For and writes it into the scope). Behind any other proxy all clients are one tenant.
@@ -14,19 +14,25 @@ IPV6_PREFIX_BITS = 64  # what one subscriber usually gets: the addresses within 
 
 
 def tenant_of(scope: Scope) -> str:
-    """The tenant's name; empty where the connection has no address, as on a Unix socket."""
-    client = scope.get("client")
-    return _network(client[0]) if client else ""
+    """The tenant's name: the client of the request's address."""
+    return client_of(scope.get("client"))
 
 
-def _network(host: str) -> str:
-    """The address, or the network of an IPv6 address; what is no address stands for itself."""
+def client_of(address: object) -> str:
+    """What counts as one client: an IPv4 address, or the network of an IPv6 address.
+
+    `address` is a host and what follows it (a socket's peer name); anything else, as of a Unix socket, gives "". A host
+    that is no address stands for itself.
+    """
+    if not isinstance(address, tuple | list):
+        return ""
+    host = str(address[0])
     try:
-        address = ipaddress.ip_address(host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return host[:64]  # a proxy's own name for a client
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((int(address), IPV6_PREFIX_BITS), strict=False))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((int(ip), IPV6_PREFIX_BITS), strict=False))

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
 from collections import Counter
 from dataclasses import dataclass
 
 import structlog
 
 from router.config import RouterConfig
+from router.http.client_address import client_of
 from router.http.client_connection import ClientConnection
 from router.http.request_parser import Refusal
 from shared.metric_fields import CounterMetric, all_declared, counted_by
@@ -57,8 +57,8 @@ class ClientConnections:
     def __init__(self, settings: RouterConfig):
         self.settings = settings
         self.counters = ClientCounters()
-        self._origins: dict[ClientConnection, bytes] = {}  # of those that were admitted
-        self._by_origin: Counter[bytes] = Counter()
+        self._origins: dict[ClientConnection, str] = {}  # of those that were admitted
+        self._by_origin: Counter[str] = Counter()
         self._refused: set[ClientConnection] = set()
         self._held_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class ClientConnections:
 
     def admit(self, connection: ClientConnection) -> None:
         """Take a new connection in, or refuse it."""
-        origin = origin_of(connection.transport.get_extra_info("peername"))
+        origin = client_of(connection.transport.get_extra_info("peername"))
         if _beyond_reserve(connection.transport):
             self._refuse(connection, "descriptors")
         elif len(self._origins) >= self.settings.connections_max:
@@ -126,17 +126,6 @@ class ClientConnections:
         for connection in [*self._origins, *self._refused]:
             connection.check(now)
         self.start()
-
-
-def origin_of(peername: object) -> bytes:
-    """What counts as one address: an IPv4 address, or the 64-bit network of an IPv6 address, which one host has."""
-    if not isinstance(peername, tuple):
-        return b""
-    host = str(peername[0]).partition("%")[0]
-    if ":" not in host:
-        return socket.inet_pton(socket.AF_INET, host)
-    packed = socket.inet_pton(socket.AF_INET6, host)
-    return packed[12:] if packed.startswith(bytes(10) + b"\xff\xff") else packed[:8]
 
 
 def _beyond_reserve(transport: asyncio.Transport) -> bool:

@@ -118,7 +118,7 @@ class Prompts:
                 parsed, add_generation_prompt, context_len, self._settings.allow_control_tokens
             )
         except TooLongError as error:
-            raise _too_long(f"messages has {error}", context_len, "messages") from None
+            raise _refused("messages", error) from None
         return self._tokenizer.compact(ids)
 
     def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:
@@ -127,7 +127,7 @@ class Prompts:
         try:
             return self._tokenizer.encode(text, add_special_tokens, context_len)
         except TooLongError as error:
-            raise _too_long(f"{param} has {error}", context_len, param) from None
+            raise _refused(param, error) from None
 
     def _check_chars(self, chars: int, context_len: int, param: str) -> None:
         """Refuse beforehand what no tokenizer could make short enough."""
@@ -199,11 +199,12 @@ def _check_room(tokens: int, context_len: int) -> None:
 
 
 def _too_long(what: str, context_len: int, param: str) -> RequestError:
-    return RequestError(
-        f"{what}, more than the model's context of {context_len} tokens can hold",
-        param=param,
-        code="context_length_exceeded",
-    )
+    most = f"more than the model's context of {context_len} tokens can hold"
+    return RequestError(f"{what}, {most}", param=param, code="context_length_exceeded")
+
+
+def _refused(param: str, error: TooLongError) -> RequestError:
+    return RequestError(f"{param} has {error}", param=param, code="context_length_exceeded")
 
 
 def _malformed_prompt() -> RequestError:

@@ -50,6 +50,7 @@ class BodyReader:
 
         Raises `RequestError`, `OverloadedError`, `TooLargeError` or `DisconnectedError`.
         """
+        _check_encoding(scope)
         declared = _content_length(scope)
         if declared is not None and declared > self._settings.max_body_bytes:
             raise self._too_large()
@@ -111,6 +112,16 @@ async def _discard(receive: Receive) -> None:
         message = await receive()
         discarded += len(message.get("body", b""))
         more = message.get("more_body", False)
+
+
+def _check_encoding(scope: Scope) -> None:
+    """Refuse a compressed body: what it holds could be any size."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            encoding = value.decode("latin-1")[:64]
+            raise RequestError(
+                f"Content-Encoding {encoding} is not supported: send the body as it is", status=415
+            )
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -2,10 +2,12 @@
 
 A tokenizer keeps 100 to 200 bytes for each byte of a text while it encodes it, and a text that is far too long would be
 encoded to its end. So long texts are encoded in slices. That is exact only at a *seam*: a place where the tokenizer
-cuts whatever stands on both sides. Three kinds are known:
+cuts whatever stands on both sides. Five kinds are known:
 
     before a space    word| next      a space after a letter or digit begins a new piece (GPT-2, Llama 3, Qwen)
     after a line      line\\n|next     a letter or digit after a line break does, too; texts without spaces have these
+    after lines        line\\n\\n|next   the same after any line breaks (Llama 3, Qwen), so between paragraphs, too
+    before a line     line\\n|\\nnext   the last of several line breaks begins a piece before a letter (GPT-2, SmolLM)
     at a space        word next       the space falls between, for tokenizers that put one before each text (Llama 2)
 
 Which of them a tokenizer has is found out when it is loaded. A kind counts if no token of the vocabulary spans it, so
@@ -32,10 +34,15 @@ Encode = Callable[[str], list[int]]
 # a part of a character, so it may be one of a letter.
 _BEFORE_SPACE = r"(?<=[^\W_])(?= )"
 _AFTER_LINE = r"(?<=\S\n)(?=[^\W_])"
+_AFTER_LINES = r"(?<=\n)(?=[^\W_])"
+_LETTER = "A-Za-z\u3041-\u3096\u30a1-\u30fa\u3400-\u4db5\u4e00-\u9fef\uac00-\ud7a3"  # none of them a number, as ² is
+_BEFORE_LINE = rf"(?<=\n)(?=\n[{_LETTER}])"
 _AT_SPACE = r"(?<=[^\W_]) (?=[^\W_])"
 _SPANNED = {
     _BEFORE_SPACE: re.compile(r"(?:[^\W_]|\ufffd) "),
     _AFTER_LINE: re.compile(r"\n(?:[^\W_]|\ufffd)"),
+    _AFTER_LINES: re.compile(r"\n(?:[^\W_]|\ufffd)"),
+    _BEFORE_LINE: re.compile(r"\n(?:[^\W_]|\ufffd)|\S\n\n"),
     _AT_SPACE: re.compile(r"(?:[^\W_]|\ufffd) "),
 }
 _BEFORE_SAMPLES = ["The fox", "x = {7", "don't,(a", "日本語", "über", "a  \n\n b", "1234567", "🙂 9", "A"]
@@ -84,7 +91,13 @@ class NoSeamError(Exception):
 
 def find_seams(encode: Encode, vocabulary: list[str], added_tokens: list[str]) -> Seams:
     """The seams of a tokenizer: `encode` adds no special tokens, `vocabulary` has the text of every other token."""
-    alternatives = [[_BEFORE_SPACE, _AFTER_LINE], [_BEFORE_SPACE], [_AT_SPACE]]
+    alternatives = [
+        [_BEFORE_SPACE, _AFTER_LINES],
+        [_BEFORE_SPACE, _AFTER_LINE, _BEFORE_LINE],
+        [_BEFORE_SPACE, _AFTER_LINE],
+        [_BEFORE_SPACE],
+        [_AT_SPACE],
+    ]
     for patterns in alternatives:
         if all(_holds(pattern, encode, vocabulary, added_tokens) for pattern in patterns):
             return Seams(patterns)
@@ -102,7 +115,7 @@ def _holds(pattern: str, encode: Encode, vocabulary: list[str], added_tokens: li
 
 
 def _samples() -> Iterator[tuple[str, str, str]]:
-    return product(_BEFORE_SAMPLES, ("", " ", "\n", " \n", "  "), _AFTER_SAMPLES)
+    return product(_BEFORE_SAMPLES, ("", " ", "\n", "\n\n", " \n", "  "), _AFTER_SAMPLES)
 
 
 def _joins(seam: re.Pattern[str], encode: Encode, text: str) -> bool:

@@ -117,9 +117,10 @@ class Tokenizer:
             for part in self._seams.slices(text, CHARS_PER_TOKEN * tokens_max):
                 ids += self._encode_once(part, backend)
                 if len(ids) > tokens_max:
-                    raise TooLongError(f"more than {tokens_max} tokens")
+                    raise TooLongError(f"more than {tokens_max} tokens, which is the model's context")
         except NoSeamError as error:
-            raise TooLongError(f"more than {error.chars} characters without a space or line break") from None
+            uncut = f"more than {error.chars} characters without a space or line break at which it can be cut"
+            raise TooLongError(f"{uncut}, too many to be tokenized at once") from None
         return ids
 
     def _encode_once(self, text: str, backend: Any = None) -> list[int]:

@@ -148,7 +148,7 @@ BOUNDS = (
     Bound(
         "tokenizing_max",
         "429",
-        "256 decoded bodies",
+        "256 bodies as they came, within router_bytes_max",
         f"{RESOURCES}::test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount",
     ),
     Bound(

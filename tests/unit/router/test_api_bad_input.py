@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
@@ -300,3 +301,12 @@ def test_a_body_that_never_arrives_is_given_up(model_folder: Path) -> None:
         assert response.status == 400
         assert "did not arrive" in json.loads(response.read())["error"]["message"]
         connection.close()
+
+
+def test_a_body_that_is_compressed_is_a_415_that_says_so(client: httpx2.Client) -> None:
+    path, body = completion()
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    response = client.post(path, content=gzip.compress(body), headers=headers)
+    assert response.status_code == 415
+    assert error_of(response)["message"] == ("Content-Encoding gzip is not supported: send the body as it is")
+    assert client.post(path, content=body, headers=headers | {"content-encoding": "identity"}).is_success

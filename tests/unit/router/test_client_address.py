@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.http.client_address import tenant_of
+from router.http.client_address import client_of, tenant_of
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 
@@ -52,12 +52,13 @@ def test_a_trusted_proxy_names_its_clients(model_folder: Path) -> None:
         ("::ffff:10.0.0.7", "10.0.0.7"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::ffff", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
         ("unknown" * 20, ("unknown" * 20)[:64]),
     ],
 )
 def test_an_ipv6_client_is_its_network(host: str, tenant: str) -> None:
-    assert tenant_of({"client": (host, 1)}) == tenant
+    assert tenant_of({"client": (host, 1)}) == client_of((host, 1, 0, 3)) == tenant
 
 
 def test_a_connection_without_an_address_has_no_name() -> None:
-    assert tenant_of({"client": None}) == ""
+    assert tenant_of({"client": None}) == client_of(None) == client_of("/run/router.sock") == ""

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from router.http.client_connection import AHEAD_BYTES_MAX
-from router.http.client_connections import origin_of
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from router.http.server import TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received
@@ -181,15 +180,6 @@ def test_one_address_cannot_take_all_connections(model_folder: Path) -> None:
         with connect(router, source="127.0.0.2") as other:
             other.sendall(LAST_GET)
             assert answers(received(other))[0].status == 200
-
-
-def test_an_address_is_an_ipv4_address_or_the_network_of_an_ipv6_address() -> None:
-    assert origin_of(("10.0.0.1", 5)) == origin_of(("10.0.0.1", 6)) == origin_of(("::ffff:10.0.0.1", 5, 0, 0))
-    assert origin_of(("10.0.0.1", 5)) != origin_of(("10.0.0.2", 5))
-    assert origin_of(("2001:db8::1", 5, 0, 0)) == origin_of(("2001:db8::ffff:0:0:2", 5, 0, 0))
-    assert origin_of(("2001:db8::1", 5, 0, 0)) != origin_of(("2001:db8:0:1::1", 5, 0, 0))
-    assert origin_of(("fe80::1%eth0", 5, 0, 3)) == origin_of(("fe80::2", 5, 0, 3))
-    assert origin_of(None) == b""
 
 
 @pytest.mark.parametrize("ahead", [GET, GET * 10 + b"GET /l", post("/nowhere", b"{}")])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from router.text.detokenizer import BROKEN, CONTEXT_TOKENS, PENDING_TOKENS_MAX, Detokenizer
-from tests.unit.router.tiny_model import END_ID, SPECIAL, byte_fallback, byte_level
+from tests.unit.router.tiny_model import CORPUS, END_ID, SPECIAL, byte_fallback, byte_level
 
-BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
+BYTE_LEVEL, BYTE_FALLBACK = byte_level(CORPUS), byte_fallback()
 SPECIAL_IDS = frozenset(range(len(SPECIAL)))
 CUTS = st.lists(st.integers(1, 5), min_size=1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("aé日🙂 \n", max_size=40)

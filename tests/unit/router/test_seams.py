@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +69,22 @@ def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
 def test_a_text_without_spaces_is_cut_at_line_breaks() -> None:
     text = "中文文本。没有空格。\n" * 50
     assert len(list(SEAMS["llama3"].slices(text, 100))) >= 5
+
+
+PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_size=1, max_size=40), min_size=8).map(
+    "\n\n".join
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PARAGRAPHS.filter(lambda text: re.search(r"\n\w", text)))
+@pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "o200k", "qwen"])
+def test_paragraphs_without_spaces_are_cut_at_blank_lines(name: str, text: str) -> None:
+    paragraphs = "日本語のテキスト。\n\n中文文本\n\n" + text
+    slices = list(SEAMS[name].slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
+    assert len(slices) > 1
+    ids = [token_id for part in slices for token_id in encode(shaped(name), part)]
+    assert ids == encode(shaped(name), "".join(slices))
 
 
 def test_a_tokenizer_whose_tokens_span_words_is_never_cut() -> None:

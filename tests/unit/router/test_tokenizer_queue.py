@@ -149,3 +149,18 @@ def test_a_queue_that_is_full_of_one_tenant_refuses_that_tenant() -> None:
             await queue.acquire("a", settled)
 
     run(scenario())
+
+
+def test_a_request_cancelled_in_the_turn_in_which_its_slot_came_gives_it_back() -> None:
+    async def scenario() -> None:
+        requests = Requests(TokenizerQueue(slots=1, waiting_max=4))
+        await requests.come("a")
+        await requests.come("b")
+        requests.running -= 1
+        requests.queue.release()  # b has its slot, and has not run yet
+        await requests.cancel(0)
+        await requests.come("c")
+        assert requests.served == ["a", "c"]
+        await requests.end_all()
+
+    run(scenario())

@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_level() -> Tokenizer:
+def byte_level(corpus: list[str]) -> Tokenizer:
     """As of Llama 3, Qwen and SmolLM: every byte is a token, some runs of bytes too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,7 +36,7 @@ def byte_level() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    tokenizer.train_from_iterator(corpus * 4, trainer)
     return tokenizer
 
 
@@ -55,11 +55,15 @@ def byte_fallback() -> Tokenizer:
 
 
 def write_folder(
-    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, context_len: int = CONTEXT_LEN
+    folder: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    context_len: int = CONTEXT_LEN,
+    corpus: list[str] = CORPUS,
 ) -> Path:
-    """A model folder around the byte-level tokenizer."""
+    """A model folder around the byte-level tokenizer, trained on `corpus`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = byte_level()
+    tokenizer = byte_level(corpus)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "model_type": "llama",
