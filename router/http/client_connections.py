@@ -122,10 +122,15 @@ class ClientConnections:
             log.warning("http.connections_refused", cause=cause, times=times, open=len(self))
 
     def _check(self) -> None:
-        now = asyncio.get_running_loop().time()
+        self.start()  # first, so that no failure below ends the looking
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         for connection in [*self._origins, *self._refused]:
-            connection.check(now)
-        self.start()
+            try:
+                connection.check(now)
+            except Exception as error:
+                connection.transport.abort()
+                loop.call_exception_handler({"message": "a connection's check failed", "exception": error})
 
 
 def origin_of(peername: object) -> bytes:

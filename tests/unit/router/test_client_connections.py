@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.http.client_connection import AHEAD_BYTES_MAX
+from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
 from router.http.client_connections import origin_of
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from router.http.server import TCP_USER_TIMEOUT_MS
@@ -130,6 +130,25 @@ def test_a_head_that_comes_byte_by_byte_gets_no_more_time(impatient: RunningRout
 @pytest.mark.parametrize("before", [b"", GET], ids=["never spoke", "was answered"])
 def test_a_silent_connection_is_closed_without_an_answer(impatient: RunningRouter, before: bytes) -> None:
     assert len(answered(impatient, before)) == len(before and [GET])
+    assert impatient.clients.counters.ended["idle"] == 1
+
+
+def test_a_check_that_fails_ends_its_connection_and_others_are_still_looked_at(
+    impatient: RunningRouter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check, failed = ClientConnection.check, []
+
+    def fail_once(connection: ClientConnection, now: float) -> None:
+        if not failed:
+            failed.append(connection)
+            raise ZeroDivisionError
+        check(connection, now)
+
+    monkeypatch.setattr(ClientConnection, "check", fail_once)
+    assert answered(impatient, b"") == []
+    assert failed
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    assert answered(impatient, b"") == []
     assert impatient.clients.counters.ended["idle"] == 1
 
 
