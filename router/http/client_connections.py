@@ -5,6 +5,7 @@
     connections_per_address_max    4096          the same
     DESCRIPTOR_RESERVE             256           close: the links to workers and discovery need descriptors, too
     HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
+    UNREAD_BYTES_MAX               64 MiB        the connections with the most unread bytes are cut
 
 `check` looks at every deadline four times a second: a request then moves a number and arms no timer.
 """
@@ -29,6 +30,8 @@ DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, a
 HELD_BYTES_MAX = (
     64 << 20
 )  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
+UNREAD_BYTES_MAX = 64 << 20  # of answers, in this process and in the kernel; measured at each look
+UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 
 log = structlog.get_logger(__name__)
@@ -48,6 +51,7 @@ class ClientCounters:
         "connections",
         "address",
         "descriptors",
+        "unread_bytes",
     )
 
 
@@ -61,6 +65,7 @@ class ClientConnections:
         self._by_origin: Counter[bytes] = Counter()
         self._refused: set[ClientConnection] = set()
         self._held_bytes = 0
+        self._written_bytes = 0  # since unread bytes were last measured
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -106,6 +111,12 @@ class ClientConnections:
         self._held_bytes += grown
         return grown <= 0 or self._held_bytes <= HELD_BYTES_MAX
 
+    def written(self, new_bytes: int) -> None:
+        """Note that a connection has written; much at once is not left to the next look."""
+        self._written_bytes += new_bytes
+        if self._written_bytes > UNREAD_BYTES_STEP:
+            self._bound_unread()
+
     def count(self, cause: str) -> None:
         """A connection is ended early."""
         self.counters.ended[cause] += 1
@@ -131,6 +142,19 @@ class ClientConnections:
             except Exception as error:
                 connection.transport.abort()
                 loop.call_exception_handler({"message": "a connection's check failed", "exception": error})
+        self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """End the connections with the most unread bytes until the others are within the total."""
+        self._written_bytes = 0
+        unread = {connection: connection.unread_bytes() for connection in self._origins}
+        excess = sum(unread.values()) - UNREAD_BYTES_MAX
+        for connection in sorted(unread, key=unread.__getitem__, reverse=True) if excess > 0 else ():
+            self.count("unread_bytes")
+            connection.reset()
+            excess -= unread[connection]
+            if excess <= 0:
+                break
 
 
 def origin_of(peername: object) -> bytes:

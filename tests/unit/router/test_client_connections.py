@@ -13,7 +13,7 @@ import pytest
 from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
 from router.http.client_connections import origin_of
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
-from router.http.server import TCP_USER_TIMEOUT_MS
+from router.http.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import comes_true, soon
@@ -169,6 +169,40 @@ def test_an_answer_that_nobody_reads_is_given_up(impatient: RunningRouter) -> No
         assert comes_true(lambda: len(impatient.clients) == 0)
         with pytest.raises(AssertionError, match="half"):
             answers(received(connection))
+
+
+@pytest.mark.parametrize("send_bytes", [4096, 0], ids=["in the process", "in the kernel"])
+@pytest.mark.parametrize("step", [1 << 30, 1000], ids=["at a look", "at a write"])
+def test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, send_bytes: int, step: int
+) -> None:
+    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_MAX", 60_000)
+    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_STEP", step)
+    if step == 1000:
+        monkeypatch.setattr("router.http.client_connections.CHECK_SECONDS", 3600)
+    with (
+        RunningRouter(model_folder, send_bytes=send_bytes) as router,
+        connect(router, receive_bytes=2048) as modest,
+        connect(router, receive_bytes=2048) as greedy,
+    ):
+        modest.sendall(GET * 100)
+        assert comes_true(lambda: router._server.server_state.total_requests == 100)
+        assert router.clients.counters.ended["unread_bytes"] == 0
+        greedy.sendall(GET * 350)
+        assert comes_true(lambda: router.clients.counters.ended["unread_bytes"] == 1)
+        assert comes_true(lambda: len(router.clients) == 1)
+        assert received(greedy).count(b"HTTP/1.1 200") < 350
+        modest.sendall(LAST_GET)
+        assert len(answers(received(modest))) == 101
+
+
+def test_the_kernel_holds_a_bounded_part_of_an_unread_answer(router: RunningRouter) -> None:
+    with connect(router):
+        assert comes_true(lambda: len(router.clients) > 0)
+        for connection in router.clients._origins:
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BYTES
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > SEND_BYTES
 
 
 def test_accepted_connections_notice_a_peer_that_has_vanished(router: RunningRouter) -> None:
