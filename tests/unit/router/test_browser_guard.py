@@ -146,7 +146,17 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
         answer = ask(client, origin=page, content_type="application/json")
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == page
+        assert set(answer.headers["access-control-expose-headers"].split(", ")) == {
+            "x-request-id",
+            "retry-after",
+        }
+        answer = ask(client, origin=page, content_type="text/plain")
+        assert refused(answer, 415)
+        assert answer.headers["access-control-allow-origin"] == page
         assert refused(ask(client, origin="https://evil.example"), 403)
+        answer = client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
+        assert refused(answer, 403)
+        assert "access-control-allow-origin" not in answer.headers
     with (
         RunningRouter(model_folder, allowed_origins=("*",)) as router,
         httpx2.Client(base_url=router.url) as client,
