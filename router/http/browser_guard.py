@@ -70,7 +70,7 @@ class BrowserGuard:
         try:
             self._check(scope["method"], dict(scope["headers"]))
         except RequestError as error:
-            await send_request_error(send, error, 0)
+            await send_request_error(scope, send, error, 0)
             return
         await self._app(scope, receive, send)
 

@@ -165,6 +165,7 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, refusal: Refusal) -> None:
         """Answer an error, unless another answer has begun, and end the connection."""
         self._clients.count(refusal.cause)
+        self._clients.count_refusal(refusal.status)
         self._fail(refusal.status, refusal.message)
 
     # ---- the exchange calls these ------------------------------------------------------------------------------
@@ -255,7 +256,10 @@ class ClientConnection(asyncio.Protocol):
             "query_string": head.query,
             "headers": head.headers,
             "state": {},
-            "extensions": {"segue.abort": {"abort": self.transport.abort}},
+            "extensions": {
+                "segue.abort": {"abort": self.transport.abort},
+                "segue.refused": {"count": self._clients.count_refusal},
+            },
         }
 
     # ---- input -------------------------------------------------------------------------------------------------

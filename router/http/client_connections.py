@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 @all_declared
 @dataclass(slots=True)
 class ClientCounters:
-    """What ended client connections before their time; totals since the start."""
+    """What ended client connections before their time, and what was refused; totals since the start."""
 
     ended: Counter[str] = counted_by(
         CounterMetric(
@@ -52,6 +52,14 @@ class ClientCounters:
         "address",
         "descriptors",
         "unread_bytes",
+    )
+    refusals: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_http_refusals_total",
+            "HTTP requests that were refused before they became requests to the workers, by status.",
+            ("status",),
+        ),
+        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "503", "505"),
     )
 
 
@@ -120,6 +128,10 @@ class ClientConnections:
     def count(self, cause: str) -> None:
         """A connection is ended early."""
         self.counters.ended[cause] += 1
+
+    def count_refusal(self, status: int) -> None:
+        """A request is refused with `status`, by its connection or by the application around the core."""
+        self.counters.refusals[str(status)] += 1
 
     def _refuse(self, connection: ClientConnection, cause: str) -> None:
         if cause == "descriptors" or len(self._refused) >= REFUSED_OPEN_MAX:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
-from router.http.client_connections import origin_of
+from router.http.client_connections import ClientCounters, origin_of
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from router.http.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received
@@ -136,7 +136,8 @@ def test_a_silent_connection_is_closed_without_an_answer(impatient: RunningRoute
 def test_a_check_that_fails_ends_its_connection_and_others_are_still_looked_at(
     impatient: RunningRouter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check, failed = ClientConnection.check, []
+    check = ClientConnection.check
+    failed: list[ClientConnection] = []
 
     def fail_once(connection: ClientConnection, now: float) -> None:
         if not failed:
@@ -335,3 +336,44 @@ def test_an_offer_to_upgrade_is_passed_over_in_silence(
     assert [answer.status for answer in found] == [200] * 4
     assert b"choices" in found[0].body
     assert not caplog.records
+
+
+JSON_BODY = "content-type: application/json"
+REFUSED = {
+    "400": post("/v1/completions", b"{", JSON_BODY, "connection: close"),
+    "403": get("/health", "origin: https://evil.example"),
+    "404": get("/nowhere"),
+    "405": get("/v1/completions"),
+    "413": post("/v1/completions", b"x" * 5000, JSON_BODY, "connection: close"),
+    "414": get("/" + "x" * (URL_BYTES_MAX + 1)),
+    "415": post("/tokenize", b"{}", "content-type: text/plain", "connection: close"),
+    "429": post("/detokenize", b"x" * 3000, JSON_BODY, "connection: close"),
+    "431": get("/health", "a: " + "x" * HEAD_BYTES_MAX),
+    "505": b"GET /health\r\n\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def small(model_folder: Path) -> Iterator[RunningRouter]:
+    """A router with little room for bodies."""
+    with RunningRouter(model_folder, max_body_bytes=4096, router_bytes_max=2048) as running:
+        yield running
+
+
+@pytest.mark.parametrize("status", REFUSED)
+def test_what_is_refused_before_the_core_is_counted_once_by_its_status(
+    small: RunningRouter, status: str
+) -> None:
+    before = small.clients.counters.refusals.copy()
+    (answer,) = answered(small, REFUSED[status])
+    assert answer.status == int(status)
+    assert small.clients.counters.refusals - before == {status: 1}
+    assert set(small.clients.counters.refusals) == set(ClientCounters().refusals)
+    assert not small.core.counters.requests.total()
+
+
+def test_what_is_served_is_no_refusal(router: RunningRouter) -> None:
+    before = router.clients.counters.refusals.copy()
+    (answer,) = answered(router, post("/v1/completions", COMPLETION, "connection: close"))
+    assert answer.status == 200
+    assert router.clients.counters.refusals == before
