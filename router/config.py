@@ -5,6 +5,7 @@ The core and the HTTP side are given this model as it is: nothing else holds a d
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -47,8 +48,31 @@ def _check_networks(entries: tuple[str, ...]) -> tuple[str, ...]:
     return entries
 
 
+# As browsers write it, in lower case: anything else would never match.
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def _check_origins(entries: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(_ORIGIN.fullmatch(entry) for entry in entries):
+        raise PydanticCustomError(
+            "origins", "should be origins such as https://chat.example.com, in lower case and without a path"
+        )
+    return entries
+
+
+def _check_host_names(entries: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(_HOST_NAME.fullmatch(entry) for entry in entries):
+        raise PydanticCustomError(
+            "host_names", "should be names such as api.example.com, without scheme or port"
+        )
+    return entries
+
+
 Weights = Annotated[Texts, AfterValidator(_check_weights)]
 Networks = Annotated[Texts, AfterValidator(_check_networks)]
+Origins = Annotated[Texts, AfterValidator(_check_origins)]
+HostNames = Annotated[Texts, AfterValidator(_check_host_names)]
 
 
 class RouterConfig(ProcessConfig):
@@ -123,12 +147,12 @@ class RouterConfig(ProcessConfig):
         default=30.0,
         description="Seconds in which a client may read nothing of an answer that waits for it. Then it is cut.",
     )
-    allowed_hosts: Texts = Field(
+    allowed_hosts: HostNames = Field(
         default=(),
         description="Names in the Host header that are served, besides localhost and IP addresses. Empty: all names; "
         "but where host is loopback, only names that public DNS cannot have: web pages could point theirs here.",
     )
-    allowed_origins: Texts = Field(
+    allowed_origins: Origins = Field(
         default=(),
         description="Origins of web pages (https://chat.example.com) that may use the API, or *. Pages that have the "
         "router's own address always may.",

@@ -126,8 +126,9 @@ def all_declared(cls: C) -> C:
 
 REQUESTS = CounterMetric(
     "segue_requests_total",
-    "Requests. Routers count how they ended: the finish reason, or the HTTP status of the error. Workers count those "
-    "received, refused, cancelled and finished.",
+    "Requests. Routers count how those that reached the queues ended: the finish reason, or the HTTP status of the "
+    "error; what they refuse before is in segue_http_refusals_total. Workers count those received, refused, cancelled "
+    "and finished.",
     ("outcome",),
 )
 MIGRATIONS = CounterMetric(

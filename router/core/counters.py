@@ -32,7 +32,7 @@ from shared.metric_fields import (
 class RouterCounters:
     """Totals since the start, and measurements since they were last published."""
 
-    requests: Counter[str] = counted_by(REQUESTS)  # length, stop, aborted, 429, 503 …
+    requests: Counter[str] = counted_by(REQUESTS, "429", "503")  # length, stop, aborted, 504 …
     continuations: Counter[str] = counted_by(
         CounterMetric(
             "segue_continuations_total",

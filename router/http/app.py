@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
-from router.http.responses import error_body, send_json
+from router.http.responses import count_refusal, error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from shared.process.failures import places
 from shared.process.health import Health
@@ -88,8 +88,8 @@ def _add_health(app: FastAPI, health: Health) -> None:
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
-    del request
     assert isinstance(error, HTTPException)
+    count_refusal(request.scope, error.status_code)
     messages = {404: "there is nothing at this path", 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None

@@ -30,10 +30,29 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
-    """`app` behind the checks; with CORS for the origins that are allowed."""
-    if settings.allowed_origins:
-        app = CORSMiddleware(app, settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-    return BrowserGuard(app, settings)
+    """`app` behind the checks; with CORS for the origins that are allowed, whose pages can read refusals too."""
+    guard = BrowserGuard(app, settings)
+    if not settings.allowed_origins:
+        return guard
+    return AllowedOrigins(
+        guard,
+        settings.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+class AllowedOrigins(CORSMiddleware):
+    """CORS for allowed origins; other origins, a preflight of theirs included, are left to the guard."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        origin = dict(scope["headers"]).get(b"origin")
+        if origin is not None and self.is_allowed_origin(origin.decode("latin-1")):
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 class BrowserGuard:
@@ -51,7 +70,7 @@ class BrowserGuard:
         try:
             self._check(scope["method"], dict(scope["headers"]))
         except RequestError as error:
-            await send_request_error(send, error, 0)
+            await send_request_error(scope, send, error, 0)
             return
         await self._app(scope, receive, send)
 

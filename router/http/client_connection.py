@@ -11,9 +11,11 @@ number; `ClientConnections` looks at it several times a second. This file knows 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
 import socket
 import struct
+import termios
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
         self._body_paused = False
         self._discarded_bytes = 0
         # Output, judged while some of it is unread.
+        self._unread = False  # whether something may be unread: nothing is measured on a silent connection
         self._writable = asyncio.Event()
         self._writable.set()
         self._write_deadline = math.inf
@@ -140,13 +143,29 @@ class ClientConnection(asyncio.Protocol):
         """End the connection if it is over a budget of seconds; called several times a second."""
         if self._unread_for_long(now):
             self._clients.count("unread")
-            self.transport.abort()
+            self.reset()
         elif now >= self._deadline:
             self._end_overdue()
+
+    def unread_bytes(self) -> int:
+        """Bytes that were written and not confirmed by the client, in this process and in the kernel."""
+        if not self._unread:
+            return 0
+        unread = self.transport.get_write_buffer_size() + kernel_bytes(self.transport)
+        self._unread = unread > 0
+        return unread
+
+    def reset(self) -> None:
+        """End the connection; the kernel keeps nothing of what is unread."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and not self.transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer an error, unless another answer has begun, and end the connection."""
         self._clients.count(refusal.cause)
+        self._clients.count_refusal(refusal.status)
         self._fail(refusal.status, refusal.message)
 
     # ---- the exchange calls these ------------------------------------------------------------------------------
@@ -155,6 +174,8 @@ class ClientConnection(asyncio.Protocol):
         """Write to the client."""
         if not self.transport.is_closing():
             self.transport.write(data)
+            self._unread = True
+            self._clients.written(len(data))
 
     async def writable(self) -> None:
         """Wait while too much is unread."""
@@ -235,7 +256,10 @@ class ClientConnection(asyncio.Protocol):
             "query_string": head.query,
             "headers": head.headers,
             "state": {},
-            "extensions": {"segue.abort": {"abort": self.transport.abort}},
+            "extensions": {
+                "segue.abort": {"abort": self.transport.abort},
+                "segue.refused": {"count": self._clients.count_refusal},
+            },
         }
 
     # ---- input -------------------------------------------------------------------------------------------------
@@ -349,6 +373,15 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES_ACKED + 8)
         return int(struct.unpack_from("=Q", info, _TCP_INFO_BYTES_ACKED)[0])
     except (AttributeError, OSError, struct.error):  # no socket, or it was closed
+        return 0
+
+
+def kernel_bytes(transport: asyncio.Transport) -> int:
+    """Bytes in the kernel's send buffer that the client's kernel has not confirmed."""
+    connection = transport.get_extra_info("socket")
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    except (AttributeError, OSError, ValueError):  # no socket, or it was closed
         return 0
 
 

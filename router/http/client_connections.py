@@ -5,6 +5,7 @@
     connections_per_address_max    4096          the same
     DESCRIPTOR_RESERVE             256           close: the links to workers and discovery need descriptors, too
     HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
+    UNREAD_BYTES_MAX               64 MiB        the connections with the most unread bytes are cut
 
 `check` looks at every deadline four times a second: a request then moves a number and arms no timer.
 """
@@ -29,6 +30,8 @@ DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, a
 HELD_BYTES_MAX = (
     64 << 20
 )  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
+UNREAD_BYTES_MAX = 64 << 20  # of answers, in this process and in the kernel; measured at each look
+UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 
 log = structlog.get_logger(__name__)
@@ -37,7 +40,7 @@ log = structlog.get_logger(__name__)
 @all_declared
 @dataclass(slots=True)
 class ClientCounters:
-    """What ended client connections before their time; totals since the start."""
+    """What ended client connections before their time, and what was refused; totals since the start."""
 
     ended: Counter[str] = counted_by(
         CounterMetric(
@@ -48,6 +51,15 @@ class ClientCounters:
         "connections",
         "address",
         "descriptors",
+        "unread_bytes",
+    )
+    refusals: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_http_refusals_total",
+            "HTTP requests that were refused before they became requests to the workers, by status.",
+            ("status",),
+        ),
+        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "503", "505"),
     )
 
 
@@ -61,6 +73,7 @@ class ClientConnections:
         self._by_origin: Counter[str] = Counter()
         self._refused: set[ClientConnection] = set()
         self._held_bytes = 0
+        self._written_bytes = 0  # since unread bytes were last measured
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -106,9 +119,19 @@ class ClientConnections:
         self._held_bytes += grown
         return grown <= 0 or self._held_bytes <= HELD_BYTES_MAX
 
+    def written(self, new_bytes: int) -> None:
+        """Note that a connection has written; much at once is not left to the next look."""
+        self._written_bytes += new_bytes
+        if self._written_bytes > UNREAD_BYTES_STEP:
+            self._bound_unread()
+
     def count(self, cause: str) -> None:
         """A connection is ended early."""
         self.counters.ended[cause] += 1
+
+    def count_refusal(self, status: int) -> None:
+        """A request is refused with `status`, by its connection or by the application around the core."""
+        self.counters.refusals[str(status)] += 1
 
     def _refuse(self, connection: ClientConnection, cause: str) -> None:
         if cause == "descriptors" or len(self._refused) >= REFUSED_OPEN_MAX:
@@ -122,10 +145,28 @@ class ClientConnections:
             log.warning("http.connections_refused", cause=cause, times=times, open=len(self))
 
     def _check(self) -> None:
-        now = asyncio.get_running_loop().time()
+        self.start()  # first, so that no failure below ends the looking
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         for connection in [*self._origins, *self._refused]:
-            connection.check(now)
-        self.start()
+            try:
+                connection.check(now)
+            except Exception as error:
+                connection.transport.abort()
+                loop.call_exception_handler({"message": "a connection's check failed", "exception": error})
+        self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """End the connections with the most unread bytes until the others are within the total."""
+        self._written_bytes = 0
+        unread = {connection: connection.unread_bytes() for connection in self._origins}
+        excess = sum(unread.values()) - UNREAD_BYTES_MAX
+        for connection in sorted(unread, key=unread.__getitem__, reverse=True) if excess > 0 else ():
+            self.count("unread_bytes")
+            connection.reset()
+            excess -= unread[connection]
+            if excess <= 0:
+                break
 
 
 def _beyond_reserve(transport: asyncio.Transport) -> bool:

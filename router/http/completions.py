@@ -147,9 +147,9 @@ class CompletionEndpoint:
                 )
             await self._answer(scope, receive, send, fields, requests)
         except TooLargeError as error:
-            await refuse_too_large(error, receive, send)
+            await refuse_too_large(error, scope, receive, send)
         except RequestError as error:
-            await send_request_error(send, error, self._settings.retry_after_seconds)
+            await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
             pass
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.byte_budget import ByteBudget, Holding
 from router.http.client_address import tenant_of
-from router.http.responses import DisconnectedError, error_body
+from router.http.responses import DisconnectedError, count_refusal, error_body
 from shared.errors import RequestError
 
 LINGER_SECONDS = 2.0  # the rest of a body that is too large is discarded for at most this long
@@ -88,8 +88,9 @@ class BodyReader:
         )
 
 
-async def refuse_too_large(error: TooLargeError, receive: Receive, send: Send) -> None:
+async def refuse_too_large(error: TooLargeError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 413, discard the rest of the body for a moment, and let the connection close."""
+    count_refusal(scope, error.status)
     body = msgspec.json.encode(error_body(error.status, error.message, code=error.code))
     headers = [
         (b"content-type", b"application/json"),

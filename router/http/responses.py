@@ -7,11 +7,11 @@ quote numbers at most, never what a client sent as text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from router.core.effects import RequestFailed
 from shared.errors import RequestError
@@ -88,7 +88,17 @@ async def send_failure(send: Send, failure: RequestFailed, retry_after_seconds: 
     await send_json(send, failure.status, failure_body(failure), retry_after(seconds))
 
 
-async def send_request_error(send: Send, error: RequestError, retry_after_seconds: float) -> None:
+async def send_request_error(
+    scope: Scope, send: Send, error: RequestError, retry_after_seconds: float
+) -> None:
     """The answer to a request that was refused here."""
+    count_refusal(scope, error.status)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     await send_failure(send, failure, retry_after_seconds)
+
+
+def count_refusal(scope: Scope, status: int) -> None:
+    """Count a request that never reaches the core, which counts the others."""
+    count: Callable[[int], None] | None = scope.get("extensions", {}).get("segue.refused", {}).get("count")
+    if count:
+        count(status)

@@ -33,6 +33,8 @@ CONNECTIONS_WAITING = 2048  # in the kernel, before they are accepted
 # nothing is sent, the kernel asks after 15 s and then each 5 s. Accepted sockets inherit these from the listener.
 TCP_USER_TIMEOUT_MS = 30_000
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS = 15, 5
+# What the kernel may hold of a client's unread answers; left alone, it grows to megabytes. Inherited as well.
+SEND_BYTES = 256 << 10
 
 
 class Server(uvicorn.Server):
@@ -145,6 +147,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         listener.bind((address, port))
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -52,9 +52,9 @@ class TokenizeEndpoint:
                 )
             await send_json(send, 200, answer)
         except TooLargeError as error:
-            await refuse_too_large(error, receive, send)
+            await refuse_too_large(error, scope, receive, send)
         except RequestError as error:
-            await send_request_error(send, error, self._serving.settings.retry_after_seconds)
+            await send_request_error(scope, send, error, self._serving.settings.retry_after_seconds)
         except DisconnectedError:
             pass
 

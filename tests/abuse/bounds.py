@@ -86,6 +86,14 @@ BOUNDS = (
         place="router.http.client_connections",
     ),
     Bound(
+        "UNREAD_BYTES_MAX",
+        "the connections with the most unread bytes are cut",
+        "80 MiB of all unread answers together, in the router and in the kernel",
+        f"{UNIT}/test_client_connections.py"
+        "::test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut",
+        place="router.http.client_connections",
+    ),
+    Bound(
         "HEAD_BYTES_MAX",
         "431",
         "64 KiB a connection",

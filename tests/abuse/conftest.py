@@ -11,7 +11,10 @@ from tests.integration.deployment import deployment
 
 CONFIG = {
     "router": {"bodySecondsMax": 5, "idleSecondsMax": 20},
-    "prefill": {"kvPages": 600, "chunkedPrefillSize": 256},  # a newcomer waits for the step under way, 0.3 s of it
+    "prefill": {
+        "kvPages": 600,
+        "chunkedPrefillSize": 256,
+    },  # a newcomer waits for the step under way, 0.3 s of it
     "decode": {"kvPages": 600},
 }
 

@@ -10,6 +10,9 @@ import httpx2
 import openai
 import pytest
 
+from router.config import RouterConfig
+from shared.errors import ConfigError
+from shared.process.settings import load
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 BODY = json.dumps({"model": MODEL, "prompt": "fox"})
@@ -124,6 +127,31 @@ def test_allowed_hosts_are_served_and_no_others(model_folder: Path) -> None:
             assert httpx2.get(f"{router.url}/health", headers={"host": host}).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--allowed-origins", "https://chat.example.com/", "origins such as https://chat.example.com"),
+        ("--allowed-origins", "chat.example.com", "origins such as https://chat.example.com"),
+        ("--allowed-origins", "https://Chat.example.com", "in lower case and without a path"),
+        ("--allowed-origins", "null", "origins such as https://chat.example.com"),
+        ("--allowed-hosts", "api.example.com:443", "names such as api.example.com"),
+        ("--allowed-hosts", "https://api.example.com", "without scheme or port"),
+        ("--allowed-hosts", "*", "names such as api.example.com"),
+    ],
+)
+def test_what_would_never_match_is_refused_at_the_start(flag: str, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RouterConfig, [f"{flag}={value}"], {})
+    assert str(caught.value).startswith(f"{flag} should be ")
+    assert expected in str(caught.value)
+
+
+def test_origins_with_a_port_or_for_all_are_settings() -> None:
+    origins = "https://chat.example.com:8443,http://[::1]:3000,chrome-extension://abc,*"
+    config = load(RouterConfig, [f"--allowed-origins={origins}", "--allowed-hosts=API.example.com,api"], {})
+    assert config.allowed_origins == tuple(origins.split(","))
+
+
 def test_a_router_that_listens_on_all_addresses_is_served_by_any_name(model_folder: Path) -> None:
     with RunningRouter(model_folder, host="0.0.0.0") as router:
         assert httpx2.get(f"{router.url}/health", headers={"host": "segue.prod.svc"}).status_code == 200
@@ -146,7 +174,17 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
         answer = ask(client, origin=page, content_type="application/json")
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == page
+        assert set(answer.headers["access-control-expose-headers"].split(", ")) == {
+            "x-request-id",
+            "retry-after",
+        }
+        answer = ask(client, origin=page, content_type="text/plain")
+        assert refused(answer, 415)
+        assert answer.headers["access-control-allow-origin"] == page
         assert refused(ask(client, origin="https://evil.example"), 403)
+        answer = client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
+        assert refused(answer, 403)
+        assert "access-control-allow-origin" not in answer.headers
     with (
         RunningRouter(model_folder, allowed_origins=("*",)) as router,
         httpx2.Client(base_url=router.url) as client,

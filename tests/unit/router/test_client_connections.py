@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from router.http.client_connection import AHEAD_BYTES_MAX
+=======
+from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
+from router.http.client_connections import ClientCounters, origin_of
+>>>>>>> fixhttp
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
-from router.http.server import TCP_USER_TIMEOUT_MS
+from router.http.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import comes_true, soon
@@ -132,6 +137,26 @@ def test_a_silent_connection_is_closed_without_an_answer(impatient: RunningRoute
     assert impatient.clients.counters.ended["idle"] == 1
 
 
+def test_a_check_that_fails_ends_its_connection_and_others_are_still_looked_at(
+    impatient: RunningRouter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = ClientConnection.check
+    failed: list[ClientConnection] = []
+
+    def fail_once(connection: ClientConnection, now: float) -> None:
+        if not failed:
+            failed.append(connection)
+            raise ZeroDivisionError
+        check(connection, now)
+
+    monkeypatch.setattr(ClientConnection, "check", fail_once)
+    assert answered(impatient, b"") == []
+    assert failed
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    assert answered(impatient, b"") == []
+    assert impatient.clients.counters.ended["idle"] == 1
+
+
 def test_a_body_for_an_unknown_path_is_not_waited_for(impatient: RunningRouter) -> None:
     (answer,) = answered(
         impatient, b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
@@ -149,6 +174,40 @@ def test_an_answer_that_nobody_reads_is_given_up(impatient: RunningRouter) -> No
         assert comes_true(lambda: len(impatient.clients) == 0)
         with pytest.raises(AssertionError, match="half"):
             answers(received(connection))
+
+
+@pytest.mark.parametrize("send_bytes", [4096, 0], ids=["in the process", "in the kernel"])
+@pytest.mark.parametrize("step", [1 << 30, 1000], ids=["at a look", "at a write"])
+def test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, send_bytes: int, step: int
+) -> None:
+    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_MAX", 60_000)
+    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_STEP", step)
+    if step == 1000:
+        monkeypatch.setattr("router.http.client_connections.CHECK_SECONDS", 3600)
+    with (
+        RunningRouter(model_folder, send_bytes=send_bytes) as router,
+        connect(router, receive_bytes=2048) as modest,
+        connect(router, receive_bytes=2048) as greedy,
+    ):
+        modest.sendall(GET * 100)
+        assert comes_true(lambda: router._server.server_state.total_requests == 100)
+        assert router.clients.counters.ended["unread_bytes"] == 0
+        greedy.sendall(GET * 350)
+        assert comes_true(lambda: router.clients.counters.ended["unread_bytes"] == 1)
+        assert comes_true(lambda: len(router.clients) == 1)
+        assert received(greedy).count(b"HTTP/1.1 200") < 350
+        modest.sendall(LAST_GET)
+        assert len(answers(received(modest))) == 101
+
+
+def test_the_kernel_holds_a_bounded_part_of_an_unread_answer(router: RunningRouter) -> None:
+    with connect(router):
+        assert comes_true(lambda: len(router.clients) > 0)
+        for connection in router.clients._origins:
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BYTES
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > SEND_BYTES
 
 
 def test_accepted_connections_notice_a_peer_that_has_vanished(router: RunningRouter) -> None:
@@ -272,3 +331,44 @@ def test_an_offer_to_upgrade_is_passed_over_in_silence(
     assert [answer.status for answer in found] == [200] * 4
     assert b"choices" in found[0].body
     assert not caplog.records
+
+
+JSON_BODY = "content-type: application/json"
+REFUSED = {
+    "400": post("/v1/completions", b"{", JSON_BODY, "connection: close"),
+    "403": get("/health", "origin: https://evil.example"),
+    "404": get("/nowhere"),
+    "405": get("/v1/completions"),
+    "413": post("/v1/completions", b"x" * 5000, JSON_BODY, "connection: close"),
+    "414": get("/" + "x" * (URL_BYTES_MAX + 1)),
+    "415": post("/tokenize", b"{}", "content-type: text/plain", "connection: close"),
+    "429": post("/detokenize", b"x" * 3000, JSON_BODY, "connection: close"),
+    "431": get("/health", "a: " + "x" * HEAD_BYTES_MAX),
+    "505": b"GET /health\r\n\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def small(model_folder: Path) -> Iterator[RunningRouter]:
+    """A router with little room for bodies."""
+    with RunningRouter(model_folder, max_body_bytes=4096, router_bytes_max=2048) as running:
+        yield running
+
+
+@pytest.mark.parametrize("status", REFUSED)
+def test_what_is_refused_before_the_core_is_counted_once_by_its_status(
+    small: RunningRouter, status: str
+) -> None:
+    before = small.clients.counters.refusals.copy()
+    (answer,) = answered(small, REFUSED[status])
+    assert answer.status == int(status)
+    assert small.clients.counters.refusals - before == {status: 1}
+    assert set(small.clients.counters.refusals) == set(ClientCounters().refusals)
+    assert not small.core.counters.requests.total()
+
+
+def test_what_is_served_is_no_refusal(router: RunningRouter) -> None:
+    before = router.clients.counters.refusals.copy()
+    (answer,) = answered(router, post("/v1/completions", COMPLETION, "connection: close"))
+    assert answer.status == 200
+    assert router.clients.counters.refusals == before

@@ -31,7 +31,7 @@ def test_a_request_passes_prefill_and_decode_and_ends_with_its_usage() -> None:
         RequestEnded("r", RequestCompleted("length", Usage(3, 3, 2))),
     ]
     world.assert_nothing_left()
-    assert world.core.counters.requests == {"length": 1}
+    assert +world.core.counters.requests == {"length": 1}
     assert world.core.next_deadline() is None
 
 
