@@ -66,7 +66,7 @@ def serve(config: RouterConfig) -> None:
     keys = read_keys(config.link_keys_file, "router")
     listener = listen(config.host, config.port)
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
-    admin = AdminPort(config.host, config.admin_port, probe_pages(health, metrics))
+    admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
     tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

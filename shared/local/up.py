@@ -29,6 +29,7 @@ from shared.local.config import LocalConfig, LocalSettings
 from shared.local.console import StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.messages import Role
+from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import variable_of
 from shared.process.worker_config import WorkerConfig
@@ -51,7 +52,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
-        common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
+        common += ["--host", HOST, "--admin-host", HOST]
+        common += ["--log-level", config.log_level, "--log-format", config.log_format]
         if shares := _describe_shares(settings, budget):
             console.print_line(shares)
         counts: dict[Role, int] = {"prefill": config.prefill, "decode": config.decode}
@@ -69,7 +71,15 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             child.inherited = (descriptor,)
             child.arguments += ["--link-keys-file", f"/dev/fd/{descriptor}", "--uid", child.name]
             child.arguments += settings.roles[child.role].flags
+        if not is_loopback(router_host(settings)):
+            console.print_line("the API is open to the network, without authentication")
         ChildProcesses(children, environment, console, f"{HOST}:{router_port}").run(name)
+
+
+def router_host(settings: LocalSettings) -> str:
+    """Where the router's API listens: as the file says for this role, else on loopback."""
+    flags = settings.roles["router"].flags
+    return next((flag.removeprefix("--host=") for flag in flags if flag.startswith("--host=")), HOST)
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:

@@ -162,6 +162,24 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
     assert "killed" not in said
 
 
+def reaches(host: str, port: int) -> bool:
+    with contextlib.closing(socket.socket()) as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() -> None:
+    config = SMALL | {"router": SMALL["router"] | {"host": "0.0.0.0"}}
+    with segue("--router-port", "0", config=config) as running:
+        running.line(lambda line: line == "the API is open to the network, without authentication", 30)
+        admin = running.line(lambda line: line.startswith("admin port: http://127.0.0.1:"), 120)
+        ready = running.line(lambda line: line.startswith("ready in "), 10)
+        ports = [
+            int(match.group(1)) for line in (ready, admin) if (match := re.search(r"127.0.0.1:(\d+)", line))
+        ]
+        assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
+        assert reaches("127.0.0.1", ports[1])
+
+
 def keys_in_memory(running: Running) -> set[bytes]:
     """The link keys that the processes inherited and closed; their command lines say only where they were."""
     found = set()

@@ -11,7 +11,7 @@ import yaml
 
 from shared.errors import ConfigError
 from shared.local.config import LocalSettings, load_local
-from shared.local.up import why_not_ours
+from shared.local.up import router_host, why_not_ours
 from shared.process.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
 
@@ -43,6 +43,12 @@ def test_settings_of_a_role_become_its_flags(values: Path) -> None:
     assert settings.roles["prefill"].flags == ["--queue-policy=lpm", "--overlap=false"]
     assert settings.roles["router"].flags == ["--workers=prefill=a:1,decode=b:2"]
     assert "max_running_requests=5" in repr(settings.roles["decode"].config)
+
+
+def test_the_api_is_open_only_where_the_file_says_so_of_the_router(values: Path) -> None:
+    assert router_host(given(values, "router: {config: {host: 0.0.0.0}}")) == "0.0.0.0"
+    assert router_host(given(values, "decode: {config: {host: 0.0.0.0}}")) == "127.0.0.1"
+    assert router_host(given(values, "", SEGUE_HOST="0.0.0.0")) == "127.0.0.1"  # the flag that is given wins
 
 
 def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
