@@ -130,7 +130,12 @@ async def _serve(
         discovery.start()
         port = listener.getsockname()[1]
         log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
-        server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
+
+        def become_unready() -> None:
+            health.start_draining()
+            shell.start_draining()
+
+        server = Server(app, config, clients, become_unready, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()

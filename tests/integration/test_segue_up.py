@@ -180,6 +180,17 @@ def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() 
         assert reaches("127.0.0.1", ports[1])
 
 
+def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:
+    """As a terminal does it: every process of the group gets the signal."""
+    with segue("--router-port", "0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("ready in "), 120)
+        before = len(running.lines)
+        for pid in [*running.children(), running.process.pid]:
+            os.kill(pid, signal.SIGINT)
+        assert running.process.wait(soon(5)) == 0
+    assert not [line for line in running.lines[before:] if "role_" in line], running.lines
+
+
 def keys_in_memory(running: Running) -> set[bytes]:
     """The link keys that the processes inherited and closed; their command lines say only where they were."""
     found = set()
