@@ -77,7 +77,12 @@ class LocalConfig(Settings):
         description="Tokens of KV that each worker keeps, but never less than one full context. 0: what memory allows.",
     )
     router_port: Port = Field(
-        default=8000, description="Port of OpenAI's API. All other ports are chosen among the free ones."
+        default=8000,
+        description="Port of OpenAI's API. Ports that no flag names are chosen among the free ones.",
+    )
+    admin_port: Port = Field(
+        default=0,
+        description="Port of the router's /metrics, /readyz and /debug, on loopback. 0: any free port.",
     )
     device: DeviceChoice = Field(
         default="auto", description="Device that computes. auto is cpu, the only one so far."

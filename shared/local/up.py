@@ -45,7 +45,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     with contextlib.ExitStack() as stack:
-        router_port, admin_port = (stack.enter_context(_reserved(port)) for port in (config.router_port, 0))
+        router_port = stack.enter_context(_reserved(config.router_port, "--router-port"))
+        admin_port = stack.enter_context(_reserved(config.admin_port, "--admin-port"))
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
         _require_memory(model, config.prefill + config.decode, budget)
@@ -144,21 +145,21 @@ def _links_port(child: Child) -> str:
 
 
 @contextlib.contextmanager
-def _reserved(port: int) -> Iterator[int]:
+def _reserved(port: int, flag: str = "") -> Iterator[int]:
     """Hold a port (0: a free one) that only a child will listen on."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind((HOST, port))
         except OSError as error:
-            raise StartError(why_not_ours(port, error)) from None
+            raise StartError(why_not_ours(port, flag, error)) from None
         yield holder.getsockname()[1]
 
 
-def why_not_ours(port: int, error: OSError) -> str:
+def why_not_ours(port: int, flag: str, error: OSError) -> str:
     """Why we cannot have this port, in one sentence."""
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is not free on {HOST}; choose another --router-port"
+        return f"port {port} is not free on {HOST}; choose another {flag}"
     return f"cannot listen on {HOST}:{port}: {error.strerror}"
 
 

@@ -116,6 +116,8 @@ def test_a_port_in_use_is_said_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} is not free" in refused("--router-port", str(port))
+        sentence = refused("--router-port", "0", "--admin-port", str(port))
+        assert f"port {port} is not free on 127.0.0.1; choose another --admin-port" in sentence
 
 
 def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> None:

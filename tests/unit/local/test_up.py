@@ -18,8 +18,11 @@ from tests.tidy.chart_schema import CHART
 
 def test_only_a_taken_port_is_called_taken() -> None:
     taken, forbidden = (OSError(number, os.strerror(number)) for number in (errno.EADDRINUSE, errno.EACCES))
-    assert why_not_ours(80, taken) == "port 80 is not free on 127.0.0.1; choose another --router-port"
-    assert why_not_ours(80, forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
+    assert (
+        why_not_ours(80, "--admin-port", taken)
+        == "port 80 is not free on 127.0.0.1; choose another --admin-port"
+    )
+    assert why_not_ours(80, "--admin-port", forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
 
 
 @pytest.fixture
