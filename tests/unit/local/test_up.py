@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,34 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
     with pytest.raises(ConfigError) as error:
         given(values, content)
     assert str(error.value).replace(str(values), "FILE").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        (
+            "--allowed-origins=http://localhost:3000",
+            "--allowed-origins is a setting of the router: put allowedOrigins under router.config of --config",
+        ),
+        (
+            "--kv-pages",
+            "--kv-pages is a setting of the prefill and the decode: put kvPages under prefill.config or "
+            "decode.config of --config",
+        ),
+        ("--port", "unknown flag --port; did you mean --router-port?"),
+    ],
+)
+def test_a_flag_that_only_a_role_knows_is_answered_with_its_place(flag: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_local([flag, "3"], {})
+    assert str(error.value) == sentence
+
+
+def test_the_example_in_the_help_is_a_file_that_is_accepted(
+    values: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load_local(["--help"], {})
+    example = re.search(r"router: \{.*\}\}", " ".join(capsys.readouterr().out.split()))
+    assert example
+    assert given(values, example[0]).roles["router"].flags == ["--allowed-origins=http://localhost:3000"]
