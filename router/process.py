@@ -66,7 +66,7 @@ def serve(config: RouterConfig) -> None:
     keys = read_keys(config.link_keys_file, "router")
     listener = listen(config.host, config.port)
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
-    admin = AdminPort(config.host, config.admin_port, probe_pages(health, metrics))
+    admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
     tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -130,7 +130,12 @@ async def _serve(
         discovery.start()
         port = listener.getsockname()[1]
         log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
-        server = Server(app, config, clients, health.start_draining, lambda: serving.fail_all(SHUTTING_DOWN))
+
+        def become_unready() -> None:
+            health.start_draining()
+            shell.start_draining()
+
+        server = Server(app, config, clients, become_unready, lambda: serving.fail_all(SHUTTING_DOWN))
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()

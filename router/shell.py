@@ -91,6 +91,10 @@ class RouterShell:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._receive)
 
+    def start_draining(self) -> None:
+        """The router ends soon."""
+        self._core.start_draining()
+
     def debug(self, rid: str) -> dict[str, object] | None:
         """What the core knows about a request, or None."""
         return self._core.debug(rid)

@@ -51,6 +51,7 @@ class RouterCore:
         self._requests = RequestTable(settings, self.counters, self._effects)
         self._replies = WorkerReplies(settings, self._requests, self.counters)
         self._missing_roles = self.fleet.missing
+        self._draining = False
         self._paired = False  # there has been a pair of workers that can serve
         self._now = now
         self._placeable = False  # something happened that may let a request be placed
@@ -98,6 +99,10 @@ class RouterCore:
             case Received():
                 self._received(event.peer, event.message, now)
         self._place_pending(now)
+
+    def start_draining(self) -> None:
+        """This router ends soon: from now on no role counts as missing."""
+        self._draining = True
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
@@ -166,7 +171,9 @@ class RouterCore:
         self._effects.append(Note("fleet.worker_unpaired", fields, "info" if alone else "warning"))
 
     def _note_missing_roles(self) -> None:
-        """Roles that have lost their last worker, or have one again."""
+        """Roles that have lost their last worker, or have one again; workers may end along with a draining router."""
+        if self._draining:
+            return
         before, self._missing_roles = self._missing_roles, self.fleet.missing
         for role in WORKER_ROLES:
             if role in self._missing_roles and role not in before:
@@ -191,7 +198,7 @@ class RouterCore:
                 self._requests.forget_lease(live)
         self._placeable = True
 
-    def _start_draining(self, worker: Worker) -> None:
+    def _drain_worker(self, worker: Worker) -> None:
         worker.draining = True
         self._note_missing_roles()
         self._requests.send(worker, messages.DrainAck())
@@ -209,7 +216,7 @@ class RouterCore:
             worker.report(message)
             self._placeable = True
         elif isinstance(message, messages.Draining):
-            self._start_draining(worker)
+            self._drain_worker(worker)
         elif isinstance(message, messages.Generated):
             for row in message.rows:
                 self._placeable |= self._replies.take(worker, row, now)

@@ -31,6 +31,7 @@ from shared.process.health import Health
 log = structlog.get_logger(__name__)
 
 MODEL_OWNER = "segue"
+ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
 
 
 def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]) -> ASGIApp:
@@ -90,10 +91,17 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
     assert isinstance(error, HTTPException)
     count_refusal(request.scope, error.status_code)
-    messages = {404: "there is nothing at this path", 405: "this path does not support this method"}
+    messages = {404: _describe_unknown(request.url.path), 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
+
+
+def _describe_unknown(path: str) -> str:
+    for known in ADMIN_PATHS:
+        if path == known or path.startswith(f"{known}/"):
+            return f"{known} is on the admin port"
+    return "there is nothing at this path"
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:

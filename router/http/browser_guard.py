@@ -14,7 +14,6 @@ leaves it out is stopped by its Origin. vLLM refuses other Content-Types as well
 
 from __future__ import annotations
 
-import socket
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
@@ -23,9 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.responses import send_request_error
 from shared.errors import RequestError
+from shared.process.host_header import is_loopback, is_private, is_unambiguous, name_in
 
-# Names that public DNS cannot have (RFC 6761, RFC 6762, ICANN's .internal); Ollama lets in the same.
-PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -62,8 +60,7 @@ class BrowserGuard:
         self._app = app
         self._hosts = {name.lower() for name in settings.allowed_hosts}
         self._origins = set(settings.allowed_origins)
-        self._any_host = not self._hosts and not _is_loopback(settings.host)
-        self._own_name = socket.gethostname().lower()
+        self._any_host = not self._hosts and not is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -77,7 +74,7 @@ class BrowserGuard:
     def _check(self, method: str, headers: dict[bytes, bytes]) -> None:
         """Raise `RequestError` for what is not served."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if host and not (self._any_host or self._is_served(_name_of(host))):
+        if host and not (self._any_host or self._is_served(name_in(host))):
             raise RequestError(
                 "this name is not served here: use localhost or an address, or add it to allowed_hosts",
                 status=403,
@@ -92,35 +89,15 @@ class BrowserGuard:
             raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
 
     def _is_served(self, name: str) -> bool:
-        known = name in self._hosts or name == "localhost" or _is_address(name)
-        return known or (not self._hosts and (name == self._own_name or name.endswith(PRIVATE_SUFFIXES)))
+        if self._hosts:
+            return name in self._hosts or is_unambiguous(name)
+        return is_private(name)
 
     def _is_allowed(self, origin: str, host: str, headers: dict[bytes, bytes]) -> bool:
         if origin in self._origins or "*" in self._origins:
             return True
         # Behind a proxy that replaces Host only the browser knows that page and API share an origin.
         return headers.get(b"sec-fetch-site") == b"same-origin" or _same_place(origin, host)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _name_of(host: str) -> str:
-    """`localhost:8000` → `localhost`, `[::1]:8000` → `::1`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, name)
-        except (OSError, ValueError):
-            continue
-        return True
-    return False
 
 
 def _same_place(origin: str, host: str) -> bool:

@@ -57,6 +57,20 @@ SECTION_SETTINGS: dict[Role, tuple[str, ...]] = {
     "prefill": (),
     "decode": (),
 }
+GIVEN = (
+    "port",
+    "links_port",
+    "admin_host",
+    "uid",
+    "workers",
+    "link_keys_file",
+    "lifeline_fd",
+)  # by `segue up`
+EPILOG = (
+    "Settings of one role stand in the file of --config, in camelCase: "
+    "router: {config: {allowedOrigins: [http://localhost:3000]}}. Variables such as SEGUE_ALLOWED_ORIGINS reach every "
+    "process that knows them. All settings: docs/reference.md."
+)
 NEAR = 0.8  # likeness to a known key from which an unknown one is a typing error, and not another value of the chart
 
 
@@ -77,7 +91,12 @@ class LocalConfig(Settings):
         description="Tokens of KV that each worker keeps, but never less than one full context. 0: what memory allows.",
     )
     router_port: Port = Field(
-        default=8000, description="Port of OpenAI's API. All other ports are chosen among the free ones."
+        default=8000,
+        description="Port of OpenAI's API. Ports that no flag names are chosen among the free ones.",
+    )
+    admin_port: Port = Field(
+        default=0,
+        description="Port of the router's /metrics, /readyz and /debug, on loopback. 0: any free port.",
     )
     device: DeviceChoice = Field(
         default="auto", description="Device that computes. auto is cpu, the only one so far."
@@ -114,7 +133,7 @@ class LocalSettings:
 
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""
-    flags, path = read_flags(LocalConfig, argv)
+    flags, path = read_flags(LocalConfig, argv, EPILOG, _flags_of_roles())
     values, file = read_yaml(path) if path else {}, str(path)
     ignored = _ignored_keys(values, file)
     roles: dict[str, RoleSettings] = {
@@ -122,6 +141,21 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
     }
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
     return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
+
+
+def _flags_of_roles() -> dict[str, str]:
+    """For each flag that is a setting of some roles alone, the sentence that says where it is given."""
+    knowing: dict[str, list[Role]] = {}
+    for role, model in ROLE_CONFIGS.items():
+        for name in model.model_fields.keys() - LocalConfig.model_fields.keys() - set(GIVEN):
+            knowing.setdefault(name, []).append(role)
+    return {
+        flag_of(
+            name
+        ): f"{flag_of(name)} is a setting of the {' and the '.join(roles)}: put {to_camel(name)} under "
+        f"{' or '.join(f'{role}.config' for role in roles)} of --config"
+        for name, roles in knowing.items()
+    } | {"--port": "unknown flag --port; did you mean --router-port?"}  # not --admin-port
 
 
 def _own_values(values: Mapping[str, Any], file: str) -> dict[str, Any]:

@@ -61,11 +61,11 @@ class StartupConsole:
         self.print_line(f"{name}: ready{choices}")
 
     def show_ready(self, address: str, admin_address: str, model: str, seconds: float) -> None:
-        """Print that the deployment serves, where its figures are, and a command that works as printed."""
+        """Print that the deployment serves, where its admin port is, and a command that works as printed."""
         self.stop_progress()
         body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
         data = shlex.quote(json.dumps({**body, "max_tokens": 64, "stream": True}))
-        self.print_line(f"the router's figures: http://{admin_address}/metrics")
+        self.print_line(f"admin port: http://{admin_address} (/metrics, /readyz, /debug/requests/ID)")
         self.print_line(
             f"ready in {seconds:.0f} s; try: curl -N http://{address}/v1/chat/completions "
             f"-H 'Content-Type: application/json' -d {data}"

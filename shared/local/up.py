@@ -29,6 +29,7 @@ from shared.local.config import LocalConfig, LocalSettings
 from shared.local.console import StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.messages import Role
+from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import variable_of
 from shared.process.worker_config import WorkerConfig
@@ -44,14 +45,16 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     with contextlib.ExitStack() as stack:
-        router_port, admin_port = (stack.enter_context(_reserved(port)) for port in (config.router_port, 0))
+        router_port = stack.enter_context(_reserved(config.router_port, "--router-port"))
+        admin_port = stack.enter_context(_reserved(config.admin_port, "--admin-port"))
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
         _require_memory(model, config.prefill + config.decode, budget)
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
-        common += ["--host", HOST, "--log-level", config.log_level, "--log-format", config.log_format]
+        common += ["--host", HOST, "--admin-host", HOST]
+        common += ["--log-level", config.log_level, "--log-format", config.log_format]
         if shares := _describe_shares(settings, budget):
             console.print_line(shares)
         counts: dict[Role, int] = {"prefill": config.prefill, "decode": config.decode}
@@ -69,7 +72,15 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             child.inherited = (descriptor,)
             child.arguments += ["--link-keys-file", f"/dev/fd/{descriptor}", "--uid", child.name]
             child.arguments += settings.roles[child.role].flags
+        if not is_loopback(router_host(settings)):
+            console.print_line("the API is open to the network, without authentication")
         ChildProcesses(children, environment, console, f"{HOST}:{router_port}").run(name)
+
+
+def router_host(settings: LocalSettings) -> str:
+    """Where the router's API listens: as the file says for this role, else on loopback."""
+    flags = settings.roles["router"].flags
+    return next((flag.removeprefix("--host=") for flag in flags if flag.startswith("--host=")), HOST)
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
@@ -134,21 +145,21 @@ def _links_port(child: Child) -> str:
 
 
 @contextlib.contextmanager
-def _reserved(port: int) -> Iterator[int]:
+def _reserved(port: int, flag: str = "") -> Iterator[int]:
     """Hold a port (0: a free one) that only a child will listen on."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind((HOST, port))
         except OSError as error:
-            raise StartError(why_not_ours(port, error)) from None
+            raise StartError(why_not_ours(port, flag, error)) from None
         yield holder.getsockname()[1]
 
 
-def why_not_ours(port: int, error: OSError) -> str:
+def why_not_ours(port: int, flag: str, error: OSError) -> str:
     """Why we cannot have this port, in one sentence."""
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is not free on {HOST}; choose another --router-port"
+        return f"port {port} is not free on {HOST}; choose another {flag}"
     return f"cannot listen on {HOST}:{port}: {error.strerror}"
 
 

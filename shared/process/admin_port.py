@@ -5,8 +5,9 @@ waits for the loop. One thread serves all connections, each for one request:
 
     accept ── head (h11) ── answer ── close          at most REQUEST_SECONDS_MAX, whatever the client does
 
-Connections are bounded. One more than CONNECTIONS_MAX closes the oldest, so silent ones keep no probe out. Which pages
-there are, and what is on them, is decided by the process (`probes`, and `router.http.admin` for a router).
+Connections are bounded. One more than CONNECTIONS_MAX closes the oldest, so silent ones keep no probe out. Web pages
+read nothing here: on loopback, names that public DNS can have are refused (`host_header`), an Origin always. Which
+pages there are, and what is on them, is decided by the process (`probes`, and `router.http.admin` for a router).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import structlog
 
 from shared.errors import StartError
 from shared.process.failures import describe_failure
+from shared.process.host_header import is_loopback, is_private, name_in
 from shared.process.listening import listening_socket
 
 CONNECTIONS_MAX = 128
@@ -48,6 +50,8 @@ AnswerPath = Callable[
 
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
 _ONLY_GET = AdminPage(405, "text/plain", b"only GET\n")
+_NO_WEB_PAGES = AdminPage(403, "text/plain", b"web pages may not read this port\n")
+_OTHER_HOST = AdminPage(403, "text/plain", b"this name is not served here: use localhost or an address\n")
 
 
 class AdminPort:
@@ -56,6 +60,7 @@ class AdminPort:
     def __init__(self, host: str, port: int, answer: AnswerPath):
         self.listener = _listen(host, port)
         self.answer = answer
+        self._any_host = not is_loopback(host)
         self.loop = asyncio.new_event_loop()
         self.open: dict[_AdminConnection, None] = {}  # oldest first
         self._ending = asyncio.Event()
@@ -72,6 +77,16 @@ class AdminPort:
         with contextlib.suppress(RuntimeError):  # a second time
             self.loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
+
+    def refusal(self, request: h11.Request) -> AdminPage | None:
+        """Why this request gets no page; None: it gets one."""
+        if request.method != b"GET":
+            return _ONLY_GET
+        headers = dict(request.headers)
+        if b"origin" in headers:
+            return _NO_WEB_PAGES
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        return None if not host or self._any_host or is_private(name_in(host)) else _OTHER_HOST
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
@@ -129,8 +144,8 @@ class _AdminConnection(asyncio.Protocol):
         self._transport.abort()
 
     async def _answer(self, request: h11.Request) -> None:
-        if request.method != b"GET":
-            self._send(_ONLY_GET)
+        if refusal := self._port.refusal(request):
+            self._send(refusal)
             return
         try:
             page = await self._port.answer(request.target.partition(b"?")[0].decode("ascii", "replace"))

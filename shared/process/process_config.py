@@ -26,6 +26,10 @@ class ProcessConfig(Settings):
         default="127.0.0.1",
         description="Address to listen on, * for all of both IP families. Loopback opens no port by accident.",
     )
+    admin_host: str = Field(
+        default="",
+        description="Address that the admin port listens on, in the form of host. Empty: the same as host.",
+    )
     link_keys_file: str = Field(
         default="",
         description="PEM file: the private key of this process for its links, and the certificates of all roles.",

@@ -86,12 +86,18 @@ def combine(
         raise ConfigError(f"{sources[str(first['loc'][0])]} {_reason(first)}") from None
 
 
-def read_flags(model: type[Settings], argv: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
-    """Flags as text by field name, and the file given with `--config`. Repeated, lists grow, and else the last wins."""
+def read_flags(
+    model: type[Settings], argv: Sequence[str], epilog: str = "", elsewhere: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], Path | None]:
+    """Flags as text by field name, and the file given with `--config`. Repeated, lists grow, and else the last wins.
+
+    `epilog` ends the help. `elsewhere` has a sentence for each flag that is no setting of `model` but of others.
+    """
     parser = _Parser(
         prog=_program_name(),
         usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         description=(model.__doc__ or "").strip(),
+        epilog=epilog,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
@@ -102,6 +108,8 @@ def read_flags(model: type[Settings], argv: Sequence[str]) -> tuple[dict[str, An
         flags, unknown = parser.parse_known_args(argv)
         if unknown:
             what = "flag" if unknown[0].startswith("-") else "argument"
+            if sentence := (elsewhere or {}).get(unknown[0].split("=")[0]):
+                raise ConfigError(sentence)
             known = [*map(flag_of, model.model_fields), "--config"]
             raise ConfigError(f"unknown {what} {unknown[0]}{_near_miss(unknown[0].split('=')[0], known)}")
         files.append(flags.config)

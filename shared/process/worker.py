@@ -79,7 +79,7 @@ def serve(
     uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
-    admin = AdminPort(config.host, config.admin_port, probe_pages(health, metrics))
+    admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     engine = _load_engine(config, health, host_fraction)
     health.doing = "checking the transfer"
     network = _kv_network(config)

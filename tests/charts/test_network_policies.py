@@ -178,10 +178,15 @@ def test_without_a_policy_for_it_every_way_out_is_open() -> None:
     assert allowed("decode", "outside", 443, "networkPolicy.egress.enabled=false")
 
 
-def test_clients_from_nowhere_in_particular_are_everybody() -> None:
+def test_an_empty_list_of_clients_admits_the_test_alone() -> None:
     """`--set-json networkPolicy.clientsFrom=[]`, which --set writes as null."""
-    assert allowed("outside", "router", ROUTER, "networkPolicy.clientsFrom=null")
-    assert allowed("elsewhere", "router", ROUTER, "networkPolicy.clientsFrom=null")
+    for source in ("outside", "elsewhere"):
+        assert not allowed(source, "router", ROUTER, "networkPolicy.clientsFrom=null")
+    assert allowed("test", "router", ROUTER, "networkPolicy.clientsFrom=null")
+
+
+def test_clients_from_every_address_are_named_as_such() -> None:
+    assert allowed("outside", "router", ROUTER, "networkPolicy.clientsFrom[0].ipBlock.cidr=0.0.0.0/0")
 
 
 def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:

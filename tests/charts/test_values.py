@@ -87,7 +87,8 @@ CONTRADICTIONS = {
     "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",
     "links.routerSecret=mine": "belong together",
     "router.service.nodePort=30000": "router.service.type is ClusterIP",
-    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits only pods, so no client could connect",
+    "router.service.type=LoadBalancer,networkPolicy.clientsFrom=null": "networkPolicy.clientsFrom admits no address",
+    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits no address, so no client could connect",
 }
 
 

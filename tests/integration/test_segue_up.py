@@ -116,6 +116,8 @@ def test_a_port_in_use_is_said_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} is not free" in refused("--router-port", str(port))
+        sentence = refused("--router-port", "0", "--admin-port", str(port))
+        assert f"port {port} is not free on 127.0.0.1; choose another --admin-port" in sentence
 
 
 def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> None:
@@ -160,6 +162,35 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
     assert "Traceback" not in said
     assert "work left" not in said
     assert "killed" not in said
+
+
+def reaches(host: str, port: int) -> bool:
+    with contextlib.closing(socket.socket()) as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() -> None:
+    config = SMALL | {"router": SMALL["router"] | {"host": "0.0.0.0"}}
+    with segue("--router-port", "0", config=config) as running:
+        running.line(lambda line: line == "the API is open to the network, without authentication", 30)
+        admin = running.line(lambda line: line.startswith("admin port: http://127.0.0.1:"), 120)
+        ready = running.line(lambda line: line.startswith("ready in "), 10)
+        ports = [
+            int(match.group(1)) for line in (ready, admin) if (match := re.search(r"127.0.0.1:(\d+)", line))
+        ]
+        assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
+        assert reaches("127.0.0.1", ports[1])
+
+
+def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:
+    """As a terminal does it: every process of the group gets the signal."""
+    with segue("--router-port", "0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("ready in "), 120)
+        before = len(running.lines)
+        for pid in [*running.children(), running.process.pid]:
+            os.kill(pid, signal.SIGINT)
+        assert running.process.wait(soon(5)) == 0
+    assert not [line for line in running.lines[before:] if "role_" in line], running.lines
 
 
 def keys_in_memory(running: Running) -> set[bytes]:

@@ -195,6 +195,8 @@ class Router:
                 self._listening = False
             elif effect is RouterDrainStep.END_ANSWERS:
                 self._end_answers()
+            elif effect is RouterDrainStep.BECOME_UNREADY:
+                self.core.start_draining()
             elif effect is RouterDrainStep.EXIT:
                 assert not self._open(), f"a router ended with answers open: {self._open()}"
                 self._exit()

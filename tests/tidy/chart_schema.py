@@ -20,6 +20,7 @@ from shared.process.settings import Settings, schema_of, variable_of
 CHART = Path(__file__).parents[2] / "charts" / "segue"
 SCHEMA = CHART / "values.schema.json"
 NOT_IN_A_POD = {
+    "adminHost",  # the kubelet asks at the pod's address
     "lifelineFd",  # a parent's pipe
     "namespace",  # another namespace's Role
     "workers",  # static discovery

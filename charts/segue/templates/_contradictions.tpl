@@ -46,8 +46,8 @@
 {{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
 {{- end -}}
 {{- $clients := .Values.networkPolicy.clientsFrom -}}
-{{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled $clients (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
-{{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits only pods, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}}), or set it to [] to admit everybody" .Values.router.service.type) -}}
+{{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
+{{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits no address, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}} is every IPv4 address)" .Values.router.service.type) -}}
 {{- end -}}
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}

@@ -36,7 +36,8 @@ def test_on_a_terminal_there_is_a_bar() -> None:
 
 def test_the_command_in_the_ready_line_survives_the_shell() -> None:
     line = shown_start(terminal=False).splitlines()[-1]
-    assert "the router's figures: http://127.0.0.1:8001/metrics" in shown_start(terminal=False)
+    admin = "admin port: http://127.0.0.1:8001 (/metrics, /readyz, /debug/requests/ID)"
+    assert admin in shown_start(terminal=False)
     words = shlex.split(line.partition("try: ")[2])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,18 @@ import yaml
 
 from shared.errors import ConfigError
 from shared.local.config import LocalSettings, load_local
-from shared.local.up import why_not_ours
+from shared.local.up import router_host, why_not_ours
 from shared.process.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
 
 
 def test_only_a_taken_port_is_called_taken() -> None:
     taken, forbidden = (OSError(number, os.strerror(number)) for number in (errno.EADDRINUSE, errno.EACCES))
-    assert why_not_ours(80, taken) == "port 80 is not free on 127.0.0.1; choose another --router-port"
-    assert why_not_ours(80, forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
+    assert (
+        why_not_ours(80, "--admin-port", taken)
+        == "port 80 is not free on 127.0.0.1; choose another --admin-port"
+    )
+    assert why_not_ours(80, "--admin-port", forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
 
 
 @pytest.fixture
@@ -43,6 +47,12 @@ def test_settings_of_a_role_become_its_flags(values: Path) -> None:
     assert settings.roles["prefill"].flags == ["--queue-policy=lpm", "--overlap=false"]
     assert settings.roles["router"].flags == ["--workers=prefill=a:1,decode=b:2"]
     assert "max_running_requests=5" in repr(settings.roles["decode"].config)
+
+
+def test_the_api_is_open_only_where_the_file_says_so_of_the_router(values: Path) -> None:
+    assert router_host(given(values, "router: {config: {host: 0.0.0.0}}")) == "0.0.0.0"
+    assert router_host(given(values, "decode: {config: {host: 0.0.0.0}}")) == "127.0.0.1"
+    assert router_host(given(values, "", SEGUE_HOST="0.0.0.0")) == "127.0.0.1"  # the flag that is given wins
 
 
 def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
@@ -117,3 +127,34 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
     with pytest.raises(ConfigError) as error:
         given(values, content)
     assert str(error.value).replace(str(values), "FILE").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        (
+            "--allowed-origins=http://localhost:3000",
+            "--allowed-origins is a setting of the router: put allowedOrigins under router.config of --config",
+        ),
+        (
+            "--kv-pages",
+            "--kv-pages is a setting of the prefill and the decode: put kvPages under prefill.config or "
+            "decode.config of --config",
+        ),
+        ("--port", "unknown flag --port; did you mean --router-port?"),
+    ],
+)
+def test_a_flag_that_only_a_role_knows_is_answered_with_its_place(flag: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_local([flag, "3"], {})
+    assert str(error.value) == sentence
+
+
+def test_the_example_in_the_help_is_a_file_that_is_accepted(
+    values: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load_local(["--help"], {})
+    example = re.search(r"router: \{.*\}\}", " ".join(capsys.readouterr().out.split()))
+    assert example
+    assert given(values, example[0]).roles["router"].flags == ["--allowed-origins=http://localhost:3000"]

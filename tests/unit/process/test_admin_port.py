@@ -9,7 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -17,7 +17,7 @@ from shared.errors import StartError
 from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
 from tests.waiting import soon, until
 
-GET = b"GET /here HTTP/1.1\r\nhost: x\r\n"
+GET = b"GET /here HTTP/1.1\r\nhost: localhost\r\n"
 
 
 class AskedPages:
@@ -82,7 +82,9 @@ def test_a_page_is_answered_without_its_query_and_the_connection_ends(admin: Adm
     [
         pytest.param(b"\x16\x03\x01\x00\xa5\x01", 400, id="TLS"),
         pytest.param(b"GET /here\r\n\r\n", 400, id="HTTP/0.9"),
-        pytest.param(b"POST /here HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", 405, id="a POST"),
+        pytest.param(
+            b"POST /here HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc", 405, id="a POST"
+        ),
         pytest.param(GET + b"a: " + b"b" * 2 * HEAD_BYTES_MAX, 431, id="an endless head"),
         pytest.param(GET + b"\r\n" + GET + b"\r\n", 200, id="two requests: one is read"),
     ],
@@ -92,6 +94,32 @@ def test_what_else_comes_gets_one_short_answer(admin: AdminPort, request_bytes: 
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert answer.count(b"HTTP/1.1") == 1
     assert get(admin, "/here") == (200, b"/here")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        pytest.param(b"host: localhost:8001", 200, id="localhost"),
+        pytest.param(b"host: [::1]:8001", 200, id="an address"),
+        pytest.param(b"host: router.internal", 200, id="a private name"),
+        pytest.param(b"host: pages.example.com:8001", 403, id="DNS rebinding"),
+        pytest.param(b"host: localhost\r\norigin: http://localhost:3000", 403, id="a web page"),
+        pytest.param(b"host: localhost\r\norigin: null", 403, id="a web page without an origin"),
+    ],
+)
+def test_web_pages_read_nothing_of_a_port_on_loopback(admin: AdminPort, lines: bytes, status: int) -> None:
+    answer = answer_to(admin, b"GET /here HTTP/1.1\r\n" + lines + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.endswith(b"/here") == (status == 200)
+
+
+def test_an_open_port_answers_all_names_but_no_web_page(pages: AskedPages) -> None:
+    with closing(AdminPort("0.0.0.0", 0, pages.answer)) as admin:
+        named = b"GET /here HTTP/1.1\r\nhost: router.example.com\r\n"
+        assert answer_to(admin, named + b"\r\n").startswith(b"HTTP/1.1 200 ")
+        assert answer_to(admin, named + b"origin: http://router.example.com\r\n\r\n").startswith(
+            b"HTTP/1.1 403 "
+        )
 
 
 def test_silent_connections_keep_nobody_out(admin: AdminPort) -> None:
@@ -125,7 +153,7 @@ def test_a_probe_that_hangs_up_leaves_no_traceback(
 ) -> None:
     with connect(admin) as impatient:
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
-        impatient.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        impatient.sendall(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert pages.asked.wait(10)
     until(lambda: not admin.open, 10, "the end of the connection")
     admin.loop.call_soon_threadsafe(pages.allowed.set)

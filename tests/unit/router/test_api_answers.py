@@ -279,7 +279,18 @@ def test_every_path_that_the_readme_names_is_there_and_on_its_port_alone(
     for path in paths:
         for url in (urls[elsewhere], urls[1 - elsewhere]):
             answer = httpx2.get(url + path.replace("{id}", "unknown"))
-            assert ("nothing at this path" in answer.text) == (url != urls[elsewhere]), (url, path)
+            absent = "nothing at this path" in answer.text or "is on the admin port" in answer.text
+            assert absent == (url != urls[elsewhere]), (url, path)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/livez", "/readyz", "/debug/requests/unknown"])
+def test_a_page_of_the_admin_port_is_not_found_on_the_api_port_but_named(
+    router: RunningRouter, path: str
+) -> None:
+    answer = httpx2.get(router.url + path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"/{path.split('/')[1]} is on the admin port"
+    assert "admin" not in httpx2.get(f"{router.url}/debugger").text
 
 
 @pytest.mark.usefixtures("client")

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
-from router.http.client_connection import AHEAD_BYTES_MAX
-=======
 from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
-from router.http.client_connections import ClientCounters, origin_of
->>>>>>> fixhttp
+from router.http.client_connections import ClientCounters
 from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from router.http.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received

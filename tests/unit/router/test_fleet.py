@@ -94,6 +94,17 @@ def test_a_role_without_workers_is_logged_once_and_so_is_its_return() -> None:
     assert lines == [Note("fleet.role_present", role), Note("fleet.role_missing", role, "warning")]
 
 
+def test_workers_that_end_along_with_a_draining_router_are_not_missed() -> None:
+    world = ScriptedDeployment(prefill=1, decode=1)
+    world.core.start_draining()
+    world.say("p0", Draining())
+    world.down("d0")
+    world.up("decode", "d0")
+    assert world.notes("fleet.worker_draining")
+    assert not world.notes("fleet.role_missing")
+    assert len(world.notes("fleet.role_present")) == 2  # of the start
+
+
 def test_a_worker_that_nobody_can_exchange_pages_with_is_a_warning_once_there_is_another_role() -> None:
     world = ScriptedDeployment(prefill=1, decode=0)
     world.up("decode", "d0", kv_format="another layout")
