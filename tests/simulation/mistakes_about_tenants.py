@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import decode.admission
-import prefill.scheduler
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant, Tenants
@@ -51,12 +47,3 @@ def _tenants_stay() -> list[Patch]:
 
     real = Tenants.leave
     return [(Tenants, "leave", leave)]
-
-
-@_mistake("tenants", "workers keep nothing for those who hold little")
-def _nobody_is_light() -> list[Patch]:
-    def is_light(*args: Any) -> bool:
-        del args
-        return False
-
-    return [(decode.admission, "is_light", is_light), (prefill.scheduler, "is_light", is_light)]

@@ -12,12 +12,15 @@ from itertools import takewhile
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestCompleted
 from router.core.fair_clock import FairClock
+from shared.scheduling.tenant_shares import share_of
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import ScenarioSizes
 
-SMALL_SECONDS_MAX = 2.0  # from a small request to its last token, in a world without faults
+SMALL_SECONDS_MAX = (
+    10.0  # from a small request to its last token, in a world without faults; hundreds of steps
+)
+SMALL_TOKENS = 11  # of a small request, with its answer
 TOKENS_ROUNDING = 1e-6
-SHARE_TO_JUDGE = 0.8  # at most: with a larger one, small workers have no slot to keep
 
 
 class RecordingClock(FairClock):
@@ -77,7 +80,7 @@ def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSi
 
 def prove_small_ones_were_served(clients: Iterable[SimulatedClient], sizes: ScenarioSizes) -> int:
     """A few tokens of a tenant that sends little come soon, whatever others have sent. Returns how many were judged."""
-    if sizes.tenant_share_max > SHARE_TO_JUDGE:
+    if not _keeps_room(sizes):
         return 0
     small = [client for client in clients if client.planned.small and client.ended_at is not None]
     for client in small:
@@ -85,6 +88,15 @@ def prove_small_ones_were_served(clients: Iterable[SimulatedClient], sizes: Scen
         seconds = client.ended_at - client.planned.at
         assert seconds < SMALL_SECONDS_MAX, f"{client.planned.rid}: a few tokens took {seconds:.2f} s"
     return len(small)
+
+
+def _keeps_room(sizes: ScenarioSizes) -> bool:
+    """Whether every bound is large enough that something of it is kept for a small request."""
+    pages = -(-SMALL_TOKENS // sizes.page_size)
+    smallest = (sizes.pages("prefill", 0), sizes.pages("decode", 0))
+    bounds = [(places, 1) for places in (sizes.prefill_slots, sizes.decode_slots, sizes.leases_max)]
+    bounds += [(places, pages) for places in smallest]
+    return all(places - share_of(places, sizes.tenant_share_max) >= kept for places, kept in bounds)
 
 
 def _same(charged: Counter[str], used: Counter[str], what: str) -> None:

@@ -289,7 +289,9 @@ class World:
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
-            assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
+            # Where all large workers leave at once, what does not fit the small one waits until one is back.
+            if not (self.scenario.sizes.small_pages and self.scenario.faults):
+                assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
                 assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
