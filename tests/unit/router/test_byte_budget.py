@@ -14,6 +14,7 @@ from router.http.byte_budget import ByteBudget
 from router.http.request_body import BodyReader
 from router.http.responses import DisconnectedError, OverloadedError
 from shared.errors import RequestError
+from tests.fuzzing import fuzzed
 
 BODY_BYTES, BUDGET_BYTES = 1000, 4000
 EVENTS = st.one_of(
@@ -52,6 +53,7 @@ async def one_request(reader: BodyReader, tenant: str, events: list[Any]) -> Non
             raise DisconnectedError
 
 
+@fuzzed
 @given(CLIENTS)
 def test_nothing_is_held_after_any_ends_refusals_and_hangups(clients: list[tuple[str, list[Any]]]) -> None:
     async def scenario() -> None:
