@@ -10,7 +10,8 @@ from tests.abuse.target import AbusedDeployment
 from tests.integration.deployment import deployment
 
 CONFIG = {
-    "router": {"bodySecondsMax": 5, "idleSecondsMax": 20},
+    # A request may try each of four workers that were killed at once before all of them are known to be gone.
+    "router": {"bodySecondsMax": 5, "idleSecondsMax": 20, "lossesMax": 8},
     "prefill": {
         "kvPages": 600,
         "chunkedPrefillSize": 256,
