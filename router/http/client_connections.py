@@ -24,6 +24,7 @@ from router.http.client_address import client_of
 from router.http.client_connection import ClientConnection
 from router.http.request_parser import Refusal
 from shared.metric_fields import CounterMetric, all_declared, counted_by
+from shared.tally import is_worth_a_line
 
 CHECK_SECONDS = 0.25  # between two looks at the deadlines
 DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, and some for discovery
@@ -141,7 +142,7 @@ class ClientConnections:
             self._refused.add(connection)
             connection.refuse(Refusal(503, cause, "too many connections are open: try again later"))
         times = self.counters.ended[cause]
-        if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th … time
+        if is_worth_a_line(times):
             log.warning("http.connections_refused", cause=cause, times=times, open=len(self))
 
     def _check(self) -> None:
