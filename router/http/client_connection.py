@@ -221,8 +221,7 @@ class ClientConnection(asyncio.Protocol):
     def request_begun(self, head: RequestHead) -> None:
         """A head is complete: start the application."""
         self._phase = Phase.BODY
-        # Who reads the body gives up at its own limit; this one is for bodies that nobody reads.
-        self._expect_within(self._settings.body_seconds_max + LINGER_SECONDS)
+        self._expect_within(self._settings.body_seconds_max)
         self._exchange = Exchange(self, self._scope(head), self._server_state.default_headers, head)
         task = self._loop.create_task(self._exchange.run(self._app))
         task.add_done_callback(self._server_state.tasks.discard)

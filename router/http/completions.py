@@ -25,7 +25,7 @@ from router.core.effects import ClientRequest, RequestFailed
 from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
 from router.http.prompts import NO_BYTES, Prompts, TokenIds
-from router.http.request_body import BodyReader, TooLargeError, refuse_too_large
+from router.http.request_body import BodyReader
 from router.http.request_fields import (
     ChatFields,
     CompletionFields,
@@ -146,8 +146,6 @@ class CompletionEndpoint:
                     tenant, receive, lambda: self._requests(rid, tenant, body, context_len)
                 )
             await self._answer(scope, receive, send, fields, requests)
-        except TooLargeError as error:
-            await refuse_too_large(error, scope, receive, send)
         except RequestError as error:
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
