@@ -6,6 +6,7 @@
     DESCRIPTOR_RESERVE             256           close: the links to workers and discovery need descriptors, too
     HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
     UNREAD_BYTES_MAX               64 MiB        the connections with the most unread bytes are cut
+                                                 (see client_output)
 
 `check` looks at every deadline four times a second: a request then moves a number and arms no timer.
 """
@@ -31,7 +32,9 @@ DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, a
 HELD_BYTES_MAX = (
     64 << 20
 )  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
-UNREAD_BYTES_MAX = 64 << 20  # of answers, in this process and in the kernel; measured at each look
+UNREAD_BYTES_MAX = (
+    64 << 20
+)  # of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
 UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 
@@ -160,11 +163,11 @@ class ClientConnections:
     def _bound_unread(self) -> None:
         """End the connections with the most unread bytes until the others are within the total."""
         self._written_bytes = 0
-        unread = {connection: connection.unread_bytes() for connection in self._origins}
+        unread = {connection: connection.output.unread_bytes() for connection in self._origins}
         excess = sum(unread.values()) - UNREAD_BYTES_MAX
         for connection in sorted(unread, key=unread.__getitem__, reverse=True) if excess > 0 else ():
             self.count("unread_bytes")
-            connection.reset()
+            connection.output.reset()
             excess -= unread[connection]
             if excess <= 0:
                 break

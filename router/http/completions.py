@@ -204,6 +204,7 @@ class CompletionEndpoint:
         stops = [StopPattern(stop) for stop in stop_strings(fields)]
         write = self._stream if fields.stream else self._whole
         async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
+            _watch_backlog(scope, answer)
             async with _watch_disconnect(receive, answer):
                 await write(send, answer, objects, include_usage(fields))
             if answer.cut:
@@ -252,6 +253,14 @@ class CompletionEndpoint:
             pieces = await answer.take(silence)
         if not answer.abandoned:
             await send(_body(_last_events(answer, objects, with_usage), more=False))
+
+
+def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
+    """Let the connection count what it has not taken of this answer."""
+    watch: Callable[[Callable[[], int]], None] | None
+    watch = scope.get("extensions", {}).get("segue.backlog", {}).get("watch")
+    if watch:
+        watch(lambda: answer.backlog_bytes)
 
 
 @contextlib.asynccontextmanager

@@ -58,7 +58,10 @@ MISTAKES = {
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
     "kv.transport=tcp": ["/kv/transport", "sealed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
-    "router.config.allowedOrigins[0]=https://Chat.example.com/": ["/router/config/allowedOrigins/0", "pattern"],
+    "router.config.allowedOrigins[0]=https://Chat.example.com/": [
+        "/router/config/allowedOrigins/0",
+        "pattern",
+    ],
     "router.config.allowedOrigins[0]=chat.example.com": ["/router/config/allowedOrigins/0", "pattern"],
     "router.config.allowedHosts[0]=https://api.example.com": ["/router/config/allowedHosts/0", "pattern"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
@@ -100,13 +103,24 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("origin", ["*", "https://chat.example.com:8443", "app://obsidian.md", "http://[::1]:3000"])
+@pytest.mark.parametrize(
+    "origin", ["*", "https://chat.example.com:8443", "app://obsidian.md", "http://[::1]:3000"]
+)
 def test_an_origin_that_a_router_takes_is_accepted(origin: str) -> None:
     assert origin in manifest(None, f"router.config.allowedOrigins[0]={origin}")
     assert RouterConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
 
 
-MEMORY = {"536870912": 0, "512Mi": 0, "0.5Gi": 0, "537M": 0, "5.4e8": 0, "536870911": 1, "524287Ki": 1, "0.4G": 1}
+MEMORY = {
+    "536870912": 0,
+    "512Mi": 0,
+    "0.5Gi": 0,
+    "537M": 0,
+    "5.4e8": 0,
+    "536870911": 1,
+    "524287Ki": 1,
+    "0.4G": 1,
+}
 
 
 @pytest.mark.parametrize(("memory", "refused"), MEMORY.items())

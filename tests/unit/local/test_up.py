@@ -133,7 +133,10 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
     ("content", "sentence"),
     [
         ("decode: {config: {pageSize: 32}}", "pageSize is 16 for prefill and 32 for decode"),
-        ("prefill: {config: {kvCacheDtype: float16}}", "kvCacheDtype is float16 for prefill and auto for decode"),
+        (
+            "prefill: {config: {kvCacheDtype: float16}}",
+            "kvCacheDtype is float16 for prefill and auto for decode",
+        ),
         ("decode: {config: {kvTransport: sealed}}", "kvTransport is auto for prefill and sealed for decode"),
     ],
 )
