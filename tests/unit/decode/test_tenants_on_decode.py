@@ -60,7 +60,7 @@ def test_a_light_request_joins_a_worker_that_is_full_for_the_greedy_tenant() -> 
 def test_a_light_request_joins_while_requests_of_the_greedy_tenant_are_retracted() -> None:
     bench = flooded()
     bench.run_until(lambda: bench.core.counters.retractions > 0)
-    assert not bench.core._load().accepting
+    assert not bench.core._room.load().accepting
     bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
     bench.turn(2)
     bench.fetcher.land_all()
