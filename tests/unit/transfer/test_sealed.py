@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -104,6 +105,14 @@ def test_the_known_page_is_open_to_every_worker(offered: Offered) -> None:
     assert offered.memory.is_open(GetPages(3, 77, ((KNOWN, PAGE_BYTES),)))
     assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN - 1, PAGE_BYTES),)))
     assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN, 8), (0, 8))))
+
+
+def test_without_a_known_page_nothing_is_open_to_every_worker() -> None:
+    buffer = PageBuffer(PAGES)
+    pages = replace(buffer.memory, known_pages=0)
+    memory = OfferedMemory(pages, WordTable(8))
+    assert pages.known_page < 0
+    assert not memory.is_open(GetPages(3, 77, ((0, PAGE_BYTES),)))
 
 
 def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
