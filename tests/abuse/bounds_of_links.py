@@ -15,7 +15,9 @@ SETTINGS = "shared.links.session.LinkSettings"
 PARTS = f"{UNIT}/links/test_parts.py"
 SEALED, ENDS = f"{UNIT}/transfer/test_sealed.py", f"{UNIT}/transfer/test_sealed_ends.py"
 KV_STRANGERS = f"{INTEGRATION}/test_kv_strangers.py"
-ALL_READERS = f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_the_holder_bounded_memory"
+ALL_READERS = (
+    f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory"
+)
 WORKER, DECODE_CONFIG, PROCESS = (
     "shared.process.worker_config.WorkerConfig",
     "decode.config.DecodeConfig",

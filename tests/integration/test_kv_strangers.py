@@ -247,7 +247,7 @@ def test_readers_that_do_not_read_cost_the_holder_bounded_memory(worker: HolderP
     assert_whole(worker)
 
 
-def test_as_many_readers_as_may_come_with_the_longest_requests_cost_the_holder_bounded_memory(
+def test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory(
     worker: HolderProcess,
 ) -> None:
     """None of them reads, so the holder keeps each request, a frame and a buffer to gather in."""

@@ -47,8 +47,8 @@ A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of
 warning. Seconds, bytes and tokens are in the name.
 """
 BOUNDS_HEAD = """What somebody can take at most. The worst case is at the default. Strangers have no key; peers are
-routers and workers of the same deployment, perhaps in other hands. Tests of `tests/abuse` go there against a router with
-an address space of 1 GiB (`RLIMIT_AS`), those of `test_link_bounds.py` against the links of a worker with as much.
+routers and workers of the same deployment, perhaps in other hands. Tests of `tests/abuse` go there against a router
+with an address space of 1 GiB (`RLIMIT_AS`), those of `test_link_bounds.py` against a worker's links with as much.
 """
 BOUNDS: Mapping[str, tuple[Bound, ...]] = {
     "What clients take from a router": ROUTER_BOUNDS,
