@@ -101,6 +101,7 @@ EXPECTED = [
     "path router ended",
     "path request taken while draining",
     "path small request served",
+    "path unsound command refused",
     "refused for its tenant: tenant_queue_full",
     "refused for its tenant: tokens_per_minute",
     "path answer cut by a draining router",

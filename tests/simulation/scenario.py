@@ -48,7 +48,8 @@ DRAWN_FAULTS = (
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
 HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
 FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG)
+NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, NONSENSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,16 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_hangs(_with_router_drains(_with_tenants(scenario)))
+    return _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+
+
+def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
+    rng = scenario.random("nonsense")
+    if rng.random() > 0.5:
+        return scenario
+    faults = sorted((*scenario.faults, *_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:

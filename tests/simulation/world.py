@@ -19,7 +19,8 @@ from shared.messages import Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Network, SimulatedLink
-from tests.simulation.scenario import HANG, Fault, SimulationScenario
+from tests.simulation.nonsense import RefusedNonsense, unsound_command
+from tests.simulation.scenario import HANG, NONSENSE, Fault, SimulationScenario
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart, prove_small_ones_were_served
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.worker import SimulatedWorker, Surroundings
@@ -55,7 +56,8 @@ class World:
         self.counts: Counter[str] = Counter()
         self.clients = [SimulatedClient(planned) for planned in scenario.requests]
         self._rng = scenario.random("world")
-        self.network = Network(scenario.network, scenario.random("network"), self.count)
+        self._nonsense = RefusedNonsense(self.count)
+        self.network = Network(scenario.network, scenario.random("network"), self.count, self._nonsense.judge)
         self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
         self.workers: dict[str, SimulatedWorker] = {}
         self.routers: dict[str, Router] = {}
@@ -144,12 +146,25 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
+            case kind if kind == NONSENSE:
+                self._send_nonsense(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
                 self._break(self.network.links_of(victim.process) if victim else [], fault)
             case "loss" | "reconnect":
                 links = self.network.links
                 self._break([links[fault.choice % len(links)]] if links else [], fault)
+
+    def _send_nonsense(self, fault: Fault) -> None:
+        links = [link for link in self.network.links if link.router.up and not link.router.torn]
+        if not links:
+            return
+        self.count(f"fault {fault.kind}")
+        rid = f"nonsense-{len(self._nonsense.rids)}"
+        self._nonsense.rids.add(rid)
+        link = links[fault.choice % len(links)]
+        holder = self.all_workers[fault.choice % len(self.all_workers)].agent.holder
+        link.send(link.router, unsound_command(link.worker.endpoint.hello, rid, holder, fault.choice))
 
     def _break(self, links: list[SimulatedLink], fault: Fault) -> None:
         broken = [link for link in links if link.break_off(fault.kind, both_ways=fault.kind != "loss")]

@@ -6,16 +6,18 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.keys import parse_keys
 from shared.links.new_keys import key_file, new_identity
 from shared.transfer.memory import WordTable
+from shared.transfer.reader import SPANS_MAX
 from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealContexts, SealError, make_contexts
 from shared.transfer.sealed_requests import (
@@ -27,6 +29,7 @@ from shared.transfer.sealed_requests import (
     encode_request,
 )
 from tests.fetcher_contract import PAGE_BYTES, PageBuffer
+from tests.fuzzing import fuzzed
 from tests.link_keys import new_keys
 
 PAGES = 4
@@ -104,7 +107,22 @@ def test_the_known_page_is_open_to_every_worker(offered: Offered) -> None:
     assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN, 8), (0, 8))))
 
 
-@settings(max_examples=200, deadline=None)
+def test_without_a_known_page_nothing_is_open_to_every_worker() -> None:
+    buffer = PageBuffer(PAGES)
+    pages = replace(buffer.memory, known_pages=0)
+    memory = OfferedMemory(pages, WordTable(8))
+    assert pages.known_page < 0
+    assert not memory.is_open(GetPages(3, 77, ((0, PAGE_BYTES),)))
+
+
+def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
+    spans = ((0, 1),) * SPANS_MAX
+    assert decode_request(encode_request(GetPages(3, 77, spans))) == GetPages(3, 77, spans)
+    with pytest.raises(SealError, match="no request"):
+        decode_request(encode_request(GetPages(3, 77, (*spans, (0, 1)))))
+
+
+@fuzzed
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes) -> None:
     try:
@@ -114,7 +132,7 @@ def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes)
     Offered().memory.refusal(request)
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed
 @given(st.lists(st.tuples(st.integers(), st.integers()), max_size=5), st.integers(), st.integers())
 def test_what_is_not_refused_lies_within_the_pages(
     spans: list[tuple[int, int]], lease: int, nonce: int
@@ -263,7 +281,7 @@ def test_a_handshake_is_bounded_in_bytes() -> None:
         handshake.advance(bytes(HANDSHAKE_BYTES_MAX + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed
 @given(st.binary(min_size=1, max_size=600), st.booleans())
 def test_any_bytes_end_a_handshake_or_leave_it_waiting(received: bytes, hello: bool) -> None:
     handshake = Handshake(CONTEXTS.holder, holder=True)

@@ -16,7 +16,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_holder import SealedHolder
+from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES, SealedHolder
 from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import GetPages, GetWord, OfferedMemory, encode_request
@@ -171,6 +171,31 @@ def test_a_connection_without_a_request_is_closed_after_a_while(
     with connection:
         assert is_served(channel)
         assert connection.recv(1) == b""
+
+
+def test_a_reader_that_does_not_read_is_cut_after_a_while(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(sealed_holder, "SEND_SECONDS_MAX", 1)
+    connection, channel = dial(holder)
+    with connection:
+        assert is_served(channel)
+        (client,) = holder.sealed._clients
+        kept = client.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert kept <= 2 * SEND_BUFFER_BYTES, "the kernel doubles it"
+        for _ in range(40):  # more than both kernels' buffers hold
+            channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
+        assert not reaches(holder)
+        until(lambda: reaches(holder), PATIENCE_SECONDS, "the place of the one that does not read")
+
+
+def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder.memory, "refusal", lambda _: "x" * 1000)
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
+        assert channel.receive_header() == (REFUSAL_BYTES_MAX, FrameKind.REFUSED)
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------
