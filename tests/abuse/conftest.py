@@ -11,11 +11,8 @@ from tests.integration.deployment import deployment
 
 CONFIG = {
     # A request may try each of four workers that were killed at once before all of them are known to be gone.
-    "router": {"bodySecondsMax": 5, "idleSecondsMax": 20, "lossesMax": 8},
-    "prefill": {
-        "kvPages": 600,
-        "chunkedPrefillSize": 256,
-    },  # a newcomer waits for the step under way, 0.3 s of it
+    "router": {"bodySecondsMax": 5, "idleSecondsMax": 10, "lossesMax": 8},
+    "prefill": {"kvPages": 600},
     "decode": {"kvPages": 600},
 }
 
