@@ -233,6 +233,11 @@ class RouterConfig(ProcessConfig):
         default=3,
         description="Workers that one request may lose before it fails. A request that kills workers cannot kill all.",
     )
+    loss_seconds: Seconds = Field(
+        default=1.0,
+        description="Losses of one request within this many seconds count as one: workers that die together are one "
+        "event. After the second of them the request waits until the others are known.",
+    )
     waiting_seconds_max: Seconds = Field(
         default=30.0,
         description="Seconds that a new request may wait for a prefill worker. Then the answer is 503.",

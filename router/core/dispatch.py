@@ -107,7 +107,7 @@ class RouterCore:
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
         for kind, name in self._requests.deadlines.due(now):
-            if kind == "pause":
+            if kind in ("pause", "rest"):
                 self._placeable = True
             elif kind == "renew":
                 self._requests.renew(self._requests.live[name], now)
@@ -274,7 +274,7 @@ class RouterCore:
         """
         attempts = PlacementPass(self.settings.overtakes_max)
         for live in queue.in_order():
-            if not attempts.may_try(live):
+            if now < live.rests_until or not attempts.may_try(live):
                 continue
             placed = place(live, now)
             if placed:

@@ -6,6 +6,7 @@ until the request ends: it is what a new attempt continues from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -49,7 +50,9 @@ class LiveRequest:
     overtakes: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1
-    losses: int = 0
+    losses: int = 0  # events that cost it a worker, see `count_loss`
+    lost_at: float = -math.inf  # when the last of them began
+    rests_until: float = -math.inf  # it is placed nowhere before
     output: list[int] = field(default_factory=list)  # delivered, across attempts
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
     holder: Worker | None = None  # worker that leases the pages to this attempt
@@ -58,7 +61,7 @@ class LiveRequest:
     baton: Baton | None = None
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
-    avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most losses_max
+    avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most two for each of losses_max
     joined: bool = False  # the decode worker of this attempt has the pages
     wait_until: float = 0.0  # survives a refusal for lack of room
     ready_until: float = 0.0
@@ -96,6 +99,19 @@ class LiveRequest:
     @property
     def usage(self) -> Usage:
         return Usage(len(self.request.token_ids), len(self.output), self.cached_tokens or 0)
+
+    def count_loss(self, peer: str, now: float, event_seconds: float) -> None:
+        """It has lost the worker `peer`. Workers that die together are one loss, and the second of them makes it rest.
+
+        So a request that meets one worker after another that is just dying keeps its attempts, and one that kills
+        its workers takes at most two with each loss that counts.
+        """
+        self.avoided += (peer,)
+        if now - self.lost_at < event_seconds:
+            self.rests_until = self.lost_at + event_seconds
+        else:
+            self.losses += 1
+            self.lost_at = now
 
     def finish_reason(self) -> FinishReason | None:
         """Why nothing can follow the output so far; the worker may have died before it could report the end."""

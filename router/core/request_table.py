@@ -47,7 +47,7 @@ from shared.effects import Send
 from shared.errors import InvariantError
 from shared.messages import Message
 
-Deadline = Literal["wait", "ready", "request", "renew", "pause"]
+Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause"]
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
@@ -197,12 +197,11 @@ class RequestTable:
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
         """The worker that the request waits on is gone. If it was to fetch migrating pages, another one can."""
         leased = live.migrating and live.worker is not None and live.holder is not None
-        if leased and live.losses + 1 < self._settings.losses_max:
-            live.losses += 1
-            live.avoided += (peer,)
+        self._count_loss(live, peer, now)
+        if leased and live.losses < self._settings.losses_max:
             self.requeue(live, RequestEvent.MIGRATION_TARGET_LOST, now, peer=peer, cause=cause)
         else:
-            self.try_again(live, RequestEvent.LOST, now, peer=peer, cause=cause)
+            self.try_again(live, RequestEvent.LOST, now, peer=peer, cause=cause, counts=False)
 
     def try_again(
         self,
@@ -227,8 +226,7 @@ class RequestTable:
             end(RequestEvent.FINISHED, RequestCompleted(reason, live.usage))
             return
         if counts:
-            live.losses += 1
-            live.avoided += (peer,)
+            self._count_loss(live, peer, now)
         if live.losses >= self._settings.losses_max:
             message = f"The request was lost {live.losses} times on its workers and is given up."
             end(RequestEvent.EXHAUSTED, RequestFailed(500, message, code="attempts_exhausted"))
@@ -260,6 +258,7 @@ class RequestTable:
         self._give_back(live)
         self._advance(live, event, now, peer, cause)
         self.deadlines.clear(("request", live.rid))
+        self.deadlines.clear(("rest", live.rid))
         del self.live[live.rid]
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
@@ -307,6 +306,11 @@ class RequestTable:
             self._count(live, before, -1)
             self._count(live, live.state, 1)
         self._counters.transitions[ROW_NAMES[before, event]] += 1
+
+    def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
+        live.count_loss(peer, now, self._settings.loss_seconds)
+        if live.rests_until > now:
+            self.deadlines.set(("rest", live.rid), live.rests_until)
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         worker = choice.worker

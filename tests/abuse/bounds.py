@@ -189,8 +189,8 @@ BOUNDS = (
     Bound(
         "losses_max",
         "500",
-        "three workers a request",
-        f"{UNIT}/test_dispatch_losses.py::test_a_request_that_kills_its_workers_ends_after_losses_max",
+        "five workers a request: three losses of two that die together, and the last ends it",
+        f"{UNIT}/test_dispatch_losses.py::test_a_request_that_kills_at_once_whatever_takes_it_cannot_kill_all",
     ),
     Bound(
         "waiting_seconds_max",

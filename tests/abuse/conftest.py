@@ -10,8 +10,7 @@ from tests.abuse.target import AbusedDeployment
 from tests.integration.deployment import deployment
 
 CONFIG = {
-    # A request may try each of four workers that were killed at once before all of them are known to be gone.
-    "router": {"bodySecondsMax": 5, "idleSecondsMax": 10, "lossesMax": 8},
+    "router": {"bodySecondsMax": 5, "idleSecondsMax": 10},
     "prefill": {"kvPages": 600},
     "decode": {"kvPages": 600},
 }

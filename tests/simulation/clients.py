@@ -23,6 +23,7 @@ from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import TimelineProcess
 from tests.simulation.worker import MODEL_NAME, Surroundings
 
+ROUNDING = 1e-6  # seconds
 REFUSALS = (400, 429, 500, 503, 504)  # the statuses that a request of these worlds may fail with
 
 
@@ -99,6 +100,7 @@ class Router:
             decode_policy=sizes.decode_policy,
             max_queued_requests=sizes.max_queued_requests,
             losses_max=sizes.losses_max,
+            loss_seconds=sizes.loss_seconds,
             waiting_seconds_max=sizes.waiting_seconds_max,
             ready_seconds_max=sizes.ready_seconds_max,
             request_seconds_max=sizes.request_seconds_max,
@@ -229,8 +231,7 @@ class Router:
         return self._stopped or self._drains_for(sizes.endpoint_lag_seconds + sizes.drain_seconds)
 
     def _drains_for(self, seconds: float) -> bool:
-        rounding = 1e-6
-        return self._drained_at is not None and self.process.now - self._drained_at >= seconds - rounding
+        return self._drained_at is not None and self.process.now - self._drained_at >= seconds - ROUNDING
 
     # ---- effects: the pass calls these ----
 
@@ -251,6 +252,10 @@ class Router:
         client = self.clients[rid]
         client.end(outcome)
         client.ended_at = self.process.now
+        if isinstance(outcome, RequestFailed) and outcome.code == "attempts_exhausted":
+            seconds = self.process.now - client.planned.at
+            apart = (self._sizes.losses_max - 1) * self._sizes.loss_seconds
+            assert seconds > apart - ROUNDING, f"{rid}: given up after {seconds} s, for one event"
         shown = self.core.debug(rid)
         client.attempts = shown["attempts"] if shown else 0  # type: ignore[assignment]
 

@@ -105,6 +105,7 @@ class ScenarioSizes:
     ready_seconds_max: float = 100.0  # … however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
+    loss_seconds: float = 1.0
     step_seconds_max: float = 2.0  # no step takes as long
     drain_seconds: float = 30.0
     endpoint_lag_seconds: float = 0.3
@@ -337,7 +338,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
 
 def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationScenario:
     faults = _faults(rng, [kind for kind in DRAWN_FAULTS if rng.random() < 0.35])
-    return replace(
+    troubled = replace(
         scenario,
         sizes=replace(
             scenario.sizes,
@@ -360,6 +361,7 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
         ),
         faults=faults,
     )
+    return replace(troubled, sizes=replace(troubled.sizes, loss_seconds=rng.choice((0.05, 0.3, 1.0))))
 
 
 def _faults(rng: random.Random, kinds: Sequence[str]) -> tuple[Fault, ...]:

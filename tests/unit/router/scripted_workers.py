@@ -73,6 +73,7 @@ class Script:
     stalled: bool = False  # decode takes the request and says nothing
     tokens_a_row: int = 1
     endless: bool = False  # the first token is repeated up to max_new_tokens
+    on_demand: bool = False  # decode takes a step when `step` is called, and none by itself
 
 
 @dataclass
@@ -124,6 +125,12 @@ class ScriptedWorkers:
                     self._answer(event.message)
                 elif isinstance(event, PeerDown):
                     self._steps.clear()
+        if not self.script.on_demand:
+            self._step()
+        self.on_sent()
+
+    def step(self) -> None:
+        """One step of every request that is being decoded."""
         self._step()
         self.on_sent()
 

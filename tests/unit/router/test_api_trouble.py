@@ -205,11 +205,15 @@ def test_a_client_that_does_not_read_its_stream_is_cut(model_folder: Path) -> No
 def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_folder: Path) -> None:
     backlog_bytes = 200_000
     with RunningRouter(model_folder, stream_backlog_bytes=backlog_bytes) as router:
-        router.workers.script = Script(endless=True)
+        router.workers.script = Script(endless=True, on_demand=True)
         body = STREAM | {"prompt": ["fox"] * 30, "max_tokens": 250}
-        response = httpx2.post(f"{router.url}/v1/completions", json=body)
-        assert len(response.content) > 5 * backlog_bytes
-        assert response.text.endswith("data: [DONE]\n\n")
+        received = bytearray()
+        with httpx2.stream("POST", f"{router.url}/v1/completions", json=body, timeout=20) as response:
+            for part in response.iter_bytes():
+                received += part
+                router.call(router.workers.step)  # what is written next waits for what was read
+        assert len(received) > 5 * backlog_bytes
+        assert received.endswith(b"data: [DONE]\n\n")
 
 
 def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path) -> None:

@@ -11,6 +11,8 @@ from shared.links.events import Received
 from shared.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
 from tests.unit.router.deployment import ScriptedDeployment, baton, decoding, request
 
+LOSS_SECONDS = 1.0
+
 
 def test_a_lost_decode_pod_only_pauses_the_stream() -> None:
     world = decoding()
@@ -102,6 +104,7 @@ def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
     world = ScriptedDeployment(4, 1, losses_max=3)
     world.submit(request("r"))
     for _ in range(3):
+        world.wait(LOSS_SECONDS)
         peer = world.placed(Prefill, "r")
         assert peer is not None
         world.down(peer)
@@ -109,6 +112,46 @@ def test_a_request_that_kills_its_workers_ends_after_losses_max() -> None:
     assert isinstance(outcome, RequestFailed)
     assert outcome.status == 500
     assert len(world.core.fleet.of_role("prefill")) == 1
+
+
+def test_workers_that_die_together_are_one_loss() -> None:
+    world = ScriptedDeployment(6, 1, losses_max=2, loss_seconds=LOSS_SECONDS)
+    world.submit(request("r"))
+    for peer in [f"p{number}" for number in range(6)]:
+        world.down(peer)
+    assert world.state("r") == "waiting"
+    assert len(world.sent(Prefill)) == 2, "it was sent to more than one worker that was dying, too"
+    world.up("prefill", "p0 again")
+    assert len(world.sent(Prefill)) == 2, "it does not rest"
+    world.wait(LOSS_SECONDS)
+    assert world.placed(Prefill, "r") == "p0 again"
+
+
+def test_a_request_that_kills_at_once_whatever_takes_it_cannot_kill_all() -> None:
+    world = ScriptedDeployment(9, 1, losses_max=3, loss_seconds=LOSS_SECONDS)
+    world.submit(request("r"))
+    while world.outcome("r") is None:
+        if world.state("r") == "prefilling":
+            world.down(world.sent(Prefill)[-1][0])
+        else:
+            world.wait(LOSS_SECONDS / 4)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert outcome.code == "attempts_exhausted"
+    assert len(world.core.fleet.of_role("prefill")) == 9 - 5
+
+
+def test_a_request_that_rests_holds_nobody_up() -> None:
+    world = ScriptedDeployment(3, 1, loss_seconds=LOSS_SECONDS)
+    world.submit(request("r"))
+    for _ in range(2):
+        world.down(world.sent(Prefill)[-1][0])
+    world.submit(request("other"))
+    assert world.state("r") == "waiting"
+    assert world.state("other") == "prefilling"
+    world.cancel("r")
+    world.cancel("other")
+    world.assert_nothing_left()
 
 
 def test_a_lost_request_that_has_all_its_tokens_is_finished() -> None:

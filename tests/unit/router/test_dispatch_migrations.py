@@ -121,6 +121,7 @@ def test_a_request_that_loses_one_new_worker_after_another_is_given_up() -> None
     world.migrating("d0", "r", 2)
     world.down(world.sent(Decode, "r")[-1][0])
     assert world.outcome("r") is None
+    world.wait(1)
     world.down(world.sent(Decode, "r")[-1][0])
     outcome = world.outcome("r")
     assert isinstance(outcome, RequestFailed)
