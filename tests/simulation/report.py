@@ -91,6 +91,7 @@ EXPECTED = [
     *WORKER_ROWS,
     *(f"path cancelled while {where}" for where in FINER),
     "path settled before the next launch",
+    "path heard before the launch that waited for a settlement",
     "path put off for a prefix in the same batch",
     "path exit worker.drained",
     "path exit worker.ended_with_work",
