@@ -156,13 +156,6 @@ ROUTER_BOUNDS = (
         place=FIELDS,
     ),
     Bound(
-        "LINGER_BYTES_MAX",
-        "the connection is cut",
-        "64 MiB are read and dropped, in 2 s at most",
-        f"{UNIT}/test_request_body.py::test_the_rest_of_a_refused_body_is_discarded_up_to_a_bound",
-        place="router.http.request_body",
-    ),
-    Bound(
         "SMALL_FIELDS_BYTES_MAX",
         "400",
         "512 KiB decoded, of one of two tokenizer threads",
