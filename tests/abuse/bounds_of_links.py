@@ -72,7 +72,7 @@ LINK_BOUNDS = (
     Bound(
         "NUMBERS_MAX",
         "the session ends, and nothing is built",
-        "token ids and pages of one command: 84 MiB and 0.4 s, in 1 GiB of address space",
+        "token ids and pages of one command: 84 MiB and 0.3 s, in 1 GiB of address space",
         f"{BEYOND}[token ids]",
         place="shared.baton",
     ),

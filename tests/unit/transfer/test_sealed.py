@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,7 +36,8 @@ from tests.link_keys import new_keys
 PAGES = 4
 KNOWN = PAGES * PAGE_BYTES  # where the known page begins
 ALL = KNOWN + PAGE_BYTES
-CONTEXTS = make_contexts(new_keys()["worker"])
+KEYS = new_keys()["worker"]
+CONTEXTS = make_contexts(KEYS)
 
 
 class Offered:
@@ -76,6 +78,7 @@ def test_a_span_outside_the_pages_is_refused(offered: Offered, span: tuple[int, 
 def test_the_pages_may_be_read_to_their_last_byte(offered: Offered) -> None:
     assert offered.memory.refusal(GetPages(3, 77, ((0, ALL),))) == ""
     assert offered.memory.refusal(GetPages(3, 77, ((ALL - 1, 1),))) == ""
+    assert offered.memory.page_bytes_at(ALL - 1, 1).readonly
 
 
 def test_more_than_all_pages_and_nothing_at_all_are_refused(offered: Offered) -> None:
@@ -261,6 +264,43 @@ def test_both_ends_have_the_same_keys_and_other_ones_each_time() -> None:
 def test_workers_of_two_deployments_do_not_come_to_keys() -> None:
     with pytest.raises(SealError, match="TLS"):
         shake(CONTEXTS, make_contexts(new_keys()["worker"]))
+
+
+def trusting_all() -> SealContexts:
+    """Of a foreigner who asks nobody for a certificate."""
+    contexts = make_contexts(new_keys()["worker"])
+    contexts.holder.verify_mode = contexts.reader.verify_mode = ssl.CERT_NONE
+    return contexts
+
+
+def test_each_end_asks_for_a_listed_certificate_whatever_the_other_does() -> None:
+    assert shake(trusting_all(), trusting_all())[0].keys is not None
+    with pytest.raises(SealError, match="TLS"):
+        shake(CONTEXTS, trusting_all())
+    with pytest.raises(SealError, match="TLS"):
+        shake(trusting_all(), CONTEXTS)
+
+
+def test_no_handshake_can_be_resumed() -> None:
+    _, reader = shake(CONTEXTS, CONTEXTS)
+    assert reader._tls.session is not None
+    assert not reader._tls.session.has_ticket
+
+
+def test_an_older_tls_is_not_spoken() -> None:
+    old = make_contexts(KEYS)
+    old.reader.minimum_version = old.reader.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(SealError, match="TLS"):
+        shake(CONTEXTS, old)
+
+
+def test_bytes_right_behind_a_handshake_end_it() -> None:
+    """A reader asks when it has its keys, and those come after its last word."""
+    holder, reader = Handshake(CONTEXTS.holder, holder=True), Handshake(CONTEXTS.reader, holder=False)
+    last_word = reader.advance(holder.advance(reader.advance()))
+    with pytest.raises(SealError, match="before their time"):
+        holder.advance(last_word + b"a request")
+    assert holder.keys is None
 
 
 def test_a_listed_certificate_is_trusted_after_its_last_day(monkeypatch: pytest.MonkeyPatch) -> None:

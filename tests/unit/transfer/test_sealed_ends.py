@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +14,7 @@ import msgspec
 import pytest
 
 from shared.baton import Baton, Holder
-from shared.transfer import sealed_holder, sealed_reader
+from shared.transfer import sealed_door, sealed_holder, sealed_reader
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span
@@ -24,7 +27,7 @@ from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, Page
 from tests.link_keys import new_keys
 from tests.waiting import until
 
-LEASE, NONCE = 3, 77
+LEASE, NONCE, OTHER_NONCE = 3, 77, 78
 CONTEXTS = make_contexts(new_keys()["worker"])
 NO_THREAD = RuntimeError("can't start new thread")
 
@@ -50,6 +53,7 @@ class HolderHere:
         self.buffer.fill(0, byte_of(0))
         self.words = WordTable(8)
         self.words.write(LEASE, NONCE)
+        self.words.write(LEASE + 1, OTHER_NONCE)
         self.counters = KvCounters()
         self.memory = EndingMemory(self.buffer.memory, self.words)
         self.memory.words = self.words
@@ -111,18 +115,56 @@ def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
 
 
 def is_served(channel: SealedChannel) -> bool:
-    """Whether the holder answers on it, and does not hang up."""
+    """Whether the holder answers on it with a lease word, and does not hang up."""
     try:
-        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
-        return receive_frame(channel) is FrameKind.DATA
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE + 1)))
+        return receive(channel) == (FrameKind.DATA, OTHER_NONCE.to_bytes(8, "little"))
     except OSError:
         return False
 
 
-def receive_frame(channel: SealedChannel) -> FrameKind:
+def receive(channel: SealedChannel) -> tuple[FrameKind, bytes]:
     size, kind = channel.receive_header()
-    channel.receive_payload(memoryview(bytearray(size)))
-    return FrameKind(kind)
+    payload = bytearray(size)
+    channel.receive_payload(memoryview(payload))
+    return FrameKind(kind), bytes(payload)
+
+
+def receive_frame(channel: SealedChannel) -> FrameKind:
+    return receive(channel)[0]
+
+
+# ---- what is asked for -----------------------------------------------------------------------------------------
+
+
+def test_small_spans_come_in_one_portion_in_their_order(holder: HolderHere) -> None:
+    offsets = (5000, 0, PAGE_BYTES + 7)
+    for number, offset in enumerate(offsets):
+        holder.buffer.map[offset : offset + 3] = bytes([number + 1] * 3)
+    connection, channel = dial(holder)
+    with connection:
+        spans = tuple((offset, 3) for offset in offsets)
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, spans)))
+        assert receive(channel) == (FrameKind.DATA, b"\1\1\1\2\2\2\3\3\3")
+
+
+def test_a_request_that_is_refused_is_answered_and_counted_and_the_connection_lives(
+    holder: HolderHere,
+) -> None:
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((-1, 8),))))
+        assert receive_frame(channel) is FrameKind.REFUSED
+        assert is_served(channel)
+    assert holder.counters.refused_request == 1
+
+
+def test_a_frame_of_another_kind_is_no_request(holder: HolderHere) -> None:
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.DATA, encode_request(GetWord(LEASE)))
+        assert connection.recv(1) == b""
+    assert holder.counters.refused_request == 1
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------
@@ -137,7 +179,36 @@ def test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion(
     with connection:
         channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
         heard = [receive_frame(channel) for _ in range(portions + 1)]
-    assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+        assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+        assert is_served(channel), "nothing follows but the answer to the next request"
+
+
+def test_a_handshake_beyond_the_bound_ends_the_oldest(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", PATIENCE_SECONDS)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(holder.address, timeout=PATIENCE_SECONDS))
+            for _ in range(4)
+        ]
+        assert [connection.recv(1) for connection in silent[:2]] == [b"", b""]
+        assert holder.counters.refused_crowded == 2
+        assert reaches(holder), "it ends the third"
+        assert silent[2].recv(1) == b""
+        silent[3].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[3].recv(1)
+
+
+def test_a_handshake_that_takes_too_long_is_ended_and_counted(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", 0.2)
+    with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as silent:
+        assert silent.recv(1) == b""
+    assert holder.counters.refused_handshake == 1
 
 
 def test_a_connection_of_a_worker_beyond_the_bound_is_closed_until_another_has_gone(
@@ -204,6 +275,7 @@ def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: py
 def test_a_connection_that_gets_no_thread_costs_no_other_its_pages(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 1)
     fail_to_start("kv-holder", monkeypatch)
     assert read_page(holder) is ReadState.FAILED
     assert read_page(holder) is ReadState.DONE
@@ -218,6 +290,32 @@ def test_a_connection_that_gets_no_tls_state_costs_no_other_its_pages(
         with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as connection:
             assert connection.recv(1) == b""
     assert read_page(holder) is ReadState.DONE
+
+
+def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", 10 * PATIENCE_SECONDS)
+    for count, on_close in enumerate((struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)), 1):
+        stranger = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_close)
+        stranger.close()
+        until(lambda count=count: holder.counters.refused_handshake == count, PATIENCE_SECONDS, "its end")
+    assert read_page(holder) is ReadState.DONE
+
+
+def test_without_a_descriptor_connections_wait_and_are_served_afterwards(holder: HolderHere) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as waiting:
+        first_free = os.dup(waiting.fileno())
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+        try:
+            waiting.connect(holder.address)
+            until(lambda: holder.sealed._door._retry_at, PATIENCE_SECONDS, "the door to look away")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert read_page(holder) is ReadState.DONE
 
 
 def no_memory(*_: object, **__: object) -> None:
