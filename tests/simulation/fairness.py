@@ -164,10 +164,15 @@ class JudgedDecode(DecodeScheduler):
             self._judge_slots(req)
             self._judge_pages(req)
 
-    def _resume(self) -> None:
+    def plan(self, now: float) -> ScheduleBatch | None:
+        self._judge_resumed()
+        return super().plan(now)
+
+    def _judge_resumed(self) -> None:
+        """Resume requests, as `plan` does first, and judge what is left."""
         beside = self._batch.reqs
         slots_used = self._batch.slots_used
-        super()._resume()
+        self._room.resume()
         resumed = self._batch.slots_used - slots_used
         if resumed and self._batch.slots_used > 1:
             self._judge_slots("a retracted request")
