@@ -200,13 +200,12 @@ def _receive_portion(
 
 def _receive_other(channel: SealedChannel, kind: int, size: int) -> None:
     """The end of a lease is no fault: nothing more lands, and the lease word will tell. Anything else is one."""
-    payload = memoryview(bytearray(min(size, REFUSAL_BYTES_MAX)))
+    if kind not in (FrameKind.GONE, FrameKind.REFUSED) or size > REFUSAL_BYTES_MAX:
+        raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
+    payload = memoryview(bytearray(size))
     channel.receive_payload(payload)
-    if kind == FrameKind.GONE:
-        return
     if kind == FrameKind.REFUSED:
         raise SealError(f"the holder refused the read: {bytes(payload).decode(errors='replace')}")
-    raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
 
 
 class SealedReader:

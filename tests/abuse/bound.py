@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from router.config import RouterConfig
 from shared.process.settings import Settings, flag_of
@@ -40,7 +40,7 @@ class Bound:
             return str(getattr(owner, self.name))
         if issubclass(owner, Settings):
             return str(owner.model_fields[self.name].default)
-        return str(next(field.default for field in fields(owner) if field.name == self.name))
+        return str(owner.__dataclass_fields__[self.name].default)  # type: ignore[attr-defined]
 
     def _owner(self) -> object:
         module, _, name = self.place.rpartition(".")

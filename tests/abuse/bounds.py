@@ -133,7 +133,7 @@ ROUTER_BOUNDS = (
         "5 s of one tokenizer thread",
         f"{UNIT}/test_time_limit.py::test_work_that_does_not_end_is_ended_and_its_thread_goes_on",
     ),
-    Bound("body_seconds_max", "400", "30 s", f"{ENDED}[a body of a byte a second]"),
+    Bound("body_seconds_max", "408", "30 s", f"{ENDED}[a body of a byte a second]"),
     Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),
     Bound(
         "tokenizing_max",
@@ -154,13 +154,6 @@ ROUTER_BOUNDS = (
         "no more time a token than without stop strings, times two",
         f"{RESOURCES}::test_stop_strings_that_nearly_match_cost_the_router_little",
         place=FIELDS,
-    ),
-    Bound(
-        "LINGER_BYTES_MAX",
-        "the connection is cut",
-        "64 MiB are read and dropped, in 2 s at most",
-        f"{UNIT}/test_request_body.py::test_the_rest_of_a_refused_body_is_discarded_up_to_a_bound",
-        place="router.http.request_body",
     ),
     Bound(
         "SMALL_FIELDS_BYTES_MAX",

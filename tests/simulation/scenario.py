@@ -69,7 +69,6 @@ class PlannedRequest:
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …
     stop_delay_seconds: float = 0.0  # … and so much later
-    small: bool = False  # a few tokens of a tenant that sends little: it must not wait for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,6 @@ def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedReq
             prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))),
             params=SamplingParams(max_new_tokens=rng.randint(1, 4), seed=rng.getrandbits(32)),
             tenant="small",
-            small=True,
         )
         for number in range(rng.randint(1, 3))
     ]

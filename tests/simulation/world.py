@@ -21,7 +21,7 @@ from tests.simulation.fabric import Fabric
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.scenario import HANG, NONSENSE, Fault, SimulationScenario
-from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart, prove_small_ones_were_served
+from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.worker import SimulatedWorker, Surroundings
 
@@ -211,9 +211,16 @@ class World:
             ended(closes_links=True)
 
         worker.sigterm(exits)
+        if not any(self._stays(other, worker.hello.role) for other in self.workers.values()):
+            self.count("path no large worker stayed")
         self.timeline.after(
             self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(closes_links=False)
         )
+
+    def _stays(self, worker: SimulatedWorker, role: Role) -> bool:
+        """Whether it is a worker of the role, as large as any, that does not leave."""
+        small = self.scenario.sizes.small_pages and worker.hello.uid == f"{role}-0"
+        return worker.hello.role == role and not worker.draining and not small
 
     def _end_router(self, router: Router | None, fault: Fault) -> None:
         """A router gets a signal: `RouterDrain` decides when it exits."""
@@ -297,15 +304,12 @@ class World:
             self._prove_empty(worker)
         prove_caches_are_apart(self.clients, self.scenario.sizes)
         if self.scenario.calm:
-            self.counts["path small request served"] += prove_small_ones_were_served(
-                self.clients, self.scenario.sizes
-            )
             failed = [
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
-            # Where all large workers leave at once, what does not fit the small one waits until one is back.
-            if not (self.scenario.sizes.small_pages and self.scenario.faults):
+            # While the small worker is alone, what does not fit it waits until another one is back.
+            if not self.counts["path no large worker stayed"]:
                 assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):

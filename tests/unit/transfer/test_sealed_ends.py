@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import pytest
@@ -233,6 +234,11 @@ def test_a_connection_that_gets_no_tls_state_costs_no_other_its_pages(
     assert read_page(holder) is ReadState.DONE
 
 
+def refused_count(holder: HolderHere, count: int) -> bool:
+    """Whether so many handshakes have been refused."""
+    return holder.counters.refused_handshake == count
+
+
 def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +247,7 @@ def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
         stranger = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_close)
         stranger.close()
-        until(lambda count=count: holder.counters.refused_handshake == count, PATIENCE_SECONDS, "its end")
+        until(partial(refused_count, holder, count), PATIENCE_SECONDS, "its end")
     assert read_page(holder) is ReadState.DONE
 
 
