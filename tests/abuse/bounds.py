@@ -134,7 +134,7 @@ BOUNDS = (
     Bound(
         "stream_backlog_bytes",
         "the connection is cut",
-        "1 MiB a stream",
+        "1 MiB a stream, and among the 64 MiB of all unread answers",
         f"{ENDED}[a stream that nobody reads]",
     ),
     # bodies
