@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
+
+from shared.baton import Baton, Holder
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
+from shared.transfer.reader import ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_holder import SealedHolder
 from shared.transfer.sealed_keys import Handshake, make_contexts
+from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import GetWord, OfferedMemory, encode_request
-from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
+from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
+from tests.waiting import until
 
 LEASE, NONCE, OTHER_NONCE = 3, 77, 78
 PAGES = 3 * PORTION_BYTES // PAGE_BYTES
@@ -80,3 +86,23 @@ def receive(channel: SealedChannel) -> tuple[FrameKind, bytes]:
 
 def receive_frame(channel: SealedChannel) -> FrameKind:
     return receive(channel)[0]
+
+
+def start_reading(address: tuple[str, int]) -> tuple[SealedReader, int, PageBuffer]:
+    """Post a read of the first page of whoever listens there."""
+    buffer = PageBuffer(2)
+    where = msgspec.msgpack.encode(SealedAddress(*address))
+    peer = Holder("h", 1, "h-1", where, 0, PAGE_BYTES, 0)
+    reader = SealedReader(CONTEXTS.reader, buffer.memory, 1)
+    baton = Baton("r", 1, peer, KV_FORMAT, LEASE, NONCE, 1, 1, (0,))
+    return reader, reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)]), buffer
+
+
+def read_page(holder: HolderHere) -> ReadState:
+    """Read the first page of the holder; it is whole, or nothing was written."""
+    reader, handle, buffer = start_reading(holder.address)
+    until(lambda: reader.state(handle) is not ReadState.READING, PATIENCE_SECONDS, "the end of the read")
+    state = reader.state(handle)
+    reader.close()
+    assert buffer.holds(0, byte_of(0) if state is ReadState.DONE else 0)
+    return state

@@ -11,26 +11,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
-import msgspec
 import pytest
 
-from shared.baton import Baton, Holder
 from shared.transfer import sealed_door, sealed_holder, sealed_reader
-from shared.transfer.reader import NotPostedError, ReadState, Span
+from shared.transfer.reader import NotPostedError, ReadState
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind
 from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.sealed_reader import SealedReader
 from shared.transfer.sealed_requests import GetPages, GetWord, encode_request
-from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
+from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
 from tests.unit.transfer.sealed_holder_here import (
-    CONTEXTS,
     LEASE,
     NONCE,
     HolderHere,
     dial,
     is_served,
+    read_page,
     receive,
     receive_frame,
+    start_reading,
 )
 from tests.waiting import until
 
@@ -42,25 +41,6 @@ def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
     here.sealed.close()
-
-
-def start_reading(address: tuple[str, int]) -> tuple[SealedReader, int, PageBuffer]:
-    """Post a read of the first page of whoever listens there."""
-    buffer = PageBuffer(2)
-    where = msgspec.msgpack.encode(SealedAddress(*address))
-    peer = Holder("h", 1, "h-1", where, 0, PAGE_BYTES, 0)
-    reader = SealedReader(CONTEXTS.reader, buffer.memory, 1)
-    baton = Baton("r", 1, peer, KV_FORMAT, LEASE, NONCE, 1, 1, (0,))
-    return reader, reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)]), buffer
-
-
-def read_page(holder: HolderHere) -> ReadState:
-    reader, handle, buffer = start_reading(holder.address)
-    until(lambda: reader.state(handle) is not ReadState.READING, PATIENCE_SECONDS, "the end of the read")
-    state = reader.state(handle)
-    reader.close()
-    assert buffer.holds(0, byte_of(0) if state is ReadState.DONE else 0)
-    return state
 
 
 def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
