@@ -15,14 +15,8 @@ from shared.transfer.reader import ReadState
 from shared.transfer.sealed_channel import FrameKind, SealedChannel
 from shared.transfer.sealed_keys import Handshake, SealError, SealKeys
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
-from tests.unit.transfer.test_sealed_ends import (
-    CONTEXTS,
-    HolderHere,
-    dial,
-    is_served,
-    read_page,
-    start_reading,
-)
+from tests.unit.transfer.sealed_holder_here import CONTEXTS, HolderHere, dial, is_served
+from tests.unit.transfer.test_sealed_ends import read_page, start_reading
 from tests.waiting import until
 
 Answer = Callable[[socket.socket, SealedChannel, SealKeys], None]
