@@ -210,6 +210,18 @@ def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: py
         assert channel.receive_header() == (REFUSAL_BYTES_MAX, FrameKind.REFUSED)
 
 
+def test_closing_ends_connections_that_ask_for_nothing() -> None:
+    here = HolderHere()
+    connection, channel = dial(here)
+    with connection:
+        assert is_served(channel)
+        closing = threading.Thread(target=here.sealed.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive()
+        assert connection.recv(1) == b""
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------
 
 
