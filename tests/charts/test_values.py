@@ -1,4 +1,4 @@
-"""What values do: each reaches the process or the object that it names, and what cannot be meant is refused."""
+"""What values do: each reaches the process or the object that it names, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tests.charts.rendering import (
     EVERY_VALUE,
     VALUE_SETS,
     Object,
-    RefusedError,
     environment,
-    manifest,
     objects,
     of_kind,
     pods,
@@ -30,67 +28,6 @@ from tests.charts.rendering import (
     selects,
     values_file,
 )
-
-# What a person types → words of the answer; the key is always among them.
-MISTAKES = {
-    "replica=3": ["replica", "not allowed"],
-    "decode.replica=3": ["/decode", "replica", "not allowed"],
-    "decode.replicas=-1": ["/decode/replicas", "minimum"],
-    "decode.replicas=two": ["/decode/replicas", "want"],
-    "device=tpu": ["/device", "cpu", "cuda"],
-    "model=": ["/model", "minLength"],
-    "model=null": ["model"],
-    "decode.config.slotz=8": ["/decode/config", "slotz", "not allowed"],
-    "decode.config.maxRunningRequests=0": ["/decode/config/maxRunningRequests", "minimum"],
-    "router.config.decodePolicy=best": ["/router/config/decodePolicy", "round_robin"],
-    "router.config.port=9000": ["/router/config", "port", "not allowed"],
-    "prefill.config.leaseFraction=2": ["/prefill/config/leaseFraction", "maximum"],
-    "router.service.type=External": ["/router/service/type", "LoadBalancer"],
-    "router.service.port=70000": ["/router/service/port", "maximum"],
-    "image.pullPolicy=Sometimes": ["/image/pullPolicy", "IfNotPresent"],
-    "router.image.digest=abc": ["/router/image/digest", "pattern"],
-    "drainSeconds=0": ["/drainSeconds", "exclusiveMinimum"],
-    "kv.ports=20000:20999": ["/kv/ports", "pattern"],
-    "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
-    "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
-    "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
-    "kv.transport=tcp": ["/kv/transport", "sealed"],
-    "modelSource.kind=s3": ["/modelSource/kind", "hub"],
-    "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
-}
-# Each value is allowed, together they mean nothing.
-CONTRADICTIONS = {
-    "modelSource.kind=pvc": "modelSource.pvc.claimName is empty",
-    "modelSource.pvc.claimName=models": "modelSource.pvc.claimName is given",
-    "modelSource.kind=hub": "model smollm2 is no id on the Hub",
-    "modelSource.kind=path": "model smollm2 is no folder",
-    "modelSource.kind=image,model=owner/name": "modelSource.image.repository is empty",
-    "image.digest=sha256:" + "0" * 64: "set router.image.digest and worker.image.digest",
-    "kv.ports=20999-20000": "kv.ports must be a range",
-    "kv.ports=20000-20999": "kv.ports 20000-20999 are more than the 64",
-    "kv.ports=8000-8007": "kv.ports 8000-8007 contains 8001 or 8002",
-    "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
-    "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
-    "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
-    "sameNodeGpuIpc.enabled=true": "device is not cuda",
-    "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
-    "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
-    "model=a/b": "modelSource.hub.revision is main, which can move",
-    "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
-    "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
-    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,kv.transport=sealed": "leave kv.transport at auto",
-    "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
-    "rbac.create=false": "name the account",
-    "rbac.create=false,router.serviceAccount.create=false": "name the account",
-    "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
-    "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
-    "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",
-    "links.routerSecret=mine": "belong together",
-    "router.service.nodePort=30000": "router.service.type is ClusterIP",
-    "router.service.type=LoadBalancer,networkPolicy.clientsFrom=null": "networkPolicy.clientsFrom admits no address",
-    "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits no address, so no client could connect",
-}
-
 
 # Ends of the paths in the schema where an object of Kubernetes stands, which Kubernetes checks.
 KUBERNETES = (
@@ -105,19 +42,6 @@ def deployment(role: str, values: str | None, *sets: str) -> Object:
 
 def container(role: str, *sets: str) -> Any:
     return pods(objects(None, *sets))[role]["spec"]["containers"][0]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_refused_by_its_key(mistake: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        manifest(None, mistake)
-    assert [word for word in MISTAKES[mistake] if word not in str(refused.value)] == []
-
-
-@pytest.mark.parametrize("values", CONTRADICTIONS)
-def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
-    with pytest.raises(RefusedError, match=CONTRADICTIONS[values]):
-        manifest(None, values)
 
 
 @pytest.mark.parametrize("values", [None, *VALUE_SETS])
