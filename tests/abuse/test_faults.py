@@ -193,7 +193,7 @@ def test_a_killed_router_breaks_its_streams_without_a_false_end(target: AbusedDe
     ) as answer:
         stream = answer.iter_lines()
         lines.append(next(stream))
-        target.kill(target.router(), signal.SIGKILL)
+        target.kill_router()
         with pytest.raises(httpx2.TransportError):
             lines.extend(stream)
     assert "data: [DONE]" not in lines
