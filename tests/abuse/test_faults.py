@@ -112,11 +112,12 @@ def a_descriptor_flood(target: AbusedDeployment) -> None:
 
 
 def a_flood_of_a_links_port(target: AbusedDeployment) -> None:
-    """A decode worker has no descriptor left for a while."""
+    """A decode worker has no descriptor left for a while, not for a probe either."""
     process = busy(target, "decode")
     with limited(process.pid, resource.RLIMIT_NOFILE, descriptors(process.pid) + 20), ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(connect(links_port(target, process.uid)))
+        stack.enter_context(connect(process.admin_port))
         Event().wait(1)
 
 
