@@ -205,20 +205,20 @@ def _drain_one(cluster: VirtualCluster) -> None:
 
 def _drain_at_saturation(scale: float) -> Mapping[str, ClusterShape]:
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
-        for index, at in enumerate(poisson(rng, 4, seconds)):  # three pods of 16 slots serve 2.2
+        for index, at in enumerate(poisson(rng, 1.6, seconds)):  # three pods of 16 slots serve 1.0
             yield TracedRequest(
                 number=index,
                 at=at,
                 prompt_len=rng.randint(50, 300),
-                output_len=rng.randint(800, 1_200),
-                max_new_tokens=1_500,
+                output_len=rng.randint(1_500, 2_500),
+                max_new_tokens=2_500,
             )
 
-    seconds = 80 * scale
+    seconds = 120 * scale
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=131_072),
         decode=WorkerShape(
-            config=DecodeConfig(max_running_requests=16, drain_seconds=15),
+            config=DecodeConfig(max_running_requests=16),
             pool_tokens=65_536,
             times=StepTimes(decode=0.020, decode_row=0.0001),
         ),
@@ -271,13 +271,13 @@ def _long_outputs(slots: int, pool_tokens: int, seconds: float, per_second: floa
         fabric=FAST_LINKS,
         trace=trace,
         seconds=seconds,
-        warmup_seconds=seconds / 4,
+        warmup_seconds=seconds / 3,
     )
 
 
 def _tight_pool(scale: float) -> Mapping[str, ClusterShape]:
     demanded = 256 * (250 + 500)  # tokens: every slot with a request at its end
-    seconds, per_second = 20 * scale, 120
+    seconds, per_second = 12 * scale, 120
     return {
         "tight": _long_outputs(256, int(0.6 * demanded), seconds, per_second),
         "ample": _long_outputs(256, 4 * demanded, seconds, per_second),
@@ -290,7 +290,7 @@ def _share_of_ample(figures: Mapping[str, Figures]) -> Figures:
 
 
 def _satout(scale: float) -> Mapping[str, ClusterShape]:
-    return {"warm tree": _long_outputs(64, 150_000, 30 * scale, 30)}
+    return {"warm tree": _long_outputs(128, 200_000, 12 * scale, 60)}
 
 
 LOAD_SCENARIOS: dict[str, LoadScenario] = {
