@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.benchmarks.virtual_cluster.figures import Figures
+from tests.benchmarks.virtual_cluster.fleet_scenarios import FLEET_SCENARIOS
 from tests.benchmarks.virtual_cluster.load_scenarios import LOAD_SCENARIOS
-from tests.benchmarks.virtual_cluster.scenario import ScenarioResult, run_scenario
+from tests.benchmarks.virtual_cluster.scenario import ScenarioResult, ScenarioSize, run_scenario
 
-SCENARIOS = LOAD_SCENARIOS
+SCENARIOS = LOAD_SCENARIOS | FLEET_SCENARIOS
 
 
 def _write(figures: Mapping[str, object], indent: str) -> None:
@@ -53,7 +54,10 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", choices=[*SCENARIOS, "all"], default=[], metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="size of the scenario; 1 is the documented one"
+        "--scale", type=float, default=1.0, help="pods of a fleet, and its requests; 1 is 600 pods"
+    )
+    parser.add_argument(
+        "--length", type=float, default=1.0, help="how long requests come; 1 is as documented"
     )
     parser.add_argument(
         "--encode", action="store_true", help="encode and decode every message, which takes longer"
@@ -63,14 +67,16 @@ def main() -> None:
     if options.list or not options.scenario:
         _list()
         return
+    size = ScenarioSize(fleet=options.scale, length=options.length)
     results: dict[str, Figures] = {}
     for name in [*SCENARIOS] if "all" in options.scenario else options.scenario:
         began = time.monotonic()
-        result = run_scenario(SCENARIOS[name], seed=options.seed, scale=options.scale, encodes=options.encode)
+        result = run_scenario(SCENARIOS[name], seed=options.seed, size=size, encodes=options.encode)
         _show(name, result, time.monotonic() - began)
         results[name] = {
             "seed": options.seed,
             "scale": options.scale,
+            "length": options.length,
             "runs": dict(result.figures),
             "compared": result.compared,
             "cost": dict(result.cost),

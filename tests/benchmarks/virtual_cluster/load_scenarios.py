@@ -1,6 +1,6 @@
 """The scenarios of a few pods under load: each shows one way in which service can falter.
 
-A scale below 1 shortens a scenario and changes nothing else.
+The sizes of the fleets are fixed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed
 from tests.benchmarks.virtual_cluster.figures import Figures
-from tests.benchmarks.virtual_cluster.scenario import LoadScenario, number
+from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, number
 from tests.benchmarks.virtual_cluster.trace import REST_OF_CONTEXT, DrawTrace, TracedRequest, poisson
 from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
@@ -27,7 +27,7 @@ SLOW = replace(MEDIUM, decode=0.020)
 # ---- chats without max_tokens ----
 
 
-def _no_max_tokens(scale: float) -> Mapping[str, ClusterShape]:
+def _no_max_tokens(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def draw(share: float) -> DrawTrace:
         def trace(rng: random.Random) -> Iterator[TracedRequest]:
             for index, at in enumerate(poisson(rng, 8, seconds)):
@@ -43,7 +43,7 @@ def _no_max_tokens(scale: float) -> Mapping[str, ClusterShape]:
 
         return trace
 
-    seconds = 60 * scale
+    seconds = 60 * size.length
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=65_536, times=MEDIUM),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=SMALL_POOL, times=MEDIUM),
@@ -56,7 +56,7 @@ def _no_max_tokens(scale: float) -> Mapping[str, ClusterShape]:
 # ---- long prompts on a small pool ----
 
 
-def _long_prompts(scale: float) -> Mapping[str, ClusterShape]:
+def _long_prompts(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, 1.2, seconds)):
             most = REST_OF_CONTEXT if rng.random() < 0.5 else 150
@@ -68,7 +68,7 @@ def _long_prompts(scale: float) -> Mapping[str, ClusterShape]:
                 max_new_tokens=most,
             )
 
-    seconds = 120 * scale
+    seconds = 120 * size.length
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=65_536, times=SLOW),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=SMALL_POOL, times=SLOW),
@@ -84,7 +84,7 @@ CAPACITY = 12.8  # requests a second of the decode pod in the overload scenarios
 OVERLOADED_DECODE = StepTimes(decode=0.020, decode_row=0.0001875)  # 60 rows, 31.25 ms, 150 tokens
 
 
-def _overload(factor: float, scale: float) -> Mapping[str, ClusterShape]:
+def _overload(factor: float, size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, factor * CAPACITY, seconds)):
             yield TracedRequest(
@@ -95,7 +95,7 @@ def _overload(factor: float, scale: float) -> Mapping[str, ClusterShape]:
                 max_new_tokens=512,
             )
 
-    seconds = 120 * scale
+    seconds = 120 * size.length
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=131_072),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=65_536, times=OVERLOADED_DECODE),
@@ -114,7 +114,7 @@ def _share_of_capacity(figures: Mapping[str, Figures]) -> Figures:
 # ---- many prefixes, few caches ----
 
 
-def _affinity(scale: float) -> Mapping[str, ClusterShape]:
+def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, 40, seconds)):
             own = rng.randint(50, 250)
@@ -128,7 +128,7 @@ def _affinity(scale: float) -> Mapping[str, ClusterShape]:
                 prefix_len=3_000,
             )
 
-    seconds = 30 * scale
+    seconds = 30 * size.length
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=60_000, page_bytes=100_000),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=400_000, page_bytes=100_000),
@@ -143,7 +143,7 @@ def _affinity(scale: float) -> Mapping[str, ClusterShape]:
 # ---- short prompts behind long ones ----
 
 
-def _short_behind_long(scale: float) -> Mapping[str, ClusterShape]:
+def _short_behind_long(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def draw(kinds: str) -> DrawTrace:
         def trace(rng: random.Random) -> Iterator[TracedRequest]:
             short = [(at, "short", rng.randint(30, 80)) for at in poisson(rng, 2, seconds)]
@@ -161,7 +161,7 @@ def _short_behind_long(scale: float) -> Mapping[str, ClusterShape]:
 
         return trace
 
-    seconds = 80 * scale
+    seconds = 80 * size.length
     times = StepTimes(extend=0.004, extend_token=0.0005)  # 2,000 tokens/s, 0.26 s a chunk
     shape = ClusterShape(
         prefill=WorkerShape(
@@ -203,7 +203,7 @@ def _drain_one(cluster: VirtualCluster) -> None:
     cluster.timeline.at(START_SECONDS + cluster.shape.seconds / 2, drain)
 
 
-def _drain_at_saturation(scale: float) -> Mapping[str, ClusterShape]:
+def _drain_at_saturation(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, 1.6, seconds)):  # three pods of 16 slots serve 1.0
             yield TracedRequest(
@@ -214,7 +214,7 @@ def _drain_at_saturation(scale: float) -> Mapping[str, ClusterShape]:
                 max_new_tokens=2_500,
             )
 
-    seconds = 120 * scale
+    seconds = 120 * size.length
     shape = ClusterShape(
         prefill=WorkerShape(config=PrefillConfig(), pool_tokens=131_072),
         decode=WorkerShape(
@@ -275,9 +275,9 @@ def _long_outputs(slots: int, pool_tokens: int, seconds: float, per_second: floa
     )
 
 
-def _tight_pool(scale: float) -> Mapping[str, ClusterShape]:
+def _tight_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     demanded = 256 * (250 + 500)  # tokens: every slot with a request at its end
-    seconds, per_second = 12 * scale, 120
+    seconds, per_second = 12 * size.length, 120
     return {
         "tight": _long_outputs(256, int(0.6 * demanded), seconds, per_second),
         "ample": _long_outputs(256, 4 * demanded, seconds, per_second),
@@ -289,8 +289,8 @@ def _share_of_ample(figures: Mapping[str, Figures]) -> Figures:
     return {"share_of_ample": round(tight / ample, 4)}
 
 
-def _satout(scale: float) -> Mapping[str, ClusterShape]:
-    return {"warm tree": _long_outputs(128, 200_000, 12 * scale, 60)}
+def _satout(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    return {"warm tree": _long_outputs(128, 200_000, 12 * size.length, 60)}
 
 
 LOAD_SCENARIOS: dict[str, LoadScenario] = {
@@ -303,12 +303,12 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
     ),
     "overload_1.5": LoadScenario(
         about="1.5 times what one decode pod can serve",
-        runs=lambda scale: _overload(1.5, scale),
+        runs=lambda size: _overload(1.5, size),
         compared=_share_of_capacity,
     ),
     "overload_2": LoadScenario(
         about="twice what one decode pod can serve",
-        runs=lambda scale: _overload(2.0, scale),
+        runs=lambda size: _overload(2.0, size),
         compared=_share_of_capacity,
     ),
     "affinity": LoadScenario(

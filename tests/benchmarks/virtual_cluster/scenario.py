@@ -10,11 +10,21 @@ from tests.benchmarks.virtual_cluster.figures import Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioSize:
+    """1 is what docs/performance.md shows."""
+
+    fleet: float = (
+        1.0  # pods of a fleet, and the requests that come in a second; a scenario of a few pods has no other
+    )
+    length: float = 1.0  # seconds in which requests come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadScenario:
-    """Runs by name, for a scale: 1 is the size that docs/performance.md shows."""
+    """Runs by name, for a size."""
 
     about: str
-    runs: Callable[[float], Mapping[str, ClusterShape]]
+    runs: Callable[[ScenarioSize], Mapping[str, ClusterShape]]
     compared: Callable[[Mapping[str, Figures]], Figures] = (
         lambda _: {}
     )  # the figures that the scenario is for
@@ -29,10 +39,12 @@ class ScenarioResult:
     cost: Mapping[str, Figures]
 
 
-def run_scenario(scenario: LoadScenario, *, seed: int, scale: float, encodes: bool = False) -> ScenarioResult:
+def run_scenario(
+    scenario: LoadScenario, *, seed: int, size: ScenarioSize, encodes: bool = False
+) -> ScenarioResult:
     """Live through all runs of a scenario."""
     figures, cost = {}, {}
-    for name, shape in scenario.runs(scale).items():
+    for name, shape in scenario.runs(size).items():
         cluster = VirtualCluster(shape, seed, encodes=encodes)
         cluster.run()
         figures[name], cost[name] = cluster.figures(), cluster.cost()

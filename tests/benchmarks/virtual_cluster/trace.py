@@ -44,13 +44,12 @@ def poisson(rng: random.Random, per_second: float, seconds: float) -> Iterator[f
         at += rng.expovariate(per_second)
 
 
-def bursty(rng: random.Random, per_second: float, seconds: float, shape: float) -> Iterator[float]:
-    """Times of arrivals whose gaps are Gamma distributed: a shape of 1 is Poisson, a smaller one comes in bursts."""
-    scale = 1 / (per_second * shape)
-    at = rng.gammavariate(shape, scale)
-    while at < seconds:
-        yield at
-        at += rng.gammavariate(shape, scale)
+def bursty(rng: random.Random, per_second: float, seconds: float, shape: float = 8.0) -> Iterator[float]:
+    """Times of arrivals whose rate is drawn anew each second, from a Gamma distribution of this shape."""
+    for second in range(math.ceil(seconds)):
+        rate = per_second * rng.gammavariate(shape, 1 / shape)
+        for within in poisson(rng, rate, min(1.0, seconds - second)):
+            yield second + within
 
 
 def lognormal(rng: random.Random, median: float, mean: float, least: int, most: int) -> int:
