@@ -7,12 +7,14 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.benchmarks.virtual_cluster.figures import Figures
 from tests.benchmarks.virtual_cluster.fleet_scenarios import FLEET_SCENARIOS
 from tests.benchmarks.virtual_cluster.load_scenarios import LOAD_SCENARIOS
-from tests.benchmarks.virtual_cluster.scenario import ScenarioResult, ScenarioSize, run_scenario
+from tests.benchmarks.virtual_cluster.picture import draw
+from tests.benchmarks.virtual_cluster.scenario import RunCurves, ScenarioSize, VirtualResult, run_scenario
 
 SCENARIOS = LOAD_SCENARIOS | FLEET_SCENARIOS
 
@@ -29,7 +31,7 @@ def _write(figures: Mapping[str, object], indent: str) -> None:
             sys.stdout.write(f"{indent}{name:40} {'-' if value is None else value}\n")
 
 
-def _show(name: str, result: ScenarioResult, seconds: float) -> None:
+def _show(name: str, result: VirtualResult, seconds: float) -> None:
     sys.stdout.write(f"{name}: {SCENARIOS[name].about} ({seconds:.0f} s)\n")
     for run, figures in result.figures.items():
         sys.stdout.write(f"  {run}\n")
@@ -63,12 +65,14 @@ def main() -> None:
         "--encode", action="store_true", help="encode and decode every message, which takes longer"
     )
     parser.add_argument("--json", type=Path, help="file that gets all figures")
+    parser.add_argument("--picture", type=Path, help="PNG that shows the curves of all runs")
     options = parser.parse_args()
     if options.list or not options.scenario:
         _list()
         return
     size = ScenarioSize(fleet=options.scale, length=options.length)
     results: dict[str, Figures] = {}
+    curves: dict[str, RunCurves] = {}
     for name in [*SCENARIOS] if "all" in options.scenario else options.scenario:
         began = time.monotonic()
         result = run_scenario(SCENARIOS[name], seed=options.seed, size=size, encodes=options.encode)
@@ -80,9 +84,13 @@ def main() -> None:
             "runs": dict(result.figures),
             "compared": result.compared,
             "cost": dict(result.cost),
+            "curves": {run: asdict(curves) for run, curves in result.curves.items()},
         }
         if options.json:
             options.json.write_text(json.dumps(results, indent=1) + "\n")
+        curves |= {f"{name}: {run}": each for run, each in result.curves.items()}
+    if options.picture:
+        draw(curves, options.picture)
 
 
 if __name__ == "__main__":

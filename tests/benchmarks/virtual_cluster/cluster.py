@@ -18,7 +18,7 @@ from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric
 from tests.benchmarks.virtual_cluster.figures import (
     AnswerRecord,
     Figures,
-    GapHistogram,
+    RunRecorder,
     digest,
     goodput,
     request_figures,
@@ -64,7 +64,9 @@ class VirtualCluster:
         self.all_workers: list[VirtualWorker] = []  # also those that have ended
         self.all_routers: list[VirtualRouter] = []
         self.records: list[AnswerRecord] = []
-        self.gaps = GapHistogram()
+        self.recorder = RunRecorder(
+            counts_from=START_SECONDS + shape.warmup_seconds, counts_until=START_SECONDS + shape.seconds
+        )
         self.events: Counter[str] = Counter()  # what faults have done
         self._trace: Trace = shape.trace(random.Random(f"{seed} trace"))
         self._arriving = True
@@ -103,12 +105,11 @@ class VirtualCluster:
 
     def start_router(self, uid: str) -> None:
         """A router comes up and connects to every worker."""
-        counted = (START_SECONDS + self.shape.warmup_seconds, START_SECONDS + self.shape.seconds)
         settings = RouterConfig(served_model_name=MODEL_NAME, **self.shape.router)  # type: ignore[arg-type]
         process = TimelineProcess(self.timeline, uid)
         context_len = self.shape.decode.context_len
         router = VirtualRouter(
-            uid, self.rng.getrandbits(64), settings, process, self.network, context_len, counted, self.gaps
+            uid, self.rng.getrandbits(64), settings, process, self.network, context_len, self.recorder
         )
         self.routers[uid] = router
         self.all_routers.append(router)
@@ -158,10 +159,10 @@ class VirtualCluster:
 
     def figures(self) -> Figures:
         """All that the run has shown, but for the CPU time."""
-        shape = self.shape
-        began, ended = START_SECONDS + shape.warmup_seconds, START_SECONDS + shape.seconds
-        figures = request_figures(self.records) | goodput(self.records, began, ended)
-        figures |= {"itl_p50": self.gaps.quantile(0.5), "itl_p99": self.gaps.quantile(0.99)}
+        recorder = self.recorder
+        figures = request_figures(self.records)
+        figures |= goodput(self.records, recorder.counts_from, recorder.counts_until)
+        figures |= {"itl_p50": recorder.gaps.quantile(0.5), "itl_p99": recorder.gaps.quantile(0.99)}
         figures |= self._worker_figures() | self._router_figures()
         kinds = sorted({record.traced.kind for record in self.records} - {""})
         figures |= {

@@ -75,6 +75,34 @@ class GapHistogram:
         return None
 
 
+@dataclass(slots=True, kw_only=True)
+class RunRecorder:
+    """Notes what clients are given while a run lives."""
+
+    counts_from: float  # seconds of the timeline: tokens between the two count for the goodput
+    counts_until: float
+    gaps: GapHistogram = field(default_factory=GapHistogram)
+    tokens_by_second: Counter[int] = field(default_factory=Counter)
+
+    def tokens(self, record: AnswerRecord, now: float, count: int) -> None:
+        """A request has got `count` tokens at once."""
+        after = now - record.arrived_at
+        if record.tokens == 0:
+            record.first = after
+            record.second = after if count > 1 else None
+        elif record.second is None:
+            record.second = after
+        else:
+            self.gaps.add(after - record.last)
+            if count > 1:
+                self.gaps.add(0.0, count - 1)
+        record.tokens += count
+        record.last = after
+        self.tokens_by_second[int(now)] += count
+        if self.counts_from <= now < self.counts_until:
+            record.tokens_counted += count
+
+
 Figures = dict[str, object]
 
 
@@ -83,15 +111,24 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return values[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
-def request_figures(records: Iterable[AnswerRecord]) -> Figures:
-    """Latencies and ends of some requests."""
-    records = list(records)
-    firsts = sorted(record.first for record in records if record.first is not None)
-    seconds = sorted(
+def first_tokens(records: Iterable[AnswerRecord]) -> list[float]:
+    """Seconds from arrival to the first token, ascending."""
+    return sorted(record.first for record in records if record.first is not None)
+
+
+def second_token_gaps(records: Iterable[AnswerRecord]) -> list[float]:
+    """Seconds from the first token to the second, ascending."""
+    return sorted(
         record.second - record.first
         for record in records
         if record.first is not None and record.second is not None
     )
+
+
+def request_figures(records: Iterable[AnswerRecord]) -> Figures:
+    """Latencies and ends of some requests."""
+    records = list(records)
+    firsts, seconds = first_tokens(records), second_token_gaps(records)
     figures: Figures = {"requests": len(records)}
     figures |= {f"ttft_p{name}": _rounded(quantile(firsts, share)) for name, share in QUANTILES}
     figures |= {f"second_token_gap_p{name}": _rounded(quantile(seconds, share)) for name, share in QUANTILES}

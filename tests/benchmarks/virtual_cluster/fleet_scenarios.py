@@ -19,7 +19,7 @@ from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.figures import Figures
 from tests.benchmarks.virtual_cluster.router import VirtualRouter
-from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, number
+from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, broken_share, number
 from tests.benchmarks.virtual_cluster.trace import (
     REST_OF_CONTEXT,
     DrawTrace,
@@ -36,7 +36,7 @@ POD_TOKENS_PER_SECOND = SLOTS / 0.032  # of a decode pod with all these slots ta
 MEAN_OUTPUT = 211  # tokens
 CAPACITY = DECODE_PODS * POD_TOKENS_PER_SECOND / MEAN_OUTPUT  # requests a second: 3,555
 USUAL = 0.7  # of the capacity
-TIMES = StepTimes(extend=0.005, extend_token=0.00005, decode=0.020, decode_row=0.0002)
+TIMES = StepTimes(extend=0.005, extend_token=0.00003, decode=0.020, decode_row=0.0002)
 RESTART_SECONDS = 3.0  # until a pod is back
 SILENCE_SECONDS = 3.0  # until others notice that a machine is gone
 UPGRADED_AT_ONCE = 0.1  # of the pods of each role
@@ -162,7 +162,7 @@ def _shares(run: Figures) -> dict[str, float]:
     completed = number(run, "outcomes", "stop") + number(run, "outcomes", "length")
     return {
         "completed_share": round(completed / requests, 5),
-        "broken_share": round(number(run, "broken_streams") / requests, 5),
+        "broken_share": broken_share(run),
     }
 
 

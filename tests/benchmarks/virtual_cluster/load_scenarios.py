@@ -15,7 +15,7 @@ from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed
 from tests.benchmarks.virtual_cluster.figures import Figures
-from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, number
+from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, broken_share, number
 from tests.benchmarks.virtual_cluster.trace import REST_OF_CONTEXT, DrawTrace, TracedRequest, poisson
 from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
@@ -51,6 +51,15 @@ def _no_max_tokens(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         seconds=seconds,
     )
     return {"half": shape, "none": replace(shape, trace=draw(0.0))}
+
+
+def _without_and_with(figures: Mapping[str, Figures]) -> Figures:
+    half, none = (number(figures[name], "second_token_gap_p99") for name in ("half", "none"))
+    return {
+        "second_token_gap_p99": half,
+        "by_that_with_max_tokens": round(half / none, 3),
+        "broken_share": broken_share(figures["half"]),
+    }
 
 
 # ---- long prompts on a small pool ----
@@ -107,8 +116,13 @@ def _overload(factor: float, size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
 
 def _share_of_capacity(figures: Mapping[str, Figures]) -> Figures:
-    served = number(figures["overload"], "goodput_requests_per_second")
-    return {"goodput_share_of_capacity": round(served / CAPACITY, 4)}
+    overload = figures["overload"]
+    served = number(overload, "goodput_requests_per_second")
+    return {
+        "goodput_share_of_capacity": round(served / CAPACITY, 4),
+        "broken_share": broken_share(overload),
+        "second_token_gap_p99": overload["second_token_gap_p99"],
+    }
 
 
 # ---- many prefixes, few caches ----
@@ -138,6 +152,15 @@ def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         seconds=seconds,
     )
     return {"cache_aware": shape, "round_robin": replace(shape, router={"prefill_policy": "round_robin"})}
+
+
+def _hits(figures: Mapping[str, Figures]) -> Figures:
+    aware, turns = (number(figures[name], "prefix_hit_share") for name in ("cache_aware", "round_robin"))
+    return {
+        "prefix_hit_share": aware,
+        "by_that_of_round_robin": round(aware / turns, 3),
+        "ttft_p50": figures["cache_aware"]["ttft_p50"],
+    }
 
 
 # ---- short prompts behind long ones ----
@@ -297,6 +320,7 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
     "no_max_tokens": LoadScenario(
         about="8 requests/s on a decode pool of 12,288 tokens, half of them without max_tokens",
         runs=_no_max_tokens,
+        compared=_without_and_with,
     ),
     "long_prompts": LoadScenario(
         about="prompts of up to 5,500 tokens, 1.2/s, on a decode pool of 12,288 tokens", runs=_long_prompts
@@ -314,6 +338,7 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
     "affinity": LoadScenario(
         about="40 prefixes of 3,000 tokens, 40 requests/s, three prefill pods that hold 60,000 tokens each",
         runs=_affinity,
+        compared=_hits,
     ),
     "short_behind_long": LoadScenario(
         about="prompts of 30-80 tokens beside one of 6,000 each 8 s, at 2,000 tokens/s",

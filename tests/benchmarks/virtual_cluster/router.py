@@ -19,7 +19,7 @@ from shared.links.events import LinkEvent, Received
 from shared.messages import Generated, Hello, Load, Message
 from shared.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, output_seed
-from tests.benchmarks.virtual_cluster.figures import AnswerRecord, GapHistogram
+from tests.benchmarks.virtual_cluster.figures import AnswerRecord, RunRecorder
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
 from tests.benchmarks.virtual_cluster.trace import REST_OF_CONTEXT
 from tests.benchmarks.virtual_cluster.worker import MODEL_NAME
@@ -39,20 +39,18 @@ class VirtualRouter:
         process: TimelineProcess,
         network: VirtualNetwork,
         context_len: int,
-        counted: tuple[float, float],
-        gaps: GapHistogram,
+        recorder: RunRecorder,
     ):
         self.process = process
         self.hello = Hello(session=0, role="router", uid=uid, epoch=epoch)
         self.core = RouterCore(settings, process.now)
-        self.gaps = gaps
         self.cpu_seconds: Counter[str] = Counter()  # by INPUT_KINDS
         self.inputs: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.open: dict[str, AnswerRecord] = {}
         self.drain = RouterDrain(settings.endpoint_lag_seconds, settings.drain_seconds)
         self._context_len = context_len
-        self._counted = counted  # from when to when tokens count for the goodput
+        self._recorder = recorder
         self._network = network
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._tick_at: float | None = None
@@ -150,22 +148,7 @@ class VirtualRouter:
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
         del index
-        record, now = self.open[rid], self.process.now
-        after = now - record.arrived_at
-        count = len(token_ids)
-        if record.tokens == 0:
-            record.first = after
-            record.second = after if count > 1 else None
-        elif record.second is None:
-            record.second = after
-        else:
-            self.gaps.add(after - record.last)
-            if count > 1:
-                self.gaps.add(0.0, count - 1)
-        record.tokens += count
-        record.last = after
-        if self._counted[0] <= now < self._counted[1]:
-            record.tokens_counted += count
+        self._recorder.tokens(self.open[rid], self.process.now, len(token_ids))
 
     def ended(self, rid: str, outcome: Outcome) -> None:
         record = self.open.pop(rid)

@@ -81,7 +81,8 @@ class VirtualWorker:
         self._network = network
         self.device = VirtualDevice(process=process, times=shape.times, on_copied=self._wake)
         holder = Holder(uid, epoch, f"{uid}/{epoch}", b"", 0, shape.page_bytes, 0)
-        leases = getattr(shape.config, "leases_max", shape.config.max_running_requests)
+        config = shape.config
+        leases = config.leases_max if isinstance(config, PrefillConfig) else config.max_running_requests
         self.fetcher = VirtualFetcher(
             fabric, process, holder, FabricWords(process, [0] * leases), on_event=self._wake
         )
