@@ -164,6 +164,8 @@ class SimulatedLink:
         decode = decode_from_worker if role == "router" else decode_from_router[role]
         message = decode(wire)
         self.network.count(f"message {type(message).__name__}")
+        if role == "router":
+            self.network.on_answer(message)
         side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
 
     def _down_later(self, side: Side, reason: str) -> None:
@@ -194,6 +196,7 @@ class Network:
     faults: NetworkFaults
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
+    on_answer: Callable[[Message], None] = lambda _: None  # what a worker says, as it arrives
     links: list[SimulatedLink] = field(default_factory=list)
 
     def connect(self, router: SimulatedEndpoint, worker: SimulatedEndpoint) -> None:
