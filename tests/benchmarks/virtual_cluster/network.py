@@ -25,11 +25,11 @@ class VirtualEndpoint(Protocol):
 
 
 @dataclass(slots=True)
-class Inbox:
+class ArrivedEvents:
     """What has arrived at a process and is not given to it yet."""
 
     endpoint: VirtualEndpoint
-    peers: dict[str, Inbox] = field(default_factory=dict)  # with a session
+    peers: dict[str, ArrivedEvents] = field(default_factory=dict)  # with a session
     events: list[LinkEvent] = field(default_factory=list)
 
 
@@ -40,11 +40,11 @@ class VirtualNetwork:
     latency_seconds: float = 0.0005
     notice_seconds: float = 0.01  # until the peers of a dead process know; silence_seconds, if its node died
     encodes: bool = False
-    _inboxes: dict[str, Inbox] = field(default_factory=dict)
+    _inboxes: dict[str, ArrivedEvents] = field(default_factory=dict)
 
     def add(self, endpoint: VirtualEndpoint) -> None:
         """A process has started; it has no links yet."""
-        self._inboxes[peer_name(endpoint.hello)] = Inbox(endpoint)
+        self._inboxes[peer_name(endpoint.hello)] = ArrivedEvents(endpoint)
 
     def connect(self, router: VirtualEndpoint, worker: VirtualEndpoint) -> None:
         """Begin a session between two processes."""
@@ -75,18 +75,18 @@ class VirtualNetwork:
             at = endpoint.process.now + seconds
             peer.endpoint.process.at(at, lambda peer=peer: self._end(peer, name))  # type: ignore[misc]
 
-    def _end(self, inbox: Inbox, name: str) -> None:
+    def _end(self, inbox: ArrivedEvents, name: str) -> None:
         del inbox.peers[name]
         self._put(inbox, PeerDown(name, "the process has ended"))
 
-    def _arrive(self, inbox: Inbox, event: LinkEvent, at: float) -> None:
+    def _arrive(self, inbox: ArrivedEvents, event: LinkEvent, at: float) -> None:
         inbox.endpoint.process.at(at, lambda: self._put(inbox, event))
 
-    def _put(self, inbox: Inbox, event: LinkEvent) -> None:
+    def _put(self, inbox: ArrivedEvents, event: LinkEvent) -> None:
         inbox.events.append(event)
         if len(inbox.events) == 1:
             inbox.endpoint.process.after(0.0, lambda: self._hand_over(inbox))
 
-    def _hand_over(self, inbox: Inbox) -> None:
+    def _hand_over(self, inbox: ArrivedEvents) -> None:
         events, inbox.events = inbox.events, []
         inbox.endpoint.take(events)

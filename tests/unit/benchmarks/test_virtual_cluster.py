@@ -81,7 +81,7 @@ def test_fetches_take_their_bytes_by_the_rate_one_after_the_other() -> None:
     bench = FetchBench()
     bench.fetch(1, 4)
     bench.fetch(2, 2)
-    landed = {}
+    landed: dict[int, float] = {}
     while bench.timeline.advance():
         landed |= {event.fetch_id: bench.timeline.now for event in bench.reader.poll()}
     assert landed == pytest.approx({1: 2.5, 2: 3.5})
