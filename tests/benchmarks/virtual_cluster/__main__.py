@@ -47,7 +47,7 @@ def _list() -> None:
         sys.stdout.write(f"{name:24} {scenario.about}\n")
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.virtual_cluster",
         description="Runs scenarios of a virtual cluster and prints what its requests have seen, in virtual seconds.",
@@ -66,7 +66,11 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="file that gets all figures")
     parser.add_argument("--picture", type=Path, help="PNG that shows the curves of all runs")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
     if options.list or not options.scenario:
         _list()
         return
@@ -84,7 +88,7 @@ def main() -> None:
             "runs": dict(result.figures),
             "compared": result.compared,
             "cost": dict(result.cost),
-            "curves": {run: asdict(curves) for run, curves in result.curves.items()},
+            "curves": {run: asdict(each) for run, each in result.curves.items()},
         }
         if options.json:
             options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -67,6 +67,7 @@ class LaunchedStep:
     number: int
     completes_at: float
     token_ids: list[int]
+    ends_a_prompt: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,11 +101,17 @@ class VirtualDevice:
             slot = self._slots[number]
             slot.kv_len += 1
             token_ids.append(slot.sample())
-        self._steps.append(LaunchedStep(batch.step, self._busy_until, token_ids))
+        ends_a_prompt = any(row.samples for row in batch.extend)
+        self._steps.append(LaunchedStep(batch.step, self._busy_until, token_ids, ends_a_prompt))
 
     def completes_at(self, step: int) -> float:
         """When a step that was not waited for yet completes, in seconds."""
         return next(each.completes_at for each in self._steps if each.number == step)
+
+    @property
+    def prompt_ends_at(self) -> float | None:
+        """When the step in flight ends a prompt, in seconds; None: it ends none, or there is none."""
+        return next((step.completes_at for step in self._steps if step.ends_a_prompt), None)
 
     def wait(self, step: int) -> list[int]:
         oldest = self._steps.popleft()

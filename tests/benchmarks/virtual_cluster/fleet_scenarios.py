@@ -29,6 +29,7 @@ from tests.benchmarks.virtual_cluster.trace import (
 )
 from tests.benchmarks.virtual_cluster.worker import VirtualWorker, WorkerShape
 
+PREFILL = PrefillConfig(chunked_prefill_size=2_048)
 PREFILL_PODS, DECODE_PODS = 200, 400
 SECONDS = 40.0  # 100,000 requests at 2,500 a second
 SLOTS = 60  # of a decode pod's 64: the share of one tenant
@@ -64,7 +65,7 @@ def _trace(per_second: float, seconds: float) -> DrawTrace:
 def _fleet(size: ScenarioSize, load: float, *, routers: int = 3, seconds: float = SECONDS) -> ClusterShape:
     seconds *= size.length
     return ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=262_144, times=TIMES, page_bytes=1_800_000),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=262_144, times=TIMES, page_bytes=1_800_000),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=131_072, times=TIMES, page_bytes=1_800_000),
         prefill_workers=max(2, round(PREFILL_PODS * size.fleet)),
         decode_workers=max(4, round(DECODE_PODS * size.fleet)),

@@ -19,6 +19,7 @@ from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize
 from tests.benchmarks.virtual_cluster.trace import REST_OF_CONTEXT, DrawTrace, TracedRequest, poisson
 from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
+PREFILL = PrefillConfig(chunked_prefill_size=2_048)  # a device for which small steps are dear
 SMALL_POOL = 12_288  # tokens: what `segue up` takes
 MEDIUM = StepTimes(extend=0.005, extend_token=0.0002, decode=0.017, decode_row=0.0002)
 SLOW = replace(MEDIUM, decode=0.020)
@@ -45,7 +46,7 @@ def _no_max_tokens(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
     seconds = 60 * size.length
     shape = ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=65_536, times=MEDIUM),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=65_536, times=MEDIUM),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=SMALL_POOL, times=MEDIUM),
         trace=draw(0.5),
         seconds=seconds,
@@ -79,7 +80,7 @@ def _long_prompts(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
     seconds = 120 * size.length
     shape = ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=65_536, times=SLOW),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=65_536, times=SLOW),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=SMALL_POOL, times=SLOW),
         trace=trace,
         seconds=seconds,
@@ -106,7 +107,7 @@ def _overload(factor: float, size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
     seconds = 120 * size.length
     shape = ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=131_072),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=131_072),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=65_536, times=OVERLOADED_DECODE),
         trace=trace,
         seconds=seconds,
@@ -144,7 +145,7 @@ def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
     seconds = 30 * size.length
     shape = ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=60_000, page_bytes=100_000),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=60_000, page_bytes=100_000),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=400_000, page_bytes=100_000),
         prefill_workers=3,
         decode_workers=2,
@@ -239,7 +240,7 @@ def _drain_at_saturation(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
     seconds = 120 * size.length
     shape = ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=131_072),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=131_072),
         decode=WorkerShape(
             config=DecodeConfig(max_running_requests=16),
             pool_tokens=65_536,
@@ -284,7 +285,7 @@ def _long_outputs(slots: int, pool_tokens: int, seconds: float, per_second: floa
             )
 
     return ClusterShape(
-        prefill=WorkerShape(config=PrefillConfig(), pool_tokens=262_144, times=STEPS_OF_5_MS),
+        prefill=WorkerShape(config=PREFILL, pool_tokens=262_144, times=STEPS_OF_5_MS),
         decode=WorkerShape(
             config=DecodeConfig(max_running_requests=slots, tenant_share_max=1.0),
             pool_tokens=pool_tokens,

@@ -141,6 +141,9 @@ class VirtualWorker:
         if turn != self._turns:
             return  # it was woken, and this turn began earlier
         self._turn_at = None
+        if (ends_at := self._settles_first_at()) is not None:
+            self._turn(ends_at)
+            return
         decision = self._drain.decide(self.process.now, self.scheduler)
         if decision.note:
             self.notes.append(decision.note)
@@ -154,6 +157,16 @@ class VirtualWorker:
             self._rest()
         else:
             self.process.at(max(self.process.now, self.device.completes_at(step)), self._finish)
+
+    def _settles_first_at(self) -> float | None:
+        """When the step completes that the loop would wait for before it plans; None: it would wait for none.
+
+        The loop takes in what comes during that wait, so the turn begins with its end: nothing else can come then.
+        """
+        ends_at = self.device.prompt_ends_at
+        if ends_at is None or ends_at <= self.process.now:
+            return None
+        return ends_at if self._inbox or self.scheduler.settles_first() else None
 
     def _finish(self) -> None:
         self._loop.finish()
