@@ -20,7 +20,7 @@ from tests.simulation.fabric import FabricWords
 from tests.simulation.timeline import Timeline, TimelineProcess
 
 TIMES = StepTimes(extend=1.0, extend_token=0.1, decode=2.0, decode_row=0.5, copied_page=0.25)
-TINY = ScenarioSize(fleet=0.01, length=0.2)
+TINY = ScenarioSize(fleet=0.01, length=0.1)
 
 
 def idle() -> None:
@@ -117,7 +117,7 @@ def test_a_quantile_of_gaps_is_right_within_two_per_cent() -> None:
 
 
 def figures_of(scenario: str, seed: int, *, encodes: bool = False) -> Figures:
-    shape = next(iter(SCENARIOS[scenario].runs(ScenarioSize(fleet=0.01, length=0.05)).values()))
+    shape = next(iter(SCENARIOS[scenario].runs(ScenarioSize(fleet=0.01, length=0.03)).values()))
     cluster = VirtualCluster(shape, seed, encodes=encodes)
     cluster.run()
     return cluster.figures()
@@ -164,7 +164,6 @@ GATES = (
     ),
     Gate(
         scenario="fleet_routers",
-        size=ScenarioSize(fleet=0.01, length=0.1),
         at_least=(("goodput_of_three_by_one", 0.97),),
         at_most=(("ttft_p50_of_three_by_one", 1.5),),
     ),
