@@ -159,7 +159,7 @@ class VirtualCluster:
 
     def figures(self) -> Figures:
         """All that the run has shown, but for the CPU time."""
-        recorder = self.recorder
+        shape, recorder = self.shape, self.recorder
         figures = request_figures(self.records)
         figures |= goodput(self.records, recorder.counts_from, recorder.counts_until)
         figures |= {"itl_p50": recorder.gaps.quantile(0.5), "itl_p99": recorder.gaps.quantile(0.99)}
@@ -167,6 +167,11 @@ class VirtualCluster:
         kinds = sorted({record.traced.kind for record in self.records} - {""})
         figures |= {
             kind: request_figures(each for each in self.records if each.traced.kind == kind) for kind in kinds
+        }
+        figures["pods"] = {
+            "prefill": shape.prefill_workers,
+            "decode": shape.decode_workers,
+            "routers": shape.routers,
         }
         figures["events"] = dict(self.events)
         figures["virtual_seconds"] = round(self.timeline.now, 3)
