@@ -28,9 +28,10 @@ from shared.links.session import (
     SessionError,
     closing_frames,
     open_envelope,
+    read_message,
     reason_of,
 )
-from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
+from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, decode_from_worker, encode
 
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
@@ -82,7 +83,7 @@ class RouterEnd:
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
-        self._hello = hello
+        self._hello = msgspec.structs.replace(hello, understands=UNDERSTOOD["router"])
         self._settings = settings
         self._draw_session = draw_session
         self._links: dict[str, _WorkerLink] = {}  # by address
@@ -211,7 +212,7 @@ class RouterEnd:
         self.deadline = min(self.deadline, link.redial_at)
 
     def _deliver(self, link: _WorkerLink, session: int, body: bytes, now: float) -> None:
-        message = decode_from_worker(body)
+        message = read_message(decode_from_worker, body, "router")
         if isinstance(message, Closed):
             self.end(link.address, f"closed by the worker: {message.reason}", now)
         elif not link.peer:
