@@ -10,13 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation import mistakes, mistakes_about_losses, mistakes_about_tenants, mistakes_in_draining
+from tests.simulation import (
+    mistakes,
+    mistakes_about_losses,
+    mistakes_about_tenants,
+    mistakes_about_versions,
+    mistakes_in_draining,
+)
 
 MUTATIONS = {
     **mistakes.MISTAKES,
     **mistakes_in_draining.MISTAKES,
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
+    **mistakes_about_versions.MISTAKES,
 }
 
 
