@@ -23,6 +23,7 @@ from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, Decode
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.retraction import Retraction
+from decode.room import Room
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
 from shared.baton import Baton, Holder
@@ -30,9 +31,9 @@ from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
-from shared.kv.page_pool import PagePool, PageState
+from shared.kv.page_pool import PagePool
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Decode, Finished, Load, Migrate, RefusalReason, Refused, Row
+from shared.messages import Cancel, Decode, Finished, Migrate, RefusalReason, Refused, Row
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.request_states import RequestStates
@@ -68,7 +69,6 @@ class DecodeScheduler:
         self.leases = LeaseTable(
             memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
-        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
         self._admission = Admission(config, memory, context_len, kv_format, vocab_size)
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
@@ -83,6 +83,8 @@ class DecodeScheduler:
             self._admission.pages_kept,
             config.retractions_max,
         )
+        self._room = Room(memory, self._admission, self._transfer_queue, self._batch, self._retraction)
+        self._sessions = RouterSessions(self.leases, self._room.load, config.load_seconds, effects)
         self._migrations = Migrations(
             memory, self._batch, self.leases, self._output_buffer, states, counters, effects
         )
@@ -149,18 +151,20 @@ class DecodeScheduler:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: requests whose KV has arrived join first, else every running one decodes one token."""
-        self._resume()
+        self._room.resume()
         self._admit_waiting()
         if self._batch.joining:
             return self._batch.prebuilt()
         self._migrations.start()
         self._lease_settled(now)
-        self._make_room_ahead(now)
+        if self._room.grow():
+            self._back_up_settled(now)
         batch = self._batch.decode()
-        if batch is None:
-            self._break_deadlock(now)
-        else:
+        if batch is not None:
             self._admission.ratio.decay()
+        elif stuck := self._room.stuck():
+            detail = "the pages it needs are in quarantine"
+            self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail, now)
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
@@ -264,15 +268,7 @@ class DecodeScheduler:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        settled, transferring = self._batch.reqs, self._transfer_queue.transferring
-        has_slot = self._admission.has_slot(
-            req,
-            self._batch.free_slots,
-            [*settled, *transferring],
-            retracting=self._retraction.active,
-            overtaken_by=self._retraction.overtaken_by,
-        )
-        if not (has_slot and self._admission.make_room_for(req, missing, settled, transferring)):
+        if not self._room.admits(req, missing):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
@@ -344,23 +340,7 @@ class DecodeScheduler:
         if not self._reqs:
             self._admission.reset()
 
-    # ---- room ----
-
-    def _resume(self) -> None:
-        while self._may_resume() and (req := self._retraction.resume(self._batch.reqs)):
-            self._batch.take_slot(req)
-
-    def _may_resume(self) -> bool:
-        kept = self._admission.slots_kept if self._batch.slots_used else 0
-        return self._batch.free_slots > kept
-
-    def _make_room_ahead(self, now: float) -> None:
-        victims = self._retraction.retract_until_fits(list(self._batch.running.values()))
-        for victim in victims:
-            self._batch.remove(victim)
-        if victims:
-            self._admission.after_retraction(list(self._batch.running.values()))
-            self._back_up_settled(now)
+    # ---- what follows a step ----
 
     def _back_up_settled(self, now: float) -> None:
         """Start the backups of requests that have settled; without host memory another attempt recomputes them."""
@@ -373,28 +353,5 @@ class DecodeScheduler:
         for req in self._migrations.lease_settled(now):
             self._forget(req)
 
-    def _break_deadlock(self, now: float) -> None:
-        """If no step, copy or fetch can free pages and only a quarantine could, return one request to the router."""
-        retiring = self.memory.pool.count(PageState.RETIRING)
-        coming = self._batch.joining or self._transfer_queue.transferring
-        if self._batch.in_flight or retiring or coming or self._retraction.copying:
-            return
-        req = next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
-        if req is not None:
-            detail = "the pages it needs are in quarantine"
-            self._return_to_router(req, DecodeEvent.DEADLOCKED, "no_room", detail, now)
-
     def _flush(self, now: float) -> None:
         self._effects.extend(self._output_buffer.flush(now))
-
-    def _load(self) -> Load:
-        in_slots = [*self._batch.reqs, *self._transfer_queue.transferring]
-        waiting = len(self._transfer_queue.waiting)
-        return Load(
-            queued=self._retraction.count + waiting,
-            running=len(in_slots),
-            running_tokens=sum(len(req.token_ids) for req in in_slots),
-            free_pages=self.memory.available_pages,
-            slots_free=max(0, self._batch.free_slots - waiting),
-            accepting=not self._retraction.active,
-        )

@@ -245,8 +245,7 @@ class PrefillScheduler:
                 return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
-                self.waiting.remove(req)
-                self.batch.start(req, now)
+                self._start(req, now)
             if result is not AddResult.CONTINUE:
                 return
 
@@ -263,6 +262,10 @@ class PrefillScheduler:
         if is_light(req, present, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
         return self.leases.pages <= pages_leased and words > self._words_kept
+
+    def _start(self, req: Req, now: float) -> None:
+        self.waiting.remove(req)
+        self.batch.start(req, now)
 
     def _hand_over(self, req: Req, token_id: int, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""

@@ -47,9 +47,9 @@ class WaitingQueue:
         return sum(len(req.token_ids) for req in self._reqs.values())
 
     @property
-    def put_off(self) -> bool:
-        """Whether the last order left out a request that waits for the prefix of another one."""
-        return bool(self._in_batch_prefix.put_off)
+    def put_off(self) -> dict[int, None]:
+        """The requests that the last order left out, for the prefix of another one, by sequence number."""
+        return self._in_batch_prefix.put_off
 
     def find(self, rid: str) -> Req | None:
         """The waiting request with this id."""

@@ -10,7 +10,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from shared.process.process_config import ProcessConfig
@@ -48,9 +48,9 @@ def _check_networks(entries: tuple[str, ...]) -> tuple[str, ...]:
     return entries
 
 
-# As browsers write it, in lower case: anything else would never match.
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
-_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+# As browsers write it, in lower case: anything else would never match. Patterns are in the chart's schema, too.
+_ORIGIN = re.compile(r"^(\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+)$")
+_HOST_NAME = re.compile(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
 
 
 def _check_origins(entries: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,10 +69,15 @@ def _check_host_names(entries: tuple[str, ...]) -> tuple[str, ...]:
     return entries
 
 
+def _each(pattern: re.Pattern[str]) -> WithJsonSchema:
+    """The schema of a list of such texts."""
+    return WithJsonSchema({"type": "array", "items": {"type": "string", "pattern": pattern.pattern}})
+
+
 Weights = Annotated[Texts, AfterValidator(_check_weights)]
 Networks = Annotated[Texts, AfterValidator(_check_networks)]
-Origins = Annotated[Texts, AfterValidator(_check_origins)]
-HostNames = Annotated[Texts, AfterValidator(_check_host_names)]
+Origins = Annotated[Texts, AfterValidator(_check_origins), _each(_ORIGIN)]
+HostNames = Annotated[Texts, AfterValidator(_check_host_names), _each(_HOST_NAME)]
 
 
 class RouterConfig(ProcessConfig):

@@ -15,7 +15,16 @@ sends them beside it.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+NAME_CHARACTERS_MAX = 1024
+NUMBERS_MAX = (
+    1 << 20
+)  # token ids or pages of one request: Python takes 42 bytes of memory for one byte on the wire
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]  # who receives one keeps it, and logs it
+Numbers = Annotated[tuple[int, ...], msgspec.Meta(max_length=NUMBERS_MAX)]
 
 
 def worker_name(uid: str, epoch: int) -> str:
@@ -30,9 +39,9 @@ class Holder(msgspec.Struct, frozen=True):
     opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes.
     """
 
-    uid: str
+    uid: Name
     epoch: int
-    agent: str  # the transfer agent's name, unique to (uid, epoch)
+    agent: Name  # the transfer agent's name, unique to (uid, epoch)
     metadata: bytes
     pages_address: int
     page_bytes: int
@@ -50,12 +59,12 @@ class Holder(msgspec.Struct, frozen=True):
 class Baton(msgspec.Struct, frozen=True):
     """Where the KV pages of one request lie, their layout, and the lease that proves them valid."""
 
-    rid: str
+    rid: Name
     attempt: int
     holder: Holder
-    kv_format: str  # fingerprint of page size, layout, dtype: a reader fetches only its own format
+    kv_format: Name  # fingerprint of page size, layout, dtype: a reader fetches only its own format
     lease: int  # index of the lease's word
     nonce: int  # what the word holds while the lease lives; never 0, never used before
     kv_len: int  # tokens whose KV lies in the pages
     prompt_len: int  # tokens of the client's prompt; positions of sampling count from here
-    pages: tuple[int, ...]  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …
+    pages: Numbers  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …

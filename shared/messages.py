@@ -23,11 +23,11 @@ docs/reference.md, and the simulation fails until it has sent it once. `UNDERSTO
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from shared.baton import Baton
+from shared.baton import Baton, Name, Numbers
 from shared.sampling_params import SamplingParams
 
 PROTOCOL = 1
@@ -38,6 +38,7 @@ PROTOCOL_MESSAGES = frozenset(  # known to every version of this protocol: the s
     )
 )  # fmt: skip
 
+Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]  # far more than there will be
 WorkerRole = Literal["prefill", "decode"]
 Role = Literal["router", "prefill", "decode"]
 WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode")
@@ -64,17 +65,17 @@ class Hello(Message, frozen=True, kw_only=True):
 
     session: int  # drawn by the router for each connection, echoed by the worker
     role: Role
-    uid: str
+    uid: Name
     epoch: int  # 64 random bits drawn at start: a restarted worker is a new worker
     protocol: int = PROTOCOL
-    model_name: str = ""  # what clients call it
-    model: str = ""  # fingerprint: weights, dtype, tokenizer
-    kv_format: str = ""  # fingerprint: page size, layout, dtype, transfer protocol
-    determinism: str = ""  # fingerprint: kernels, ISA path, dtypes
+    model_name: Name = ""  # what clients call it
+    model: Name = ""  # fingerprint: weights, dtype, tokenizer
+    kv_format: Name = ""  # fingerprint: page size, layout, dtype, transfer protocol
+    determinism: Name = ""  # fingerprint: kernels, ISA path, dtypes
     limits: Limits = Limits()
-    eos_token_ids: tuple[int, ...] = ()  # a worker's end tokens, ascending; empty: not named
+    eos_token_ids: Numbers = ()  # a worker's end tokens, ascending; empty: not named
     # names of the messages beyond `PROTOCOL_MESSAGES` that its sender reads; the links fill it in
-    understands: tuple[str, ...] = ()
+    understands: Names = ()
 
     def reads(self, message: type[Message]) -> bool:
         """Whether the version that sent this `Hello` knows such a message. Nothing else may be sent to it."""
@@ -97,34 +98,34 @@ class Closed(Message, frozen=True):
 class Prefill(Message, frozen=True):
     """Compute the KV of `token_ids` and sample the next token."""
 
-    rid: str
+    rid: Name
     attempt: int
-    token_ids: tuple[int, ...]  # the prompt, then the tokens of earlier attempts
+    token_ids: Numbers  # the prompt, then the tokens of earlier attempts
     prompt_len: int
     params: SamplingParams
     priority: int = 0
-    extra_key: str = ""  # keeps caches apart: adapters, tenants
-    tenant: str = ""  # opaque, the same from all routers; tenants share the worker fairly
+    extra_key: Name = ""  # keeps caches apart: adapters, tenants
+    tenant: Name = ""  # opaque, the same from all routers; tenants share the worker fairly
 
 
 class Renew(Message, frozen=True):
     """Keep the lease of this request; it ends `lease_seconds` after the last renewal."""
 
-    rid: str
+    rid: Name
     attempt: int
 
 
 class Release(Message, frozen=True):
     """The pages have arrived elsewhere: end the lease."""
 
-    rid: str
+    rid: Name
     attempt: int
 
 
 class Cancel(Message, frozen=True):
     """Nobody wants this request any more, whatever its state."""
 
-    rid: str
+    rid: Name
     attempt: int
 
 
@@ -134,21 +135,21 @@ class Cancel(Message, frozen=True):
 class Decode(Message, frozen=True):
     """Fetch the baton's pages and continue after the last of `token_ids` (whose own KV is not yet computed)."""
 
-    rid: str
+    rid: Name
     attempt: int
-    token_ids: tuple[int, ...]  # prompt and all tokens so far; baton.kv_len == len(token_ids) - 1
+    token_ids: Numbers  # prompt and all tokens so far; baton.kv_len == len(token_ids) - 1
     prompt_len: int
     params: SamplingParams
     baton: Baton
     priority: int = 0
-    extra_key: str = ""
-    tenant: str = ""
+    extra_key: Name = ""
+    tenant: Name = ""
 
 
 class Migrate(Message, frozen=True):
     """Another worker has room for this request: lease its pages, answer `Migrating`."""
 
-    rid: str
+    rid: Name
     attempt: int
 
 
@@ -162,10 +163,10 @@ class DrainAck(Message, frozen=True):
 class Prefilled(Message, frozen=True):
     """The first token of this attempt, and the baton (None when the request has ended with that token)."""
 
-    rid: str
+    rid: Name
     attempt: int
     index: int  # of token_ids[0] in the output, across attempts
-    token_ids: tuple[int, ...]
+    token_ids: Numbers
     baton: Baton | None
     finish: FinishReason | None = None
     cached_tokens: int = 0
@@ -176,22 +177,22 @@ class Prefilled(Message, frozen=True):
 class Joined(Message, frozen=True):
     """All reads are done and the lease held: the pages are this decode worker's own now."""
 
-    rid: str
+    rid: Name
     attempt: int
     fetched_bytes: int
     cached_tokens: int
     fetch_seconds: float
-    transport: str = ""  # of the link to the holder; empty: nothing fetched, or the link not measured
+    transport: Name = ""  # of the link to the holder; empty: nothing fetched, or the link not measured
     link_bytes_per_second: float = 0.0  # best of the last fetches of at least 1 MiB; 0: there was none
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request."""
 
-    rid: str
+    rid: Name
     attempt: int
     index: int  # of token_ids[0] in the output, across attempts
-    token_ids: tuple[int, ...]
+    token_ids: Numbers
 
 
 class Generated(Message, frozen=True):
@@ -203,7 +204,7 @@ class Generated(Message, frozen=True):
 class Finished(Message, frozen=True):
     """The request has ended by itself with `output_len` tokens in all."""
 
-    rid: str
+    rid: Name
     attempt: int
     output_len: int
     reason: FinishReason
@@ -213,7 +214,7 @@ class Finished(Message, frozen=True):
 class Migrating(Message, frozen=True):
     """The request runs here no more, with `output_len` tokens in all; the worker that fetches the pages continues."""
 
-    rid: str
+    rid: Name
     attempt: int
     output_len: int
     baton: Baton
@@ -226,7 +227,7 @@ class Draining(Message, frozen=True):
 class Refused(Message, frozen=True):
     """The worker does not take or keep this attempt, and holds nothing of it any more."""
 
-    rid: str
+    rid: Name
     attempt: int
     reason: RefusalReason
     detail: str = ""

@@ -7,6 +7,8 @@ the end of the prompt across all attempts of a request, never from the start of 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from shared.errors import RequestError
@@ -27,9 +29,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)] = {}
     min_new_tokens: int = 0  # end-of-sequence and stop ids are not admitted before
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
 
     @property

@@ -8,6 +8,11 @@ CAUSES_MAX = 256  # causes come from code, not from clients; this bounds a mista
 OTHER = "other"
 
 
+def is_worth_a_line(times: int) -> bool:
+    """Whether the event that occurred for the `times`-th time is logged: the 1st, 2nd, 4th, 8th … is."""
+    return times & (times - 1) == 0
+
+
 class Tally:
     """How often each cause has occurred."""
 
@@ -20,4 +25,4 @@ class Tally:
             cause = OTHER
         self._times[cause] += 1
         times = self._times[cause]
-        return times if times & (times - 1) == 0 else 0
+        return times if is_worth_a_line(times) else 0

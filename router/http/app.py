@@ -31,6 +31,7 @@ from shared.process.health import Health
 log = structlog.get_logger(__name__)
 
 MODEL_OWNER = "segue"
+READ = ["GET", "HEAD"]  # load balancers ask with HEAD; the connection leaves out the body
 ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
 
 
@@ -64,11 +65,11 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
             "max_model_len": length,
         }
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [model(serving.settings.model_name)]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def one_model(name: str) -> JSONResponse:
         if unquote(name) != serving.settings.model_name:
             body = error_body(404, "the model does not exist", param="model", code="model_not_found")
@@ -79,7 +80,7 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
 def _add_health(app: FastAPI, health: Health) -> None:
     """Readiness for clients and load balancers, as vLLM and SGLang call it; probes are on the admin port."""
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READ)
     async def readiness() -> Response:
         if health.ready:
             return Response(health.report(), media_type="application/json")

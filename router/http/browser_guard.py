@@ -97,7 +97,7 @@ class BrowserGuard:
         if origin in self._origins or "*" in self._origins:
             return True
         # Behind a proxy that replaces Host only the browser knows that page and API share an origin.
-        return headers.get(b"sec-fetch-site") == b"same-origin" or _same_place(origin, host)
+        return headers.get(b"sec-fetch-site") == b"same-origin" or bool(host and _same_place(origin, host))
 
 
 def _same_place(origin: str, host: str) -> bool:

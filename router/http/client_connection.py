@@ -11,11 +11,7 @@ number; `ClientConnections` looks at it several times a second. This file knows 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import math
-import socket
-import struct
-import termios
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +19,7 @@ import msgspec
 import uvicorn
 from starlette.types import Scope
 
+from router.http.client_output import ClientOutput
 from router.http.exchange import CLOSE, Exchange, Framing, encode_head
 from router.http.request_parser import Refusal, RequestHead, RequestParser
 from router.http.responses import error_body
@@ -40,8 +37,6 @@ LINGER_SECONDS = (
     2.0  # what comes after an error is discarded: closing on unread bytes would destroy the answer
 )
 LINGER_BYTES_MAX = 64 << 20  # and at most this much of it
-
-_TCP_INFO_BYTES_ACKED = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info
 
 
 class Phase(Enum):
@@ -65,7 +60,8 @@ class ClientConnection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ):
         del app_state
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until `connection_made`
+        self.transport: asyncio.Transport  # both from `connection_made` on
+        self.output: ClientOutput
         self.held_bytes = 0  # as `clients` was last told
         self._clients = clients
         self._settings = clients.settings
@@ -82,18 +78,13 @@ class ClientConnection(asyncio.Protocol):
         self._reading = True
         self._body_paused = False
         self._discarded_bytes = 0
-        # Output, judged while some of it is unread.
-        self._unread = False  # whether something may be unread: nothing is measured on a silent connection
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._write_deadline = math.inf
-        self._write_progress = (0, 0)
 
     # ---- asyncio calls these -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         self.transport = transport
+        self.output = ClientOutput(transport, self._settings.write_seconds_max, self._clients.written)
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names only its own classes
         self._expect_within(self._settings.head_seconds_max)
         self._clients.admit(self)
@@ -113,11 +104,11 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Too much is unread: the application waits."""
-        self._writable.clear()
+        self.output.pause()
 
     def resume_writing(self) -> None:
         """The client has read."""
-        self._writable.set()
+        self.output.resume()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
@@ -141,26 +132,14 @@ class ClientConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """End the connection if it is over a budget of seconds; called several times a second."""
-        if self._unread_for_long(now):
+        if self.output.is_stalled(now):
             self._clients.count("unread")
-            self.reset()
-        elif now >= self._deadline:
+            self.output.reset()
+            return
+        if self.output.waiting_bytes:
+            self._wait_for_the_answer_to_leave(now)
+        if now >= self._deadline:
             self._end_overdue()
-
-    def unread_bytes(self) -> int:
-        """Bytes that were written and not confirmed by the client, in this process and in the kernel."""
-        if not self._unread:
-            return 0
-        unread = self.transport.get_write_buffer_size() + kernel_bytes(self.transport)
-        self._unread = unread > 0
-        return unread
-
-    def reset(self) -> None:
-        """End the connection; the kernel keeps nothing of what is unread."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None and not self.transport.is_closing():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer an error, unless another answer has begun, and end the connection."""
@@ -172,15 +151,11 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write to the client."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
-            self._unread = True
-            self._clients.written(len(data))
+        self.output.write(data)
 
     async def writable(self) -> None:
         """Wait while too much is unread."""
-        if not self._writable.is_set():
-            await self._writable.wait()
+        await self.output.writable()
 
     def pause_body(self) -> None:
         """The application does not take the body."""
@@ -196,6 +171,7 @@ class ClientConnection(asyncio.Protocol):
         """The exchange is complete: go on with the next request, or close."""
         self._server_state.total_requests += 1
         self._exchange = None
+        self.output.watch_backlog()
         if not close:
             self._phase = Phase.HEAD
             self._parser.next()
@@ -221,8 +197,7 @@ class ClientConnection(asyncio.Protocol):
     def request_begun(self, head: RequestHead) -> None:
         """A head is complete: start the application."""
         self._phase = Phase.BODY
-        # Who reads the body gives up at its own limit; this one is for bodies that nobody reads.
-        self._expect_within(self._settings.body_seconds_max + LINGER_SECONDS)
+        self._expect_within(self._settings.body_seconds_max)
         self._exchange = Exchange(self, self._scope(head), self._server_state.default_headers, head)
         task = self._loop.create_task(self._exchange.run(self._app))
         task.add_done_callback(self._server_state.tasks.discard)
@@ -258,6 +233,7 @@ class ClientConnection(asyncio.Protocol):
             "state": {},
             "extensions": {
                 "segue.abort": {"abort": self.transport.abort},
+                "segue.backlog": {"watch": self.output.watch_backlog},
                 "segue.refused": {"count": self._clients.count_refusal},
             },
         }
@@ -346,43 +322,14 @@ class ClientConnection(asyncio.Protocol):
     def _disconnect(self) -> None:
         if self._exchange:
             self._exchange.disconnect()
-        self._writable.set()
+        self.output.resume()
 
-    def _unread_for_long(self, now: float) -> bool:
-        """Whether the client has read nothing of what waits for it, for `write_seconds_max`."""
-        waiting = self.transport.get_write_buffer_size()
-        if not waiting:
-            self._write_deadline = math.inf
-            return False
-        progress = waiting, acknowledged_bytes(self.transport)
-        if progress != self._write_progress or self._write_deadline == math.inf:
-            self._write_progress = progress
-            self._write_deadline = now + self._settings.write_seconds_max
-        # What follows an answer has its time from when the answer has left.
+    def _wait_for_the_answer_to_leave(self, now: float) -> None:
+        """What follows an answer has its time from when the answer has left."""
         if self._phase is Phase.CLOSING:
             self._deadline = now + LINGER_SECONDS
         elif self._phase is Phase.HEAD and not self._parser.spent_bytes:
             self._deadline = now + self._settings.idle_seconds_max
-        return now >= self._write_deadline
-
-
-def acknowledged_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that the client's kernel has confirmed: a slow reader moves this long before it moves our own buffer."""
-    connection = transport.get_extra_info("socket")
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES_ACKED + 8)
-        return int(struct.unpack_from("=Q", info, _TCP_INFO_BYTES_ACKED)[0])
-    except (AttributeError, OSError, struct.error):  # no socket, or it was closed
-        return 0
-
-
-def kernel_bytes(transport: asyncio.Transport) -> int:
-    """Bytes in the kernel's send buffer that the client's kernel has not confirmed."""
-    connection = transport.get_extra_info("socket")
-    try:
-        return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
-    except (AttributeError, OSError, ValueError):  # no socket, or it was closed
-        return 0
 
 
 def _address(transport: asyncio.Transport, which: str) -> tuple[str, int] | None:

@@ -6,6 +6,7 @@
     DESCRIPTOR_RESERVE             256           close: the links to workers and discovery need descriptors, too
     HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
     UNREAD_BYTES_MAX               64 MiB        the connections with the most unread bytes are cut
+                                                 (see client_output)
 
 `check` looks at every deadline four times a second: a request then moves a number and arms no timer.
 """
@@ -24,13 +25,16 @@ from router.http.client_address import client_of
 from router.http.client_connection import ClientConnection
 from router.http.request_parser import Refusal
 from shared.metric_fields import CounterMetric, all_declared, counted_by
+from shared.tally import is_worth_a_line
 
 CHECK_SECONDS = 0.25  # between two looks at the deadlines
 DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, and some for discovery
 HELD_BYTES_MAX = (
     64 << 20
 )  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
-UNREAD_BYTES_MAX = 64 << 20  # of answers, in this process and in the kernel; measured at each look
+UNREAD_BYTES_MAX = (
+    64 << 20
+)  # of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
 UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 
@@ -141,7 +145,7 @@ class ClientConnections:
             self._refused.add(connection)
             connection.refuse(Refusal(503, cause, "too many connections are open: try again later"))
         times = self.counters.ended[cause]
-        if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th … time
+        if is_worth_a_line(times):
             log.warning("http.connections_refused", cause=cause, times=times, open=len(self))
 
     def _check(self) -> None:
@@ -159,11 +163,11 @@ class ClientConnections:
     def _bound_unread(self) -> None:
         """End the connections with the most unread bytes until the others are within the total."""
         self._written_bytes = 0
-        unread = {connection: connection.unread_bytes() for connection in self._origins}
+        unread = {connection: connection.output.unread_bytes() for connection in self._origins}
         excess = sum(unread.values()) - UNREAD_BYTES_MAX
         for connection in sorted(unread, key=unread.__getitem__, reverse=True) if excess > 0 else ():
             self.count("unread_bytes")
-            connection.reset()
+            connection.output.reset()
             excess -= unread[connection]
             if excess <= 0:
                 break

@@ -25,7 +25,7 @@ from router.core.effects import ClientRequest, RequestFailed
 from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
 from router.http.prompts import NO_BYTES, Prompts, TokenIds
-from router.http.request_body import BodyReader, TooLargeError, refuse_too_large
+from router.http.request_body import BodyReader
 from router.http.request_fields import (
     ChatFields,
     CompletionFields,
@@ -146,8 +146,6 @@ class CompletionEndpoint:
                     tenant, receive, lambda: self._requests(rid, tenant, body, context_len)
                 )
             await self._answer(scope, receive, send, fields, requests)
-        except TooLargeError as error:
-            await refuse_too_large(error, scope, receive, send)
         except RequestError as error:
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
@@ -206,6 +204,7 @@ class CompletionEndpoint:
         stops = [StopPattern(stop) for stop in stop_strings(fields)]
         write = self._stream if fields.stream else self._whole
         async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
+            _watch_backlog(scope, answer)
             async with _watch_disconnect(receive, answer):
                 await write(send, answer, objects, include_usage(fields))
             if answer.cut:
@@ -254,6 +253,14 @@ class CompletionEndpoint:
             pieces = await answer.take(silence)
         if not answer.abandoned:
             await send(_body(_last_events(answer, objects, with_usage), more=False))
+
+
+def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
+    """Let the connection count what it has not taken of this answer."""
+    watch: Callable[[Callable[[], int]], None] | None
+    watch = scope.get("extensions", {}).get("segue.backlog", {}).get("watch")
+    if watch:
+        watch(lambda: answer.backlog_bytes)
 
 
 @contextlib.asynccontextmanager

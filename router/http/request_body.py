@@ -1,7 +1,7 @@
 """Reading a request's body: bounded while it arrives, then decoded as JSON, straight into a struct.
 
-A body that is too large is answered at once. The rest of it is read and discarded for a moment before the connection
-closes: closing on unread bytes would reset the connection, and the client would never see the answer.
+A body that is too large is answered at once. What the client still sends is discarded by its connection, which also
+ends a body that takes too long (`client_connection`).
 
 Decoding never builds what is not asked for: unknown fields are passed over, and fields that may be large are kept as
 their bytes (`msgspec.Raw`) until it is known how large. It holds the interpreter's lock, at 2 to 10 ms a MiB.
@@ -9,32 +9,24 @@ their bytes (`msgspec.Raw`) until it is known how large. It holds the interprete
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from router.config import RouterConfig
 from router.http.byte_budget import ByteBudget, Holding
 from router.http.client_address import tenant_of
-from router.http.responses import DisconnectedError, count_refusal, error_body
+from router.http.responses import DisconnectedError
 from shared.errors import RequestError
-
-LINGER_SECONDS = 2.0  # the rest of a body that is too large is discarded for at most this long
-LINGER_BYTES_MAX = 64 << 20  # and at most this much of it
 
 T = TypeVar("T")
 
 _AT_FIELD = re.compile(r" - at `\$\.?(.*?)`$")
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
-
-
-class TooLargeError(RequestError):
-    """413: the body is above `max_body_bytes`."""
 
 
 class BodyReader:
@@ -48,7 +40,7 @@ class BodyReader:
     async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytearray]:
         """The whole body, which weighs until the context ends.
 
-        Raises `RequestError`, `OverloadedError`, `TooLargeError` or `DisconnectedError`.
+        Raises `RequestError`, `OverloadedError` or `DisconnectedError`.
         """
         _check_encoding(scope)
         declared = _content_length(scope)
@@ -58,17 +50,7 @@ class BodyReader:
             yield await self._arrived(receive, holding)
 
     async def _arrived(self, receive: Receive, holding: Holding) -> bytearray:
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._settings.body_seconds_max):
-                await self._collect(receive, body, holding)
-        except TimeoutError:
-            seconds = self._settings.body_seconds_max
-            raise RequestError(f"the body did not arrive within {seconds:g} seconds") from None
-        return body
-
-    async def _collect(self, receive: Receive, body: bytearray, holding: Holding) -> None:
-        more = True
+        body, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -79,40 +61,14 @@ class BodyReader:
                 raise self._too_large()
             holding.add(len(chunk))
             body += chunk
+        return body
 
-    def _too_large(self) -> TooLargeError:
-        return TooLargeError(
+    def _too_large(self) -> RequestError:
+        return RequestError(
             f"the body must not exceed {self._settings.max_body_bytes} bytes",
             status=413,
             code="request_too_large",
         )
-
-
-async def refuse_too_large(error: TooLargeError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 413, discard the rest of the body for a moment, and let the connection close."""
-    count_refusal(scope, error.status)
-    body = msgspec.json.encode(error_body(error.status, error.message, code=error.code))
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    try:
-        async with asyncio.timeout(LINGER_SECONDS):
-            await _discard(receive)
-    except TimeoutError:
-        pass
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _discard(receive: Receive) -> None:
-    discarded, more = 0, True
-    while more and discarded < LINGER_BYTES_MAX:
-        message = await receive()
-        discarded += len(message.get("body", b""))
-        more = message.get("more_body", False)
 
 
 def _check_encoding(scope: Scope) -> None:

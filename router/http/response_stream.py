@@ -7,7 +7,7 @@ so there are no locks. The JSON of a piece is made in `openai_objects`.
 
 The bound: pieces that were not yet taken and those whose write has not returned may add up to `backlog_bytes_max`;
 beyond it the answer is cut, so that a slow reader costs no memory. A burst is allowed to exceed the bound unless a
-write to this client is already blocked.
+write to this client is already blocked. All streams together are bounded by `client_connections`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResponseStream:
         self._backlog_bytes_max = backlog_bytes_max
         self._on_abandon = on_abandon
         self._pieces: list[TextDelta] = []
-        self._backlog_bytes = 0
+        self.backlog_bytes = 0  # of pieces that the client's connection has not taken
         self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
 
@@ -62,9 +62,9 @@ class ResponseStream:
         if self.abandoned:
             return
         self._pieces.append(piece)
-        self._backlog_bytes += _piece_bytes(piece)
+        self.backlog_bytes += _piece_bytes(piece)
         self._changed.set()
-        if self._writing and self._backlog_bytes > self._backlog_bytes_max:
+        if self._writing and self.backlog_bytes > self._backlog_bytes_max:
             self.cut = True
             self.abandon()
 
@@ -102,7 +102,7 @@ class ResponseStream:
 
     def written(self, pieces: list[TextDelta]) -> None:
         """The client's connection has taken these pieces."""
-        self._backlog_bytes -= sum(map(_piece_bytes, pieces))
+        self.backlog_bytes -= sum(map(_piece_bytes, pieces))
         self._writing = False
 
 

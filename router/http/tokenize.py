@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.http.client_address import tenant_of
 from router.http.completions import OpenAIServing
 from router.http.prompts import NO_BYTES, check_token_ids
-from router.http.request_body import TooLargeError, decode, refuse_too_large
+from router.http.request_body import decode
 from router.http.responses import DisconnectedError, send_json, send_request_error
 from shared.errors import RequestError
 
@@ -51,8 +51,6 @@ class TokenizeEndpoint:
                     tenant_of(scope), receive, lambda: work(body, context_len)
                 )
             await send_json(send, 200, answer)
-        except TooLargeError as error:
-            await refuse_too_large(error, scope, receive, send)
         except RequestError as error:
             await send_request_error(scope, send, error, self._serving.settings.retry_after_seconds)
         except DisconnectedError:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from shared.baton import NUMBERS_MAX
 from shared.engine.attention.blocked import BlockedAttention
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
@@ -213,10 +214,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _context(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
+    most = min(config.context_len, NUMBERS_MAX)
     if context_len is None:
-        return config.context_len, "all the model was made for"
-    if not 1 <= context_len <= config.context_len:
-        raise ConfigError(
-            f"context_len must be between 1 and the model's {config.context_len}, got {context_len}"
+        return (
+            most,
+            "all the model was made for" if most == config.context_len else "all that a message carries",
         )
+    if not 1 <= context_len <= most:
+        raise ConfigError(f"context_len must be between 1 and {most}, got {context_len}")
     return context_len, "as configured"

@@ -12,7 +12,7 @@ and no randomness (session numbers come from `draw_session`), and does not log: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -22,6 +22,8 @@ from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
     HEARTBEAT,
+    PART_BYTES_MAX,
+    REASON_CHARACTERS_MAX,
     UNREADABLE,
     LinkSettings,
     Session,
@@ -85,6 +87,7 @@ class RouterEnd:
         self.counters = counters
         self._hello = msgspec.structs.replace(hello, understands=UNDERSTOOD["router"])
         self._settings = settings
+        self._receiving = replace(settings, message_bytes_max=settings.report_bytes_max)
         self._draw_session = draw_session
         self._links: dict[str, _WorkerLink] = {}  # by address
         self._peers: dict[str, _WorkerLink] = {}
@@ -129,7 +132,7 @@ class RouterEnd:
         if link is None or link.session is None or link.session.session != session:
             self.counters.messages_unsent += 1
         elif len(body) > self._settings.message_bytes_max:
-            self.end(link.address, f"message of {len(body)} bytes is over message_bytes_max", now)
+            self.end(link.address, f"a message of {len(body)} bytes is over message_bytes_max", now)
         else:
             self._queue(link, link.session, body, now)
 
@@ -197,7 +200,7 @@ class RouterEnd:
         self.outgoing += [SendFrames(link.address, frames) for frames in session.next_parts(body, now)]
 
     def _dial(self, link: _WorkerLink, now: float) -> None:
-        link.session = Session(self._draw_session(), self._settings, now)
+        link.session = Session(self._draw_session(), self._receiving, now)
         hello = encode(msgspec.structs.replace(self._hello, session=link.session.session))
         self.outgoing.append(Dial(link.address, link.ungreeted))
         self._queue(link, link.session, hello, now)
@@ -213,8 +216,10 @@ class RouterEnd:
 
     def _deliver(self, link: _WorkerLink, session: int, body: bytes, now: float) -> None:
         message = read_message(decode_from_worker, body, "router")
+        if isinstance(message, Hello) and len(body) > PART_BYTES_MAX:
+            raise SessionError("malformed: a Hello of several parts")
         if isinstance(message, Closed):
-            self.end(link.address, f"closed by the worker: {message.reason}", now)
+            self.end(link.address, f"closed by the worker: {message.reason[:REASON_CHARACTERS_MAX]}", now)
         elif not link.peer:
             self._greeted(link, session, message, now)
         elif isinstance(message, Hello):

@@ -18,6 +18,7 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
     HEARTBEAT,
     LAST,
+    REASON_CHARACTERS_MAX,
     UNREADABLE,
     Envelope,
     LinkSettings,
@@ -89,8 +90,8 @@ class WorkerEnd:
         link = self._links.get(connection)
         if link is None or link.session.session != session:
             self.counters.messages_unsent += 1
-        elif len(body) > self._settings.message_bytes_max:
-            self.end(connection, f"message of {len(body)} bytes is over message_bytes_max")
+        elif len(body) > self._settings.report_bytes_max:
+            self.end(connection, f"a message of {len(body)} bytes is over report_bytes_max")
         else:
             self._queue(connection, link.session, body, now)
 
@@ -203,7 +204,7 @@ class WorkerEnd:
     def _deliver(self, connection: bytes, link: _RouterSession, body: bytes) -> None:
         message = self._read(body)
         if isinstance(message, Closed):
-            self.end(connection, f"closed by the router: {message.reason}")
+            self.end(connection, f"closed by the router: {message.reason[:REASON_CHARACTERS_MAX]}")
         elif isinstance(message, Hello):
             raise SessionError("malformed: a Hello within a session")
         elif not isinstance(message, Heartbeat):

@@ -36,7 +36,6 @@ FRAME_BYTES_MAX = 64 << 10  # as ZMQ counts it, encrypted
 PART_BYTES_MAX = FRAME_BYTES_MAX - 1024  # the rest is more than CURVE adds
 REASON_CHARACTERS_MAX = 1000  # of a Closed, which has one part
 
-NAME_CHARACTERS_MAX = 100  # of an unknown message, in the reason for its session's end
 
 _HEADER = struct.Struct("!QQ?")
 _AnyMessage = TypeVar("_AnyMessage", bound=Message)
@@ -51,11 +50,12 @@ class LinkSettings:
     step_seconds_max: float = math.inf  # a worker's loop did not turn for this long: its sessions are over
     redial_seconds: float = 0.1  # first wait before dialing again; doubles up to `redial_seconds_max`
     redial_seconds_max: float = 2.0
-    message_bytes_max: int = 16 << 20  # one body; a prompt of a million token ids is 5 MB
+    message_bytes_max: int = 8 << 20  # one body for a worker; a prompt of a million token ids is 5 MB
+    report_bytes_max: int = 1 << 20  # one body for a router; the tokens of 4,096 requests are 0.2 MB
     unsent_messages_max: int = 4096  # high-water mark of each peer, in and out, inside ZMQ; counts parts
     unsent_bytes_max: int = 64 << 20  # bodies for one peer that wait for the link thread
     unread_messages_max: int = 16384  # events that wait for `receive`, all peers together
-    unread_bytes_max: int = 256 << 20  # bodies of those events
+    unread_bytes_max: int = 32 << 20  # bodies of those events as they came; prompts take 14 times that
 
 
 class SessionError(Exception):
@@ -94,7 +94,7 @@ def read_message(decode: Callable[[bytes], _AnyMessage], body: bytes, reader: Ro
         if name in READABLE[reader]:
             raise
         raise SessionError(
-            f"unknown message {name[:NAME_CHARACTERS_MAX]!r}: a {reader} of this version does not read it"
+            f"unknown message {name[:REASON_CHARACTERS_MAX]!r}: a {reader} of this version does not read it"
         ) from None
 
 
@@ -166,7 +166,7 @@ class Session:
         self._joined += envelope.part
         if len(self._joined) > self._settings.message_bytes_max:
             self._joined.clear()
-            raise SessionError(f"message of over {self._settings.message_bytes_max} bytes: message_bytes_max")
+            raise SessionError(f"malformed: a message of more than {self._settings.message_bytes_max} bytes")
         if envelope.more:
             return None
         body = bytes(self._joined)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import zmq
@@ -26,7 +26,7 @@ from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
-from shared.links.thread import READ_BATCH, ThreadedLinks, WriteNote
+from shared.links.thread import READ_BATCH, READ_BATCH_BYTES, ThreadedLinks, WriteNote
 from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
@@ -43,6 +43,20 @@ def _limit(socket: Socket, settings: LinkSettings) -> None:
     socket.maxmsgsize = FRAME_BYTES_MAX  # of strangers too: see `session`
     socket.handshake_ivl = int(settings.silence_seconds * 1000)
     socket.linger = int(LINGER_SECONDS * 1000)
+
+
+def _read_batch(socket: Socket) -> Iterator[list[bytes]]:
+    """What has arrived, as much of it as one turn may take; the poller tells of the rest."""
+    read_bytes = 0
+    for _ in range(READ_BATCH):
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield frames
+        read_bytes += sum(map(len, frames))
+        if read_bytes >= READ_BATCH_BYTES:
+            return
 
 
 class _WorkerWire:
@@ -82,11 +96,7 @@ class _WorkerWire:
         self._authenticator.observe()
         if self._router_socket not in ready:
             return
-        for _ in range(READ_BATCH):
-            try:
-                connection, *frames = self._router_socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for connection, *frames in _read_batch(self._router_socket):
             if unread_full:
                 self._end.end(connection, "unread_messages_max or unread_bytes_max reached")
             else:
@@ -165,7 +175,8 @@ class _RouterWire:
                 if dealer in ready and unread_full:
                     self._end.end(address, "unread_messages_max or unread_bytes_max reached", now)
                 elif dealer in ready:
-                    self._read(address, dealer, now)
+                    for frames in _read_batch(dealer):
+                        self._end.receive(address, frames, now)
                 elif monitor in ready and _has_ended(monitor):
                     self._end.end(address, "disconnected", now)
             except Exception as error:  # whatever one link meets, the others live
@@ -191,13 +202,6 @@ class _RouterWire:
             self._send(step, now)
         else:
             self._hang_up(step.address)
-
-    def _read(self, address: str, dealer: Socket, now: float) -> None:
-        for _ in range(READ_BATCH):
-            try:
-                self._end.receive(address, dealer.recv_multipart(zmq.NOBLOCK), now)
-            except zmq.Again:
-                return
 
     def _dial(self, dial: Dial, now: float) -> None:
         """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""

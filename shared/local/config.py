@@ -57,6 +57,7 @@ SECTION_SETTINGS: dict[Role, tuple[str, ...]] = {
     "prefill": (),
     "decode": (),
 }
+KV_FORMAT = ("page_size", "dtype", "kv_cache_dtype", "kv_transport")  # decode reads no pages of another one
 GIVEN = (
     "port",
     "links_port",
@@ -140,6 +141,7 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
         role: _role_settings(role, values, file, environ) for role in ROLE_CONFIGS
     }
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
+    _require_one_kv_format(roles)
     return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
 
 
@@ -176,6 +178,17 @@ def _role_settings(
     given = {name: value for name, value in content.items() if variable_of(name) not in environ}
     flags = [f"{flag_of(name)}={_text(value)}" for name, value in given.items()]
     return RoleSettings(flags, combine(ROLE_CONFIGS[role], {}, environ, content))
+
+
+def _require_one_kv_format(roles: Mapping[str, RoleSettings]) -> None:
+    """Refuse workers that could not read each other: no request would ever be served."""
+    for name in KV_FORMAT:
+        prefill, decode = (getattr(roles[role].config, name) for role in ("prefill", "decode"))
+        if prefill != decode:
+            raise ConfigError(
+                f"{to_camel(name)} is {prefill} for prefill and {decode} for decode, which then could not read "
+                "each other's pages: give both one value"
+            )
 
 
 def _ignored_keys(values: Mapping[str, Any], file: str) -> list[str]:

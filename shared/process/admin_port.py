@@ -49,7 +49,7 @@ AnswerPath = Callable[
 ]  # a path without its query → its page; called on the port's thread
 
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
-_ONLY_GET = AdminPage(405, "text/plain", b"only GET\n")
+_ONLY_READING = AdminPage(405, "text/plain", b"only GET and HEAD\n")
 _NO_WEB_PAGES = AdminPage(403, "text/plain", b"web pages may not read this port\n")
 _OTHER_HOST = AdminPage(403, "text/plain", b"this name is not served here: use localhost or an address\n")
 
@@ -80,8 +80,8 @@ class AdminPort:
 
     def refusal(self, request: h11.Request) -> AdminPage | None:
         """Why this request gets no page; None: it gets one."""
-        if request.method != b"GET":
-            return _ONLY_GET
+        if request.method not in (b"GET", b"HEAD"):
+            return _ONLY_READING
         headers = dict(request.headers)
         if b"origin" in headers:
             return _NO_WEB_PAGES
@@ -145,19 +145,21 @@ class _AdminConnection(asyncio.Protocol):
 
     async def _answer(self, request: h11.Request) -> None:
         if refusal := self._port.refusal(request):
-            self._send(refusal)
+            self._send(refusal, request)
             return
         try:
             page = await self._port.answer(request.target.partition(b"?")[0].decode("ascii", "replace"))
         except Exception as error:
             log.error("admin.failed", **describe_failure(error))
             page = _FAILED
-        self._send(page)
+        self._send(page, request)
 
-    def _send(self, page: AdminPage) -> None:
+    def _send(self, page: AdminPage, request: h11.Request | None = None) -> None:
+        """Answer; to HEAD without the body."""
         headers = [("content-type", page.content_type), ("content-length", str(len(page.body)))]
         response = h11.Response(status_code=page.status, headers=[*headers, ("connection", "close")])
-        for event in (response, h11.Data(data=page.body), h11.EndOfMessage()):
+        body = b"" if request and request.method == b"HEAD" else page.body
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self._transport.write(self._http.send(event) or b"")
         self._transport.close()
 

@@ -104,12 +104,16 @@ class LineWriter(logging.StreamHandler[TextIO]):
         self._append(line, len(line))
 
     def flush(self) -> None:
-        """Wait until all is written, FLUSH_SECONDS_MAX at most; `logging.shutdown` calls this at the end."""
+        """Wait until all is written, FLUSH_SECONDS_MAX at most."""
         self._any.set()
         with self._written:
             self._written.wait_for(lambda: not (self._waiting or self._writing), FLUSH_SECONDS_MAX)
 
     def close(self) -> None:
+        """The same as `flush`: a library that calls `logging.config` closes every handler, and more lines come."""
+        self.flush()
+
+    def end(self) -> None:
         """Write what waits, as `flush`, and end the thread."""
         self.flush()
         self._ending.set()

@@ -49,7 +49,7 @@ def configure(level: str, form: LogForm, **bound: str) -> None:
 
     global _writer
     if _writer is not None:
-        _writer.close()
+        _writer.end()
     _writer = LineWriter(sys.stderr, LEVELS[level], bound, form, counters)
     _writer.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -74,6 +74,12 @@ def write_note(note: Note, logger: str) -> None:
     """Write a core's note, soon; `logger` says whose it is. Before `configure` notes go nowhere."""
     if _writer is not None:
         _writer.write_note(note, logger)
+
+
+def flush() -> None:
+    """Wait until all lines are written, for FLUSH_SECONDS_MAX at most. `logging.shutdown` may know no writer."""
+    if _writer is not None:
+        _writer.flush()
 
 
 class _Repetitions(logging.Filter):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import signal
@@ -20,7 +19,7 @@ import structlog
 from shared.errors import StartError
 from shared.messages import Role
 from shared.process.failures import describe_failure
-from shared.process.logs import configure
+from shared.process.logs import configure, flush
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
 
@@ -66,7 +65,7 @@ def _end_by_signal(number: int, _: object) -> NoReturn:
 
 def exit_now(status: int = 0) -> NoReturn:
     """Exit after everything has been closed. To tear down all modules would take up to a second."""
-    logging.shutdown()
+    flush()
     with contextlib.suppress(OSError):  # a reader that has gone
         sys.stdout.flush()
         sys.stderr.flush()
@@ -75,7 +74,7 @@ def exit_now(status: int = 0) -> NoReturn:
 
 def exit_with_error(sentence: str) -> NoReturn:
     """Write one line to stderr, behind what was logged, and exit with status 1."""
-    logging.shutdown()
+    flush()
     sys.stderr.write(f"segue {' '.join(sentence.split())}\n")
     sys.exit(1)
 

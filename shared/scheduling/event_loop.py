@@ -34,15 +34,16 @@ class Scheduler(Protocol):
     The loop calls the methods in this order. `now` is in seconds of the worker's own clock and never runs backwards.
     Any of them may raise `InvariantError`, which ends the process: a state was met that the design excludes.
 
-        begin    on_link*  reclaim  on_fetch*  on_copy*  tick  [settles_first → settle]  plan  take_effects
+        begin    take in  [settles_first → reclaim  settle  take in]  plan  take_effects
         finish   [reclaim  settle  take_effects]
+        take in  on_link*  reclaim  on_fetch*  on_copy*  tick
 
     When `finish` returns, at most one step is in flight, and it was planned in the same turn. So a request that
     `plan` takes out of the batch has settled its last step before the next event from outside.
     """
 
     def on_link(self, event: LinkEvent, now: float) -> None:
-        """A router came, went, or sent a command: at the begin of a turn, in the order of arrival.
+        """A router came, went, or sent a command: before a plan, in the order of arrival.
 
         Events of one router come in order: `PeerUp`, its messages, `PeerDown`. May take and give up pages and slots.
         """
@@ -54,7 +55,7 @@ class Scheduler(Protocol):
         """The copy that a `Backup` or `Restore` began is done: its source may be reused, its target may be read."""
 
     def tick(self, now: float) -> None:
-        """Once a turn, after all events: do what is due by time."""
+        """After all events: do what is due by time. At least once a turn."""
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`: pages that waited for them are free.
@@ -136,17 +137,13 @@ class EventLoop:
 
     def begin(self) -> None:
         """Everything up to the launch. Blocks on the links only when idle, on the device only if `settles_first`."""
-        events = self._links.receive(self.patience_seconds())
+        patience = self.patience_seconds()
         self._progressed = False
-        now = self._clock()
-        for event in events:
-            self._scheduler.on_link(event, now)
-        if self._poll_transfers(now) or events:
-            self._checked = False
-        self._scheduler.tick(now)
+        self._take_in(patience)
         if self._in_flight and self._scheduler.settles_first():
             self._settle_oldest()
-        self._launch(now)
+            self._take_in(0.0)  # a request that came meanwhile does not wait for the next step, too
+        self._launch(self._clock())
         self._carry_out()
 
     def finish(self) -> None:
@@ -161,6 +158,16 @@ class EventLoop:
         if len(self._in_flight) > self._depth or (self._in_flight and not self._launched):
             return self._in_flight[0].step
         return None
+
+    def _take_in(self, patience_seconds: float) -> None:
+        """Pass on all that has come and is due."""
+        events = self._links.receive(patience_seconds)
+        now = self._clock()
+        for event in events:
+            self._scheduler.on_link(event, now)
+        if self._poll_transfers(now) or events:
+            self._checked = False
+        self._scheduler.tick(now)
 
     def _poll_transfers(self, now: float) -> bool:
         """Pass on the events of fetches and copies; whether there were any."""

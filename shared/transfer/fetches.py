@@ -32,7 +32,7 @@ from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
-from shared.transfer.reader import NotPostedError, Reader, ReadState, Span, page_spans
+from shared.transfer.reader import SPANS_MAX, NotPostedError, Reader, ReadState, Span, page_spans
 
 RETIRE_AGAIN_SECONDS = 1.0  # between two attempts to make a reader: all ports may be taken for a while
 
@@ -171,7 +171,7 @@ class Fetches:
         return self.kv_links.refusal(holder.name)
 
     def _read_batches(self, baton: Baton, start_page: int, into: Sequence[int]) -> list[list[Span]]:
-        count = max(1, self._limits.read_batch_bytes // self._pages.page_bytes)
+        count = max(1, min(SPANS_MAX, self._limits.read_batch_bytes // self._pages.page_bytes))
         starts = reversed(range(0, len(into), count))
         return [
             page_spans(baton, start_page + start, into[start : start + count], self._pages)

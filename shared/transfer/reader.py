@@ -14,6 +14,7 @@ from shared.baton import Baton
 from shared.transfer.memory import WORD_BYTES, PageMemory
 
 PEERS_MAX = 64  # peers remembered at a time
+SPANS_MAX = 4096  # of one read: a holder keeps 400 bytes of each while it answers
 
 
 class ReadState(Enum):

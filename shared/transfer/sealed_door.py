@@ -24,7 +24,7 @@ from time import monotonic
 import structlog
 
 from shared.errors import TransferError
-from shared.tally import Tally
+from shared.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
 
@@ -105,8 +105,15 @@ class Door:
         for arrival in [each for each in self._arrivals.values() if each.deadline <= now]:
             self._refuse(arrival, "it took too long")
         if self._retry_at and self._retry_at <= now:
-            self._retry_at = 0.0
+            self._listen_again(now)
+
+    def _listen_again(self, now: float) -> None:
+        try:
             self._selector.register(self._listener, selectors.EVENT_READ)
+        except OSError:  # no room for another watch, either
+            self._retry_at = now + RETRY_SECONDS
+        else:
+            self._retry_at = 0.0
 
     def _accept(self) -> None:
         try:
@@ -167,11 +174,11 @@ class Door:
         connection.close()
 
     def _refuse(self, arrival: _Arrival, reason: str) -> None:
-        """Count it, and log the first, second, fourth, eighth … time: a stranger may try without end."""
+        """Count it; not each time is logged, for a stranger may try without end."""
         self._counters.refused_handshake += 1
-        count = self._counters.refused_handshake
-        if count & (count - 1) == 0:
-            log.warning("transfer.stranger_refused", reason=reason, times=count)
+        times = self._counters.refused_handshake
+        if is_worth_a_line(times):
+            log.warning("transfer.stranger_refused", reason=reason, times=times)
         self._drop(arrival)
 
     def _drop(self, arrival: _Arrival) -> None:

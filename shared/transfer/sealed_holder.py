@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shared.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.sealed_channel import FrameKind, SealedChannel
 from shared.transfer.sealed_door import Door
@@ -75,6 +76,7 @@ class SealedHolder:
         self._counters = counters
         self._lock = threading.Lock()
         self._clients: set[_Client] = set()
+        self._faults = Tally()
         self._closed = False
         self._door = Door(address, ports, context, self._admit, counters)
         self.port = self._door.port
@@ -117,6 +119,8 @@ class SealedHolder:
             pass  # it hung up, or was silent
         except SealError as error:
             self._count_refusal(str(error))
+        except Exception as error:  # the fault is this process's: it has no memory, for one
+            self._note_fault(error)
         finally:
             with self._lock:
                 self._clients.discard(client)
@@ -163,6 +167,12 @@ class SealedHolder:
     def _count_refusal(self, reason: str) -> None:
         with self._lock:
             self._counters.refused_request += 1
-            count = self._counters.refused_request
-        if count & (count - 1) == 0:
-            log.warning("transfer.request_refused", reason=reason, times=count)
+            times = self._counters.refused_request
+        if is_worth_a_line(times):
+            log.warning("transfer.request_refused", reason=reason, times=times)
+
+    def _note_fault(self, error: Exception) -> None:
+        with self._lock:
+            times = self._faults.add(type(error).__name__)
+        if times:
+            log.warning("transfer.connection_failed", error=repr(error), times=times)

@@ -101,7 +101,10 @@ class Handshake:
                 self._material = os.urandom(2 * KEY_BYTES)
                 self._tls.write(self._material)
         while len(self._material) < 2 * KEY_BYTES:
-            self._material += self._tls.read(2 * KEY_BYTES - len(self._material))
+            part = self._tls.read(2 * KEY_BYTES - len(self._material))
+            if not part:
+                raise SealError("it ended TLS before it gave the keys")
+            self._material += part
         if self._incoming.pending:
             raise SealError("bytes follow the handshake before their time")
         self.keys = SealKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:])

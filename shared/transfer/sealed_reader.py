@@ -23,12 +23,11 @@ import structlog
 
 from shared.baton import Baton, Holder
 from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable, view_of
-from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span
+from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import FrameKind, SealedChannel, cut
 from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, set_timeouts
 from shared.transfer.sealed_keys import Handshake, SealError
 from shared.transfer.sealed_requests import (
-    REQUEST_BYTES_MAX,
     GetPages,
     GetWord,
     Piece,
@@ -201,13 +200,12 @@ def _receive_portion(
 
 def _receive_other(channel: SealedChannel, kind: int, size: int) -> None:
     """The end of a lease is no fault: nothing more lands, and the lease word will tell. Anything else is one."""
-    payload = memoryview(bytearray(min(size, REFUSAL_BYTES_MAX)))
+    if kind not in (FrameKind.GONE, FrameKind.REFUSED) or size > REFUSAL_BYTES_MAX:
+        raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
+    payload = memoryview(bytearray(size))
     channel.receive_payload(payload)
-    if kind == FrameKind.GONE:
-        return
     if kind == FrameKind.REFUSED:
         raise SealError(f"the holder refused the read: {bytes(payload).decode(errors='replace')}")
-    raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
 
 
 class SealedReader:
@@ -269,11 +267,10 @@ class SealedReader:
         return self._page_view[begin : begin + span.size_bytes]
 
     def _post(self, holder: Holder, request: Request, targets: list[memoryview]) -> int:
-        encoded = encode_request(request)
-        if len(encoded) > REQUEST_BYTES_MAX:
-            raise NotPostedError(f"a read of {len(targets)} spans is too long to ask for")
+        if len(targets) > SPANS_MAX:
+            raise NotPostedError(f"a read of {len(targets)} spans: a holder answers at most {SPANS_MAX}")
         peer = self._peer(holder)
-        read = _SealedRead(encoded, targets)
+        read = _SealedRead(encode_request(request), targets)
         peer.post(read)
         if peer.failed:  # perhaps after its thread had looked for reads the last time
             read.state = ReadState.FAILED

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable, view_of
+from shared.transfer.reader import SPANS_MAX
 from shared.transfer.sealed_channel import PORTION_BYTES
 from shared.transfer.sealed_keys import SealError
 
@@ -24,7 +26,7 @@ class GetPages(msgspec.Struct, frozen=True, tag="pages", forbid_unknown_fields=T
 
     lease: int
     nonce: int
-    spans: tuple[tuple[int, int], ...]
+    spans: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
 class GetWord(msgspec.Struct, frozen=True, tag="word", forbid_unknown_fields=True):

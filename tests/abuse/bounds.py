@@ -1,17 +1,8 @@
-"""Every bound on what clients may take: what they meet there, what it costs at most, and the test that goes there.
-
-`python -m tests.tidy.reference` writes the table into the reference; defaults come from the code. The tests of
-`tests/abuse` run against a router whose address space is limited to 1 GiB. Knows no process.
-"""
+"""Every bound on what clients may take from a router. Tests of `tests/abuse` go there with 1 GiB of address space."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-
-from pydantic.fields import FieldInfo
-
-from router.config import RouterConfig
+from tests.abuse.bound import Bound
 
 RESOURCES, SLOW, STRANGERS = (
     f"tests/abuse/test_{name}.py" for name in ("resources", "slow_clients", "strangers")
@@ -25,38 +16,7 @@ PARSER, FIELDS = "router.http.request_parser", "router.http.request_fields"
 UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One bound. `place` is empty for a setting of the router, else the module of a constant."""
-
-    name: str
-    beyond: str  # what a client meets there
-    worst: str  # bytes and seconds that it costs at most
-    test: str  # path::function, and the case's id if it has one
-    place: str = ""
-
-    @property
-    def title(self) -> str:
-        """The flag of a setting, or the constant and its file."""
-        return f"{self.place}.{self.name}" if self.place else "--" + self.name.replace("_", "-")
-
-    @property
-    def default(self) -> str:
-        """As the code has it."""
-        value = (
-            getattr(importlib.import_module(self.place), self.name)
-            if self.place
-            else _setting(self.name).default
-        )
-        return str(value)
-
-
-def _setting(name: str) -> FieldInfo:
-    return RouterConfig.model_fields[name]
-
-
-BOUNDS = (
+ROUTER_BOUNDS = (
     # connections
     Bound(
         "connections_max",
@@ -137,6 +97,28 @@ BOUNDS = (
         "1 MiB a stream",
         f"{ENDED}[a stream that nobody reads]",
     ),
+    Bound(
+        "AHEAD_SECONDS_MAX",
+        "the connection is cut, and its request cancelled",
+        "a hang-up goes unnoticed for 1 s",
+        f"{UNIT}/test_client_connections.py"
+        "::test_more_sent_ahead_than_is_read_ends_the_connection_after_a_moment",
+        place="router.http.client_connection",
+    ),
+    Bound(
+        "LINGER_BYTES_MAX",
+        "the connection is cut",
+        "64 MiB are read and dropped, in 2 s at most",
+        f"{HEAD}[96 MB in one header]",
+        place="router.http.client_connection",
+    ),
+    Bound(
+        "REFUSED_OPEN_MAX",
+        "further ones are closed without an answer",
+        "128 refused connections",
+        f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
+        place="router.http.client_connections",
+    ),
     # bodies
     Bound("max_body_bytes", "413", "4 MiB a body", f"{JSON}[a byte more than a body may have]"),
     Bound(
@@ -151,7 +133,7 @@ BOUNDS = (
         "5 s of one tokenizer thread",
         f"{UNIT}/test_time_limit.py::test_work_that_does_not_end_is_ended_and_its_thread_goes_on",
     ),
-    Bound("body_seconds_max", "400", "30 s", f"{ENDED}[a body of a byte a second]"),
+    Bound("body_seconds_max", "408", "30 s", f"{ENDED}[a body of a byte a second]"),
     Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),
     Bound(
         "tokenizing_max",
@@ -172,6 +154,27 @@ BOUNDS = (
         "no more time a token than without stop strings, times two",
         f"{RESOURCES}::test_stop_strings_that_nearly_match_cost_the_router_little",
         place=FIELDS,
+    ),
+    Bound(
+        "SMALL_FIELDS_BYTES_MAX",
+        "400",
+        "512 KiB decoded, of one of two tokenizer threads",
+        f"{UNIT}/test_request_fields.py::test_small_fields_are_bounded_together",
+        place=FIELDS,
+    ),
+    Bound(
+        "NEUTRAL_BYTES_MAX",
+        "400",
+        "64 bytes decoded",
+        f"{UNIT}/test_request_fields.py::test_a_long_value_of_an_unsupported_field_is_not_decoded",
+        place=FIELDS,
+    ),
+    Bound(
+        "PENDING_TOKENS_MAX",
+        "the text goes out as it is",
+        "8 tokens a stream",
+        f"{UNIT}/test_detokenizer.py::test_broken_bytes_without_end_neither_wait_nor_pile_up",
+        place="router.text.detokenizer",
     ),
     # requests
     Bound(
@@ -258,5 +261,33 @@ BOUNDS = (
         "cache hits are ignored",
         "none",
         f"{UNIT}/test_placement.py::test_a_hot_prefix_cannot_starve_its_pod",
+    ),
+    Bound(
+        "TENANTS_MAX",
+        "the oldest starts at the clock again",
+        "10,000 entries: 1 MiB",
+        f"{UNIT}/test_fair_clock.py::test_the_tenants_remembered_are_bounded",
+        place="router.core.fair_clock",
+    ),
+    Bound(
+        "IDLE_TENANTS_MAX",
+        "the oldest is forgotten, with what it owes",
+        "10,000 entries: 5 MiB",
+        f"{UNIT}/test_tenants.py::test_tenants_are_forgotten_and_those_that_owe_tokens_are_bounded",
+        place="router.core.tenants",
+    ),
+    Bound(
+        "VISITS_MAX",
+        "the oldest placement of a request is forgotten",
+        "32 entries a request",
+        f"{UNIT}/test_dispatch_bounds.py::test_the_placements_remembered_of_a_request_are_bounded",
+        place="router.core.live_request",
+    ),
+    Bound(
+        "MODELS_MAX",
+        "the oldest name is forgotten",
+        "64 names",
+        f"{UNIT}/test_fleet.py::test_names_of_gone_models_are_bounded_and_the_configured_one_stays",
+        place="router.core.fleet",
     ),
 )

@@ -10,11 +10,8 @@ from tests.abuse.target import AbusedDeployment
 from tests.integration.deployment import deployment
 
 CONFIG = {
-    "router": {"bodySecondsMax": 5, "idleSecondsMax": 20},
-    "prefill": {
-        "kvPages": 600,
-        "chunkedPrefillSize": 256,
-    },  # a newcomer waits for the step under way, 0.3 s of it
+    "router": {"bodySecondsMax": 5, "idleSecondsMax": 10},
+    "prefill": {"kvPages": 600},
     "decode": {"kvPages": 600},
 }
 

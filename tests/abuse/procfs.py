@@ -38,9 +38,18 @@ def status_bytes(pid: int, field: str) -> int:
 
 def cpu_seconds(pid: int, thread: int | None = None) -> float:
     """CPU time of a process, or of one of its threads."""
-    folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
-    fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
+    fields = _stat(f"{pid}/task/{thread}" if thread else str(pid))
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def started_at(pid: int) -> float:
+    """When the process started, in seconds since the machine did."""
+    return int(_stat(str(pid))[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(folder: str) -> list[str]:
+    """The fields of `stat` behind the name, from the state on."""
+    return Path("/proc", folder, "stat").read_text().rpartition(")")[2].split()
 
 
 def threads(pid: int) -> list[int]:

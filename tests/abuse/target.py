@@ -31,7 +31,7 @@ MARKER = "zebrafish-7f3a"  # what clients write has it; no record may
 ADDRESS_SPACE_BYTES = 1 << 30  # of the router
 MIB = 1 << 20
 HOME_SECONDS_MAX = 60.0  # until all workers are back after a fault; ends a case that hangs
-STREAM_TOKENS = 240
+STREAM_TOKENS = 160
 QUIET_PROBES = 50  # before anything is abused
 STREAM_SECONDS_MAX = 120.0  # ends a case that hangs
 PROMPTS = [f"Chapter {k} of the {MARKER} begins on a ship that" for k in range(4)]
@@ -128,6 +128,10 @@ class AbusedDeployment:
     def kill(self, process: RunningProcess, number: int) -> None:
         """Send a signal to a process of the deployment."""
         os.kill(process.pid, number)
+
+    def slots_used(self, worker: RunningProcess) -> float:
+        """Requests on this worker's device."""
+        return self.running.metrics(worker).get("segue_slots_used", 0.0)
 
     def all_home(self) -> None:
         """Wait until every worker is linked and nothing is held."""

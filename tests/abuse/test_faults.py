@@ -13,12 +13,12 @@ import httpx2
 import pytest
 
 from shared.process.worker_config import WorkerConfig
-from tests.abuse.procfs import descriptors, limited
+from tests.abuse.procfs import descriptors, limited, started_at
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port
 from tests.abuse.wire import completion, connect, get, post, talk
 from tests.integration.deployment import RunningProcess
-from tests.integration.observing import busy_worker, linked_workers
+from tests.integration.observing import linked_workers
 from tests.integration.thread_stop import stop_computing
 from tests.waiting import until
 
@@ -39,12 +39,20 @@ def signal_role(number: int, *roles: str) -> Callable[[AbusedDeployment], None]:
 
 
 def signal_busy(number: int, role: str) -> Callable[[AbusedDeployment], None]:
-    """Send a signal to the worker that serves most streams."""
+    """Send a signal to a worker that serves streams."""
     return lambda target: target.kill(busy(target, role), number)
 
 
 def busy(target: AbusedDeployment, role: str) -> RunningProcess:
-    return busy_worker(target.running, role) if role == "decode" else target.running.processes(role)[0]
+    """A decode worker that serves streams, or any prefill worker. Of several the one that has run longest.
+
+    Faults then take turns: a process that ends again soon after its start waits longer for the next one.
+    """
+    workers = target.running.processes(role)
+    if role == "decode":
+        until(lambda: any(map(target.slots_used, workers)), 60, "a busy decode worker")
+        workers = [worker for worker in workers if target.slots_used(worker)]
+    return min(workers, key=lambda worker: started_at(worker.pid))
 
 
 @contextmanager
@@ -69,7 +77,7 @@ def freeze(role: str) -> Callable[[AbusedDeployment], None]:
 
 def freeze_and_kill(target: AbusedDeployment) -> None:
     """One decode worker stands still; the other dies meanwhile."""
-    first, second = target.running.processes("decode")
+    second, first = sorted(target.running.processes("decode"), key=lambda worker: started_at(worker.pid))
     with frozen(target, first):
         target.kill(second, signal.SIGKILL)
         Event().wait(FROZEN_SECONDS)
@@ -119,24 +127,24 @@ def a_blocked_stderr(target: AbusedDeployment) -> None:
             assert talk(target.port, get(f"/{MARKER}"), seconds_max=10).statuses() == [404]
 
 
-FAULTS = {
+FAULTS = {  # in turns those that end a process and those that do not: it is restarted meanwhile
     "a decode worker is killed": signal_busy(signal.SIGKILL, "decode"),
-    "a prefill worker is killed": signal_busy(signal.SIGKILL, "prefill"),
-    "both decode workers are killed": signal_role(signal.SIGKILL, "decode"),
-    "both prefill workers are killed": signal_role(signal.SIGKILL, "prefill"),
-    "all four workers are killed": signal_role(signal.SIGKILL, "prefill", "decode"),
-    "a decode worker drains": signal_busy(signal.SIGTERM, "decode"),
-    "a prefill worker drains": signal_busy(signal.SIGTERM, "prefill"),
-    "a decode worker crashes": signal_busy(signal.SIGSEGV, "decode"),
-    "a decode worker is frozen": freeze("decode"),
     "a prefill worker is frozen": freeze("prefill"),
+    "a prefill worker is killed": signal_busy(signal.SIGKILL, "prefill"),
+    "a decode worker is frozen": freeze("decode"),
+    "a decode worker drains": signal_busy(signal.SIGTERM, "decode"),
     "the router is frozen": freeze("router"),
-    "one decode worker is frozen and the other dies": freeze_and_kill,
+    "a prefill worker drains": signal_busy(signal.SIGTERM, "prefill"),
     "a decode worker stops for moments": flicker,
+    "both decode workers are killed": signal_role(signal.SIGKILL, "decode"),
     "sixty others hang up": hang_ups,
-    "the router has no descriptor left and a worker dies": a_descriptor_flood,
-    "a decode worker has no descriptor left": a_flood_of_a_links_port,
+    "both prefill workers are killed": signal_role(signal.SIGKILL, "prefill"),
     "nobody reads the log": a_blocked_stderr,
+    "a decode worker has no descriptor left": a_flood_of_a_links_port,
+    "a decode worker crashes": signal_busy(signal.SIGSEGV, "decode"),
+    "the router has no descriptor left and a worker dies": a_descriptor_flood,
+    "all four workers are killed": signal_role(signal.SIGKILL, "prefill", "decode"),
+    "one decode worker is frozen and the other dies": freeze_and_kill,
 }
 
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
@@ -23,6 +23,8 @@ from shared.engine.gguf.packing import BLOCK_INPUTS, PACKED_FILE
 from shared.engine.native.build import FLAGS, GCC_FLAGS, SOURCES, InstructionSet, choose
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.product import KINDS, Product, packed_weight
 
@@ -30,6 +32,8 @@ OUTPUTS, INPUTS = 1536, 576  # of the small model's largest linears
 ROWS = (1, 2, 4, 8, 16, 64, 512)
 STEPS = ((1, 40), (8, 40), (32, 40), (16, 280), (16, 470), (32, 1024))  # requests, context
 PROMPTS = (512, 2048)
+CHUNKS = (128, 256, 512, 1024, 2048)
+CROWDS = ((1, 256), (21, 12), (64, 4), (64, 1))  # requests of a step, tokens of each
 TRIES = 5
 
 
@@ -129,6 +133,48 @@ def prefills(driver: Driver, peak: float) -> None:
         )
 
 
+def chunks(driver: Driver) -> None:
+    """A long prompt in steps of other sizes, and steps of many short prompts; CPU time, so that other work adds little.
+
+    What one step takes is what a request that comes may have to wait.
+    """
+    vocab_size, length = driver.engine.config.vocab_size, PROMPTS[-1]
+    prompt, pages = tokens_of(0, length, vocab_size), range(length // driver.engine.cache.page_size)
+    say()
+    say("chunk  CPU s of a step  tokens a CPU second")
+    for size in CHUNKS:
+        seconds = best_cpu_seconds(lambda: driver.prefill(0, prompt, pages, chunk=size))  # noqa: B023
+        say(f"{size:5} {seconds * size / length:16.2f} {length / seconds:20.0f}")
+    say()
+    say("requests of a step  tokens of each  CPU s")
+    for requests, tokens in CROWDS:
+        seconds = best_cpu_seconds(lambda: crowd(driver, requests, tokens))  # noqa: B023
+        say(f"{requests:18} {tokens:15} {seconds:6.2f}")
+
+
+def crowd(driver: Driver, requests: int, tokens: int) -> None:
+    """One step of so many whole prompts, with sampling."""
+    pages = -(-tokens // driver.engine.cache.page_size)
+    prompts = [tokens_of(slot, tokens, driver.engine.config.vocab_size) for slot in range(requests)]
+    sampling = SamplingParams(max_new_tokens=4, seed=1, temperature=1.0)
+    joins = [
+        driver.join(slot, range(slot * pages, (slot + 1) * pages), prompt_len=tokens, params=sampling)
+        for slot in range(requests)
+    ]
+    rows = [ExtendRow(slot, prompts[slot], 0, True) for slot in range(requests)]
+    driver.run(ForwardMode.EXTEND, joins=joins, extend=rows)
+
+
+def best_cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of all threads for one piece of work, the best of some tries."""
+    found = []
+    for _ in range(TRIES):
+        start = process_time()
+        work()
+        found.append(process_time() - start)
+    return min(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.engine", description=__doc__)
     parser.add_argument("--threads", type=int, default=usable_cores())
@@ -143,7 +189,7 @@ def main() -> None:
     driver = Driver(
         folder,
         pages=2304,
-        slots=32,
+        slots=64,
         threads=given.threads,
         kernels=given.kernels,
         kv_cache_dtype=given.kv_cache_dtype,
@@ -152,6 +198,7 @@ def main() -> None:
     say(driver.engine.description)
     steps(driver, (folder / PACKED_FILE).stat().st_size, peak, bandwidth)
     prefills(driver, peak)
+    chunks(driver)
     driver.close()
 
 

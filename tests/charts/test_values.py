@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from router.config import RouterConfig
 from router.discovery.slice_api import COMPONENT, PORTS
 from shared.errors import ConfigError
 from shared.local.config import ROLE_CONFIGS
@@ -56,6 +58,12 @@ MISTAKES = {
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
     "kv.transport=tcp": ["/kv/transport", "sealed"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+    "router.config.allowedOrigins[0]=https://Chat.example.com/": [
+        "/router/config/allowedOrigins/0",
+        "pattern",
+    ],
+    "router.config.allowedOrigins[0]=chat.example.com": ["/router/config/allowedOrigins/0", "pattern"],
+    "router.config.allowedHosts[0]=https://api.example.com": ["/router/config/allowedHosts/0", "pattern"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
 # Each value is allowed, together they mean nothing.
@@ -72,6 +80,9 @@ CONTRADICTIONS = {
     "decode.extraEnv[0].name=SEGUE_MAX_RUNNING_REQUESTS": "decode.extraEnv sets SEGUE_MAX_RUNNING_REQUESTS",
     "decode.resources.limits.nvidia\\.com/gpu=1": "decode.resources asks for nvidia.com/gpu, but device is cpu",
     "prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
+    "router.config.routerBytesMax=1073741824": "router.config.routerBytesMax is 1073741824",
+    "router.resources.limits.memory=1M,router.config.routerBytesMax=500001": "more than half of router.resources",
+    "router.resources.limits.memory=400Mi": "router.config.routerBytesMax is 268435456",
     "sameNodeGpuIpc.enabled=true": "device is not cuda",
     "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
     "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
@@ -90,6 +101,34 @@ CONTRADICTIONS = {
     "router.service.type=LoadBalancer,networkPolicy.clientsFrom=null": "networkPolicy.clientsFrom admits no address",
     "router.service.type=LoadBalancer": "networkPolicy.clientsFrom admits no address, so no client could connect",
 }
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "https://chat.example.com:8443", "app://obsidian.md", "http://[::1]:3000"]
+)
+def test_an_origin_that_a_router_takes_is_accepted(origin: str) -> None:
+    assert origin in manifest(None, f"router.config.allowedOrigins[0]={origin}")
+    assert RouterConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
+
+
+MEMORY = {
+    "536870912": 0,
+    "512Mi": 0,
+    "0.5Gi": 0,
+    "537M": 0,
+    "5.4e8": 0,
+    "536870911": 1,
+    "524287Ki": 1,
+    "0.4G": 1,
+}
+
+
+@pytest.mark.parametrize(("memory", "refused"), MEMORY.items())
+def test_the_routers_memory_is_twice_what_its_requests_may_take(memory: str, refused: int) -> None:
+    """The default of `router_bytes_max` is known to the chart, too, and so is each way to write a size."""
+    assert RouterConfig().router_bytes_max * 2 == 536870912
+    with pytest.raises(RefusedError, match="routerBytesMax") if refused else contextlib.nullcontext():
+        manifest(None, f"router.resources.limits.memory={memory}")
 
 
 # Ends of the paths in the schema where an object of Kubernetes stands, which Kubernetes checks.

@@ -1,5 +1,7 @@
 """A worker process that answers each `Cancel` with a `Refused` of the same rid, for tests and measurements.
 
+After a `Cancel` of the rid DEAF it reads nothing of its links until it gets SIGUSR1.
+
     python -m tests.integration.echo_worker KEYS_FILE EPOCH [PORT]
 
 Prints the address it listens on, then serves until its standard input ends.
@@ -7,6 +9,7 @@ Prints the address it listens on, then serves until its standard input ends.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 
@@ -15,6 +18,8 @@ from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
 from shared.messages import Cancel, Hello, Refused
 from tests.link_settings import link_settings, write_note
+
+DEAF = "be deaf"
 
 
 def main(keys_file: str, epoch: str, port: str = "0") -> None:
@@ -25,6 +30,7 @@ def main(keys_file: str, epoch: str, port: str = "0") -> None:
     sys.stdout.write(links.address + "\n")
     sys.stdout.flush()
     ended = threading.Event()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # of all threads: `sigwait` takes it
 
     def watch() -> None:
         sys.stdin.read()
@@ -36,6 +42,8 @@ def main(keys_file: str, epoch: str, port: str = "0") -> None:
         for event in links.receive(10.0):
             if isinstance(event, Received) and isinstance(event.message, Cancel):
                 links.send(event.peer, Refused(event.message.rid, 0, "stale"))
+                if event.message.rid == DEAF:
+                    signal.sigwait({signal.SIGUSR1})
     links.close()
 
 

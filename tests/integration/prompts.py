@@ -18,8 +18,8 @@ _TEXTS = (
     "1, 1, 2, 3, 5, 8, 13, ",
 )
 _EXACT = (1, 2, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 4 * PAGE_SIZE - 1, 4 * PAGE_SIZE, 4 * PAGE_SIZE + 1)
-_LONG = (200, 500, 777, 1000)
-_VERY_LONG = (2047, 2048, 3000)  # around and above one chunk
+_LONG = (255, 256, 777, 1000)  # around and above one chunk
+_VERY_LONG = (2047, 2048, 3000)
 
 
 def varied_prompts(model: Path) -> list[list[int]]:

@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -86,6 +88,55 @@ def test_a_frozen_decode_worker_doubles_no_token(two_each: LocalDeployment, undi
     until(lambda: not two_each.held(), 10, "pages given back by the worker that was frozen")
 
 
+def test_a_worker_whose_stderr_nobody_reads_goes_on_with_its_streams(two_each: LocalDeployment) -> None:
+    def block_stderr(victim: RunningProcess) -> None:
+        stack.enter_context(full_stderr(two_each, victim))
+        for _ in range(4):
+            socket.create_connection(("127.0.0.1", links_port(two_each, victim))).close()
+        until(
+            lambda: strangers_refused(two_each, victim) >= 4,
+            10,
+            "a line of the worker that cannot be written",
+        )
+
+        assert two_each.metrics(victim)["segue_slots_used"] == 1, "the stream was over before"
+
+    brief = SAMPLED | {"max_tokens": 500}
+    undisturbed = crowd(two_each.url, [PROMPT], 1, **brief)[0]
+    before = continuations(two_each)
+    with ExitStack() as stack:
+        answer = asyncio.run(disturb(two_each, pieces=20, with_worker=block_stderr, params=brief))
+        assert not [line for line in two_each.command.read_lines() if "link.refused" in line]
+    assert answer == undisturbed
+    assert continuations(two_each) == before
+    two_each.command.line(lambda line: "link.refused" in line, 10)
+
+
+@contextmanager
+def full_stderr(running: LocalDeployment, victim: RunningProcess) -> Iterator[None]:
+    """`segue up`, which reads the stderr of its children, stands still, and the pipe of this child is full."""
+    os.kill(running.command.process.pid, signal.SIGSTOP)
+    try:
+        pipe = os.open(f"/proc/{victim.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        for piece in (b"." * 4095 + b"\n", b"\n"):
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(pipe, piece)
+        os.close(pipe)
+        yield
+    finally:
+        os.kill(running.command.process.pid, signal.SIGCONT)
+
+
+def links_port(running: LocalDeployment, worker: RunningProcess) -> int:
+    return int(running.command.children()[worker.pid].partition("--links-port ")[2].split()[0])
+
+
+def strangers_refused(running: LocalDeployment, worker: RunningProcess) -> float:
+    figures = running.metrics(worker)
+    return sum(value for name, value in figures.items() if name.startswith("segue_link_refusals_total{"))
+
+
 def test_what_a_client_that_hangs_up_held_is_given_back_within_a_second(two_each: LocalDeployment) -> None:
     async def leave() -> None:
         async with client_of(two_each.url) as client:
@@ -129,7 +180,11 @@ async def abort_some(running: LocalDeployment, plans: list[tuple[int, float | No
 
 
 async def disturb(
-    running: LocalDeployment, *, pieces: int, with_worker: Callable[[RunningProcess], None]
+    running: LocalDeployment,
+    *,
+    pieces: int,
+    with_worker: Callable[[RunningProcess], None],
+    params: Mapping[str, Any] = SAMPLED,
 ) -> StreamedAnswer:
     """Complete PROMPT, and after some pieces of text do this to the decode worker that serves it."""
     arrived = asyncio.Event()
@@ -142,7 +197,7 @@ async def disturb(
             arrived.set()
 
     async with client_of(running.url) as client:
-        answer = asyncio.create_task(complete(client, PROMPT, count, **SAMPLED))
+        answer = asyncio.create_task(complete(client, PROMPT, count, **params))
         await arrived.wait()
         victim = await asyncio.to_thread(busy_worker, running, "decode")
         await asyncio.to_thread(with_worker, victim)

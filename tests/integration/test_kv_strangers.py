@@ -23,14 +23,16 @@ from shared.errors import TransferError
 from shared.links.keys import LinkKeys, parse_keys
 from shared.links.new_keys import Identity, key_file, new_identity
 from shared.transfer.nixl import NixlOffer
-from shared.transfer.reader import ReadState, Span
+from shared.transfer.reader import SPANS_MAX, ReadState, Span
 from shared.transfer.sealed import SealedOffer
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_door import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
+from shared.transfer.sealed_holder import CONNECTIONS_MAX
 from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import GetPages, GetWord, Request, encode_request
 from shared.transfer.ucx import WITHOUT_TCP
+from tests.abuse.procfs import PeakMemory
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
@@ -242,6 +244,22 @@ def test_readers_that_do_not_read_cost_the_holder_bounded_memory(worker: HolderP
     assert resident_bytes(worker.process.pid) - before < 8 * (2 * PORTION_BYTES + 2**18)
     for connection, _ in greedy:
         connection.close()
+    assert_whole(worker)
+
+
+def test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory(
+    worker: HolderProcess,
+) -> None:
+    """None of them reads, so the holder keeps each request, a frame and a buffer to gather in."""
+    peak = PeakMemory(worker.process.pid)
+    spans = tuple((70_000 + 1500 * number, 1000) for number in range(SPANS_MAX))
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX - 1):
+            connection, channel = channel_to(worker)
+            stack.enter_context(connection)
+            channel.send(FrameKind.REQUEST, encode_request(GetPages(3, 77, spans)))
+        assert_whole(worker)
+        assert peak.growth() < 200 << 20
     assert_whole(worker)
 
 

@@ -1,7 +1,7 @@
 """A router process of the simulated world, and the clients behind it, which check every token they are given.
 
-The cores and the pass are the real ones (`RouterCore`, `RouterDrain`, `EffectPass`); links, clients, signals and
-timers are the world's.
+The cores and the pass are the real ones (`RouterCore`, which `fairness` judges, `RouterDrain`, `EffectPass`); links,
+clients, signals and timers are the world's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from router.config import RouterConfig
-from router.core.dispatch import RouterCore
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
@@ -19,6 +18,7 @@ from shared.effects import Note
 from shared.links.events import LinkEvent, Received
 from shared.messages import FinishReason, Hello, Message
 from tests.doubles.novelty import Novelty
+from tests.simulation.fairness import JudgedRouterCore
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import TimelineProcess
@@ -122,7 +122,7 @@ class Router:
             share_prefix_cache=sizes.share_prefix_cache,
             overtakes_max=sizes.overtakes_max,
         )
-        self.core = RouterCore(settings, process.now)
+        self.core = JudgedRouterCore(settings, process.now)
         self._network = world.network
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)

@@ -28,6 +28,7 @@ from tests.simulation import worker
 from tests.simulation.fabric import Agent, FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
 from tests.simulation.oracle_device import OracleDevice, Pages, Slot
+from tests.simulation.witness import Witness
 
 MISTAKES: dict[str, Mutation] = {}
 _mistake = into(MISTAKES)
@@ -221,6 +222,18 @@ def _reclaim_launched() -> list[Patch]:
 
     real = EventLoop._poll_transfers
     return [(EventLoop, "_poll_transfers", poll_transfers)]
+
+
+@_mistake("event_loop", "what comes while a step is settled first is lost")
+def _deaf_while_settling() -> list[Patch]:
+    def take_in(self: EventLoop, patience_seconds: float) -> None:
+        steps = self._scheduler.steps if isinstance(self._scheduler, Witness) else []
+        if steps[-2:-1] == ["settles first"]:
+            self._links.receive(patience_seconds)
+        real(self, patience_seconds)
+
+    real = EventLoop._take_in
+    return [(EventLoop, "_take_in", take_in)]
 
 
 @_mistake("decode", "rows are settled in another order")

@@ -1,10 +1,20 @@
-"""Mistakes in what tenants are charged, share and keep from each other: see `tests.simulation.mutations`."""
+"""Mistakes in what tenants are charged, share, wait for and keep from each other: see `tests.simulation.mutations`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from decode import admission as decode_admission
+from decode.admission import Admission
+from decode.retraction import Retraction
+from prefill import scheduler as prefill_scheduler
+from prefill.scheduler import PrefillScheduler
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant, Tenants
+from shared.req import Req
+from shared.scheduling import tenant_shares
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -47,3 +57,94 @@ def _tenants_stay() -> list[Patch]:
 
     real = Tenants.leave
     return [(Tenants, "leave", leave)]
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------
+
+
+@_mistake("tenants", "the router's queues serve arrival order instead of fair order")
+def _arrival_order() -> list[Patch]:
+    def order(self: RequestQueue, live: LiveRequest) -> tuple[int, float, int]:
+        del self
+        return (-live.request.priority, 0.0, live.arrival)
+
+    return [(RequestQueue, "_order", order)]
+
+
+@_mistake("tenants", "prefill workers serve the order of their policy, whoever holds most")
+def _policy_order() -> list[Patch]:
+    def least_served_first(waiting: Sequence[Req], present: Any) -> list[Req]:
+        del present
+        return list(waiting)
+
+    return [(prefill_scheduler, "least_served_first", least_served_first)]
+
+
+# ---- what is kept for light requests ---------------------------------------------------------------------------
+
+
+@_mistake("tenants", "prefill workers keep nothing for those who hold little")
+def _prefill_keeps_nothing() -> list[Patch]:
+    def without(self: PrefillScheduler, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
+        self._words_kept = 0
+
+    real = PrefillScheduler.__init__
+    return [(PrefillScheduler, "__init__", without)]
+
+
+@_mistake("tenants", "decode workers keep nothing for those who hold little")
+def _decode_keeps_nothing() -> list[Patch]:
+    def without(self: Admission, *arguments: Any) -> None:
+        real(self, *arguments)
+        self.pages_kept = self.slots_kept = 0
+
+    real = Admission.__init__
+    return [(Admission, "__init__", without)]
+
+
+@_mistake("tenants", "decode workers keep slots but no pages")
+def _decode_keeps_no_pages() -> list[Patch]:
+    def without(self: Admission, *arguments: Any) -> None:
+        real(self, *arguments)
+        self.pages_kept = 0
+
+    real = Admission.__init__
+    return [(Admission, "__init__", without)]
+
+
+@_mistake("tenants", "prefill workers give what they keep to nobody")
+def _prefill_gives_nothing() -> list[Patch]:
+    return [(prefill_scheduler, "is_light", _never)]
+
+
+@_mistake("tenants", "decode workers give what they keep to nobody")
+def _decode_gives_nothing() -> list[Patch]:
+    return [(decode_admission, "is_light", _never)]
+
+
+@_mistake("tenants", "a request is light although its tenant takes more than an even share")
+def _light_without_share() -> list[Patch]:
+    def is_light(req: Req, others: Any, size: int, capacity: float) -> bool:
+        del size, capacity
+        return real(req, others, 0, float("inf"))
+
+    real = tenant_shares.is_light
+    return [(prefill_scheduler, "is_light", is_light), (decode_admission, "is_light", is_light)]
+
+
+@_mistake("tenants", "a retracted request returns into the pages that are kept")
+def _resumes_into_pages() -> list[Patch]:
+    def resume(self: Retraction, present: list[Req]) -> Req | None:
+        kept, self.pages_kept = self.pages_kept, 0
+        req = real(self, present)
+        self.pages_kept = kept
+        return req
+
+    real = Retraction.resume
+    return [(Retraction, "resume", resume)]
+
+
+def _never(req: Req, others: Any, size: int, capacity: float) -> bool:
+    del req, others, size, capacity
+    return False

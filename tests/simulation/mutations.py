@@ -14,6 +14,7 @@ from tests.simulation import (
     mistakes,
     mistakes_about_losses,
     mistakes_about_tenants,
+    mistakes_about_trust,
     mistakes_about_versions,
     mistakes_in_draining,
 )
@@ -23,6 +24,7 @@ MUTATIONS = {
     **mistakes_in_draining.MISTAKES,
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
+    **mistakes_about_trust.MISTAKES,
     **mistakes_about_versions.MISTAKES,
 }
 

@@ -169,6 +169,8 @@ class SimulatedLink:
         self.network.count(f"message {type(message).__name__}")
         if sender.endpoint.hello.understands and not side.endpoint.hello.understands:
             self.network.count("path a field of a later version is ignored")
+        if side is self.router:
+            self.network.on_answer(message)
         if not isinstance(message, Novelty):  # the cores of today know no such message
             side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
 
@@ -200,6 +202,7 @@ class Network:
     faults: NetworkFaults
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
+    on_answer: Callable[[Message], None] = lambda _: None  # what a worker says, as it arrives
     links: list[SimulatedLink] = field(default_factory=list)
 
     def connect(self, router: SimulatedEndpoint, worker: SimulatedEndpoint) -> None:

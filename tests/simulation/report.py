@@ -82,6 +82,15 @@ ENDS = [
     "refused 504",
     "disconnected",
 ]
+JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
+    "judged at router: a turn was before",
+    "judged at prefill: no more than a share",
+    "judged at prefill: light into what is kept",
+    "judged at prefill: light waits for input",
+    "judged at decode: no more than a share",
+    "judged at decode: light into what is kept",
+    "judged at decode: light refused",
+]
 EXPECTED = [
     *(row for row in ROWS if row not in UNREACHED_ROWS),
     *MESSAGES,
@@ -95,6 +104,7 @@ EXPECTED = [
     "path a field of a later version is ignored",
     "path a process came again in a newer version",
     "path settled before the next launch",
+    "path heard before the launch that waited for a settlement",
     "path put off for a prefix in the same batch",
     "path exit worker.drained",
     "path exit worker.ended_with_work",
@@ -104,7 +114,8 @@ EXPECTED = [
     "path session refused while the loop hangs",
     "path router ended",
     "path request taken while draining",
-    "path small request served",
+    "path unsound command refused",
+    "path no large worker stayed",
     "refused for its tenant: tenant_queue_full",
     "refused for its tenant: tokens_per_minute",
     "path answer cut by a draining router",
@@ -113,6 +124,7 @@ EXPECTED = [
     *(f"continued after {cause}" for cause in CONTINUATIONS),
     *(f"dropped {cause}" for cause in DROPPED),
     *(f"end {end}" for end in ENDS),
+    *JUDGED,
 ]
 
 
@@ -121,6 +133,7 @@ def gather(world: World) -> Counter[str]:
     counts = Counter(world.counts)
     for router in world.all_routers:
         _add_router(counts, router.core.counters)
+        counts.update({f"judged at router: {name}": count for name, count in router.core.judged.items()})
     for worker in world.all_workers:
         _add_worker(counts, worker)
     counts.update(f"end {_end(client)}" for client in world.clients)
@@ -153,6 +166,7 @@ def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
 
 def _add_worker(counts: Counter[str], worker: SimulatedWorker) -> None:
     role, counters = worker.hello.role, worker.scheduler.counters
+    counts.update({f"judged at {role}: {name}": count for name, count in worker.scheduler.judged.items()})
     for (state, event), count in worker.scheduler.states.taken.items():
         counts[f"{role} row {state.value} {event.value}"] += count
     for field in fields(counters):

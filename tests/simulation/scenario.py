@@ -48,7 +48,8 @@ DRAWN_FAULTS = (
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
 HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
 FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG)
+NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, NONSENSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,6 @@ class PlannedRequest:
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …
     stop_delay_seconds: float = 0.0  # … and so much later
-    small: bool = False  # a few tokens of a tenant that sends little: it must not wait for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,16 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_hangs(_with_router_drains(_with_tenants(scenario)))
+    return _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+
+
+def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
+    rng = scenario.random("nonsense")
+    if rng.random() > 0.5:
+        return scenario
+    faults = sorted((*scenario.faults, *_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
@@ -217,7 +226,6 @@ def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedReq
             prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))),
             params=SamplingParams(max_new_tokens=rng.randint(1, 4), seed=rng.getrandbits(32)),
             tenant="small",
-            small=True,
         )
         for number in range(rng.randint(1, 3))
     ]

@@ -1,6 +1,7 @@
-"""The oracle for tenants: each is charged for exactly what it had, reads no other's cache, and waits for no crowd.
+"""The oracle for tenants: each is charged for exactly what it had, and reads no other's cache.
 
-It looks at what routers charged and at what clients were told. It knows neither queues nor workers.
+It looks at what routers charged and at what clients were told. It knows neither queues nor workers; whose
+turn it is, and what is kept for whom, `fairness` judges.
 """
 
 from __future__ import annotations
@@ -12,14 +13,9 @@ from itertools import takewhile
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestCompleted
 from router.core.fair_clock import FairClock
-from shared.scheduling.tenant_shares import share_of
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import ScenarioSizes
 
-SMALL_SECONDS_MAX = (
-    10.0  # from a small request to its last token, in a world without faults; hundreds of steps
-)
-SMALL_TOKENS = 11  # of a small request, with its answer
 TOKENS_ROUNDING = 1e-6
 
 
@@ -76,27 +72,6 @@ def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSi
             longest = max((_shared_len(client.planned.prompt, _tokens(other)) for other in own), default=0)
             told = client.outcome.usage.cached_tokens
             assert told <= longest, f"{client.planned.rid}: {told} cached tokens, of its own tenant {longest}"
-
-
-def prove_small_ones_were_served(clients: Iterable[SimulatedClient], sizes: ScenarioSizes) -> int:
-    """A few tokens of a tenant that sends little come soon, whatever others have sent. Returns how many were judged."""
-    if not _keeps_room(sizes):
-        return 0
-    small = [client for client in clients if client.planned.small and client.ended_at is not None]
-    for client in small:
-        assert client.ended_at is not None
-        seconds = client.ended_at - client.planned.at
-        assert seconds < SMALL_SECONDS_MAX, f"{client.planned.rid}: a few tokens took {seconds:.2f} s"
-    return len(small)
-
-
-def _keeps_room(sizes: ScenarioSizes) -> bool:
-    """Whether every bound is large enough that something of it is kept for a small request."""
-    pages = -(-SMALL_TOKENS // sizes.page_size)
-    smallest = (sizes.pages("prefill", 0), sizes.pages("decode", 0))
-    bounds = [(places, 1) for places in (sizes.prefill_slots, sizes.decode_slots, sizes.leases_max)]
-    bounds += [(places, pages) for places in smallest]
-    return all(places - share_of(places, sizes.tenant_share_max) >= kept for places, kept in bounds)
 
 
 def _same(charged: Counter[str], used: Counter[str], what: str) -> None:

@@ -29,6 +29,8 @@ class Witness:
     steps: list[str] = field(default_factory=list)  # "plan 7", "settle 6", "settles first", "nothing to plan"
 
     def on_link(self, event: LinkEvent, now: float) -> None:
+        if self.steps[-2:-1] == ["settles first"]:
+            self.count("path heard before the launch that waited for a settlement")
         match event:
             case Received(_, Cancel(rid, _)):
                 self.count(f"path cancelled while {self._where(rid)}")

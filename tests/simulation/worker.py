@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from decode.config import DecodeConfig
-from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
-from prefill.scheduler import PrefillScheduler
 from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
@@ -25,6 +23,7 @@ from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.doubles.novelty import Novelty
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
+from tests.simulation.fairness import JudgedDecode, JudgedPrefill
 from tests.simulation.network import Network
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
@@ -125,10 +124,11 @@ class SimulatedWorker:
         return self.process.now
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """All that has come; the waiting is done by `_rest`."""
+        """What has come, but the last of several events: it comes a moment later. The waiting is done by `_rest`."""
         del timeout_seconds
         self.watch.turned(self.process.now)
-        events, self._inbox = self._inbox, []
+        taken = max(1, len(self._inbox) - 1)
+        events, self._inbox = self._inbox[:taken], self._inbox[taken:]
         return events
 
     def send(self, peer: str, message: Message) -> None:
@@ -236,8 +236,8 @@ def agent_name(uid: str, epoch: int) -> str:
     return f"{uid}/{epoch:016x}"
 
 
-def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> PrefillScheduler:
-    return PrefillScheduler(
+def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> JudgedPrefill:
+    return JudgedPrefill(
         PrefillConfig(
             page_size=sizes.page_size,
             max_running_requests=sizes.prefill_slots,
@@ -262,8 +262,8 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
     )
 
 
-def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> DecodeScheduler:
-    return DecodeScheduler(
+def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> JudgedDecode:
+    return JudgedDecode(
         DecodeConfig(
             page_size=sizes.page_size,
             max_running_requests=sizes.decode_slots,

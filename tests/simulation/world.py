@@ -19,8 +19,9 @@ from shared.messages import Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.network import Network, SimulatedLink
-from tests.simulation.scenario import HANG, Fault, SimulationScenario
-from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart, prove_small_ones_were_served
+from tests.simulation.nonsense import RefusedNonsense, unsound_command
+from tests.simulation.scenario import HANG, NONSENSE, Fault, SimulationScenario
+from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.versions import understood_by
 from tests.simulation.worker import SimulatedWorker, Surroundings
@@ -56,7 +57,8 @@ class World:
         self.counts: Counter[str] = Counter()
         self.clients = [SimulatedClient(planned) for planned in scenario.requests]
         self._rng = scenario.random("world")
-        self.network = Network(scenario.network, scenario.random("network"), self.count)
+        self._nonsense = RefusedNonsense(self.count)
+        self.network = Network(scenario.network, scenario.random("network"), self.count, self._nonsense.judge)
         self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
         self.workers: dict[str, SimulatedWorker] = {}
         self.routers: dict[str, Router] = {}
@@ -150,12 +152,25 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
+            case kind if kind == NONSENSE:
+                self._send_nonsense(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
                 self._break(self.network.links_of(victim.process) if victim else [], fault)
             case "loss" | "reconnect":
                 links = self.network.links
                 self._break([links[fault.choice % len(links)]] if links else [], fault)
+
+    def _send_nonsense(self, fault: Fault) -> None:
+        links = [link for link in self.network.links if link.router.up and not link.router.torn]
+        if not links:
+            return
+        self.count(f"fault {fault.kind}")
+        rid = f"nonsense-{len(self._nonsense.rids)}"
+        self._nonsense.rids.add(rid)
+        link = links[fault.choice % len(links)]
+        holder = self.all_workers[fault.choice % len(self.all_workers)].agent.holder
+        link.send(link.router, unsound_command(link.worker.endpoint.hello, rid, holder, fault.choice))
 
     def _break(self, links: list[SimulatedLink], fault: Fault) -> None:
         broken = [link for link in links if link.break_off(fault.kind, both_ways=fault.kind != "loss")]
@@ -202,9 +217,16 @@ class World:
             ended(closes_links=True)
 
         worker.sigterm(exits)
+        if not any(self._stays(other, worker.hello.role) for other in self.workers.values()):
+            self.count("path no large worker stayed")
         self.timeline.after(
             self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(closes_links=False)
         )
+
+    def _stays(self, worker: SimulatedWorker, role: Role) -> bool:
+        """Whether it is a worker of the role, as large as any, that does not leave."""
+        small = self.scenario.sizes.small_pages and worker.hello.uid == f"{role}-0"
+        return worker.hello.role == role and not worker.draining and not small
 
     def _end_router(self, router: Router | None, fault: Fault) -> None:
         """A router gets a signal: `RouterDrain` decides when it exits."""
@@ -288,15 +310,12 @@ class World:
             self._prove_empty(worker)
         prove_caches_are_apart(self.clients, self.scenario.sizes)
         if self.scenario.calm:
-            self.counts["path small request served"] += prove_small_ones_were_served(
-                self.clients, self.scenario.sizes
-            )
             failed = [
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
             ]
             assert not failed, f"{failed} failed in a calm world"
-            # Where all large workers leave at once, what does not fit the small one waits until one is back.
-            if not (self.scenario.sizes.small_pages and self.scenario.faults):
+            # While the small worker is alone, what does not fit it waits until another one is back.
+            if not self.counts["path no large worker stayed"]:
                 assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):

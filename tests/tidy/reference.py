@@ -30,7 +30,10 @@ from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
 from shared.transfer.counters import KvCounters
-from tests.abuse.bounds import BOUNDS
+from tests.abuse.bound import Bound
+from tests.abuse.bounds import ROUTER_BOUNDS
+from tests.abuse.bounds_of_links import KV_BOUNDS, LINK_BOUNDS
+from tests.abuse.bounds_of_workers import PROCESS_BOUNDS, WORKER_BOUNDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -43,9 +46,17 @@ A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of
 (`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
 warning. Seconds, bytes and tokens are in the name.
 """
-BOUNDS_HEAD = """What one client, or all together, can take from a router at most. The worst case is at the default.
-Tests of `tests/abuse` go there against a router with an address space of 1 GiB (`RLIMIT_AS`).
+BOUNDS_HEAD = """What somebody can take at most. The worst case is at the default. Strangers have no key; peers are
+routers and workers of the same deployment, perhaps in other hands. Tests of `tests/abuse` go there against a router
+with an address space of 1 GiB (`RLIMIT_AS`), those of `test_link_bounds.py` against a worker's links with as much.
 """
+BOUNDS: Mapping[str, tuple[Bound, ...]] = {
+    "What clients take from a router": ROUTER_BOUNDS,
+    "What strangers and peers take from a link": LINK_BOUNDS,
+    "What strangers and workers take from a worker that offers KV pages": KV_BOUNDS,
+    "What routers take from a worker": WORKER_BOUNDS,
+    "What anybody takes from any process": PROCESS_BOUNDS,
+}
 MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
     ("`segue up`", LocalConfig, None),
     ("Every process", ProcessConfig, None),
@@ -126,10 +137,13 @@ def _messages() -> Iterator[str]:
 
 
 def _bounds() -> Iterator[str]:
-    yield "| bound | default | beyond it | worst case | test |"
-    yield "|---|---|---|---|---|"
-    for bound in BOUNDS:
-        yield f"| `{bound.title}` | {bound.default} | {bound.beyond} | {_cell(bound.worst)} | `{bound.test}` |"
+    for title, bounds in BOUNDS.items():
+        yield f"### {title}\n"
+        yield "| bound | default | beyond it | worst case | test |"
+        yield "|---|---|---|---|---|"
+        for bound in bounds:
+            yield f"| `{bound.title}` | {bound.default} | {bound.beyond} | {_cell(bound.worst)} | `{bound.test}` |"
+        yield ""
 
 
 def _cell(text: str) -> str:

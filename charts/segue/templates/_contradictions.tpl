@@ -2,6 +2,7 @@
 {{- define "segue.refuseContradictions" -}}
 {{- include "segue.refuseModel" . -}}
 {{- include "segue.refuseDevices" . -}}
+{{- include "segue.refuseBodies" . -}}
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
 {{- end -}}
@@ -65,6 +66,22 @@
 {{- if and (eq .Values.kv.transport "nixl") (not .Values.rdma.enabled) (not .Values.kv.allowUnauthenticatedTcp) -}}
 {{- fail "kv.transport is nixl and rdma.enabled is false, so whoever reaches kv.ports could write all memory of a worker: leave kv.transport at auto, or set kv.allowUnauthenticatedTcp" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* What requests may take leaves the router half of its memory. The default is that of the process. */}}
+{{- define "segue.refuseBodies" -}}
+{{- $bodies := dig "routerBytesMax" 268435456 (default dict .Values.router.config) -}}
+{{- $memory := dig "limits" "memory" "" (default dict .Values.router.resources) -}}
+{{- if and $memory (gt (mulf 2 (float64 $bodies)) (include "segue.bytes" $memory | float64)) -}}
+{{- fail (printf "router.config.routerBytesMax is %d, more than half of router.resources.limits.memory, which is %v: lower the one or raise the other, the router needs memory for more than requests" (int64 $bodies) $memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A size as Kubernetes writes it (1Gi, 500M, 1e9), in bytes. */}}
+{{- define "segue.bytes" -}}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" (toString .) -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number (toString .)) | default 1000000000000 | float64) -}}
 {{- end -}}
 
 {{- define "segue.refuseModel" -}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.messages import Decode, Finished, Joined, Refused
+from shared.messages import Cancel, Decode, Finished, Joined, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import VOCAB_SIZE, decode, prompt
 
@@ -60,13 +60,35 @@ def test_a_light_request_joins_a_worker_that_is_full_for_the_greedy_tenant() -> 
 def test_a_light_request_joins_while_requests_of_the_greedy_tenant_are_retracted() -> None:
     bench = flooded()
     bench.run_until(lambda: bench.core.counters.retractions > 0)
-    assert not bench.core._load().accepting
+    assert not bench.core._room.load().accepting
     bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
     bench.turn(2)
     bench.fetcher.land_all()
     bench.turn(6)
     assert "late" in refused(bench)
     assert "s" in [said.rid for said in bench.said(Finished)]
+
+
+def test_a_retracted_request_does_not_return_into_the_slots_that_are_kept() -> None:
+    bench = flooded(retract_steps=2)
+    bench.run_until(lambda: bench.core.counters.retractions > 0)
+    bench.device.finish_copies()
+    bench.turn()
+    assert len(bench.core._retraction.retracted) == 2
+    light = [of("small", f"s{number}", 90 + number, prompt_len=3, max_new_tokens=14) for number in range(6)]
+    bench.send(
+        *(Cancel(rid, 1) for rid in ("g2", "g3", "g4"))
+    )  # their pages are enough for one that returns …
+    bench.send(*light[:5])  # … but their slots are taken
+    bench.turn()
+    assert bench.core.slots_used == 8
+    assert len(bench.core._retraction.retracted) == 2
+    bench.send(light[5])
+    bench.turn()
+    assert bench.core.slots_used == 9
+    bench.run()
+    assert bench.core.counters.resumes >= 2
+    assert bench.holds_nothing
 
 
 def test_a_light_request_grows_at_the_greedy_tenants_cost() -> None:

@@ -5,22 +5,17 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.links.counters import LinkCounters
-from shared.links.dialing import Dial, RouterEnd, SendFrames
-from shared.links.events import PeerDown, PeerUp, Received
-from shared.links.listening import WorkerEnd
+from shared.links.events import PeerDown, Received
 from shared.links.session import seal
 from shared.messages import (
     Cancel,
     Heartbeat,
-    Hello,
     Load,
     Message,
     Prefill,
@@ -31,10 +26,8 @@ from shared.messages import (
 )
 from shared.sampling_params import SamplingParams
 from tests.fuzzing import fuzzed
-from tests.link_settings import link_settings
+from tests.unit.links.two_peers import Dialing, Listening
 
-SETTINGS = link_settings(message_bytes_max=100_000)
-OTHERS, FUZZED = "tcp://other:1", "tcp://fuzzed:1"
 FROM_ROUTERS: tuple[Message, ...] = (
     Prefill("a", 0, (1, 2, 3), 8, SamplingParams(seed=1, max_new_tokens=9)),
     Cancel("a", 0), Release("a", 0), Renew("a", 0), Heartbeat(),
@@ -75,53 +68,6 @@ def frames_of(session: int, messages: tuple[Message, ...]) -> st.SearchStrategy[
     sessions = st.just(session) | st.integers(0, 2**64 - 1)
     sealed = st.builds(seal, sessions, numbers, bodies(messages), more=st.booleans())
     return sealed | st.lists(st.binary(max_size=40), max_size=4)
-
-
-class Listening:
-    """A worker's end with two routers that are up; the second is fuzzed."""
-
-    def __init__(self) -> None:
-        hello = Hello(session=0, role="prefill", uid="p", epoch=1)
-        self.end = WorkerEnd(hello, SETTINGS, LinkCounters())
-        for number, connection in enumerate((b"other", b"fuzzed")):
-            greeting = Hello(session=number, role="router", uid=f"r{number}", epoch=2)
-            self.end.receive(connection, seal(number, 0, encode(greeting)), 0.0)
-        assert [type(event) for event in self.end.events] == [PeerUp, PeerUp]
-        self.end.events.clear()
-
-    def receive(self, frames: list[bytes]) -> None:
-        self.end.receive(b"fuzzed", frames, 0.0)
-
-    def other_is_served(self) -> bool:
-        self.end.events.clear()
-        self.end.receive(b"other", seal(0, 1, encode(Cancel("x", 0))), 0.0)
-        return [event.message for event in self.end.events if isinstance(event, Received)] == [Cancel("x", 0)]
-
-
-class Dialing:
-    """A router's end with two workers that are up; the second is fuzzed."""
-
-    def __init__(self) -> None:
-        numbers = count(0)
-        hello = Hello(session=0, role="router", uid="r", epoch=1)
-        self.end = RouterEnd(hello, SETTINGS, LinkCounters(), lambda: next(numbers))
-        for number, address in enumerate((OTHERS, FUZZED)):
-            self.end.connect(address, 0.0)
-            self.end.tick(0.0)
-            greeting = Hello(session=number, role="decode", uid=f"d{number}", epoch=2)
-            self.end.receive(address, seal(number, 0, encode(greeting)), 0.0)
-        assert [type(event) for event in self.end.events] == [PeerUp, PeerUp]
-        assert {type(step) for step in self.end.outgoing} == {Dial, SendFrames}
-        self.end.events.clear()
-
-    def receive(self, frames: list[bytes]) -> None:
-        self.end.receive(FUZZED, frames, 0.0)
-
-    def other_is_served(self) -> bool:
-        self.end.events.clear()
-        self.end.receive(OTHERS, seal(0, 1, encode(Refused("x", 0, "stale"))), 0.0)
-        events = [event.message for event in self.end.events if isinstance(event, Received)]
-        return events == [Refused("x", 0, "stale")]
 
 
 def judge(side: Listening | Dialing, batch: list[list[bytes]]) -> None:

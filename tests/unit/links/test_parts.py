@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.links.events import PeerDown
 from shared.links.session import (
     FRAME_BYTES_MAX,
     LAST,
     PART_BYTES_MAX,
+    REASON_CHARACTERS_MAX,
     Envelope,
     Session,
     SessionError,
     closing_frames,
     open_envelope,
+    seal,
 )
-from shared.links.thread import COMMAND_BYTES, Outbox
+from shared.links.sockets import _read_batch
+from shared.links.thread import COMMAND_BYTES, READ_BATCH, READ_BATCH_BYTES, Outbox
+from shared.messages import Closed, Hello, encode
 from tests.link_settings import link_settings
+from tests.unit.links.two_peers import Dialing, Listening
 
 BYTES_MAX = 5 * PART_BYTES_MAX
 SETTINGS = link_settings(message_bytes_max=BYTES_MAX)
@@ -49,7 +56,7 @@ def test_a_message_over_the_bound_ends_the_session_while_it_arrives() -> None:
     kept = bytes(PART_BYTES_MAX)
     for number in range(BYTES_MAX // PART_BYTES_MAX):
         assert receiver.accept(Envelope(1, number, True, kept), 0.0) is None
-    with pytest.raises(SessionError, match="message_bytes_max"):
+    with pytest.raises(SessionError, match="more than"):
         receiver.accept(Envelope(1, number + 1, True, b"x"), 0.0)
 
 
@@ -72,3 +79,61 @@ def test_what_waits_for_the_link_thread_is_bounded_and_a_session_is_given_up_onc
     for _ in range(10):
         outbox.remove(SESSION, bytes(100))
     assert outbox.add(SESSION, bytes(100)) == "waits"
+
+
+def test_a_worker_sends_a_router_nothing_longer_than_a_report() -> None:
+    side = Listening()
+    side.end.send("r1/0000000000000002", 1, bytes(80_001), 0.0)
+    assert [event.reason for event in side.end.events if isinstance(event, PeerDown)] == [
+        "a message of 80001 bytes is over report_bytes_max"
+    ]
+
+
+def test_a_router_takes_nothing_longer_than_a_report() -> None:
+    side = Dialing()
+    side.receive(seal(1, 1, bytes(80_001), more=True))
+    assert reason_of_the_end(side) == "malformed: a message of more than 80000 bytes"
+    assert side.other_is_served()
+
+
+def test_the_hello_of_a_worker_has_one_part() -> None:
+    side = Dialing()
+    hello = Hello(session=1, role="decode", uid="d", epoch=1, eos_token_ids=(70_000,) * 13_000)
+    for frames in Session(1, SETTINGS, 0.0).next_parts(encode(hello), 0.0):
+        header = open_envelope(frames)
+        side.receive(seal(1, header.number + 1, header.part, more=header.more))
+    assert reason_of_the_end(side) == "malformed: a Hello of several parts"
+
+
+@pytest.mark.parametrize("side", [Listening(), Dialing()], ids=["a worker", "a router"])
+def test_a_reason_of_any_length_is_kept_cut(side: Listening | Dialing) -> None:
+    side.receive(seal(1, 1, encode(Closed("x" * 40_000))))
+    reason = reason_of_the_end(side)
+    assert reason.startswith("closed by the ")
+    assert reason.count("x") == REASON_CHARACTERS_MAX
+    assert max(len(str(note.fields)) for note in side.end.notes) < 1200
+
+
+def reason_of_the_end(side: Listening | Dialing) -> str:
+    """Of the session of the peer that misbehaves."""
+    (down,) = [event for event in side.end.events if isinstance(event, PeerDown)]
+    return down.reason
+
+
+def test_a_turn_reads_no_more_from_one_socket_than_decoding_soon_ends() -> None:
+    """The rest waits in ZMQ for the next turn, so heartbeats and other peers have theirs."""
+    with zmq.Context() as context:
+        near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        near.bind("inproc://parts")
+        far.connect("inproc://parts")
+        for _ in range(READ_BATCH + 1):
+            far.send(bytes(PART_BYTES_MAX))
+        longest = sum(len(frame) for frames in _read_batch(near) for frame in frames)
+        assert READ_BATCH_BYTES <= longest < READ_BATCH_BYTES + PART_BYTES_MAX
+        while list(_read_batch(near)):
+            pass
+        for _ in range(READ_BATCH + 1):
+            far.send(b"")
+        assert [len(list(_read_batch(near))) for _ in range(2)] == [READ_BATCH, 1]
+        near.close()
+        far.close()

@@ -56,8 +56,8 @@ def test_the_api_is_open_only_where_the_file_says_so_of_the_router(values: Path)
 
 
 def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
-    settings = given(values, "decode: {config: {kvPages: 3, pageSize: 32}}", SEGUE_KV_PAGES="5")
-    assert settings.roles["decode"].flags == ["--page-size=32"]
+    settings = given(values, "decode: {config: {kvPages: 3, threads: 2}}", SEGUE_KV_PAGES="5")
+    assert settings.roles["decode"].flags == ["--threads=2"]
     assert "kv_pages=5" in repr(settings.roles["decode"].config)
 
 
@@ -127,6 +127,31 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
     with pytest.raises(ConfigError) as error:
         given(values, content)
     assert str(error.value).replace(str(values), "FILE").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("decode: {config: {pageSize: 32}}", "pageSize is 16 for prefill and 32 for decode"),
+        (
+            "prefill: {config: {kvCacheDtype: float16}}",
+            "kvCacheDtype is float16 for prefill and auto for decode",
+        ),
+        ("decode: {config: {kvTransport: sealed}}", "kvTransport is auto for prefill and sealed for decode"),
+    ],
+)
+def test_workers_that_could_not_read_each_other_are_refused(
+    values: Path, content: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        given(values, content)
+    assert str(error.value).startswith(sentence)
+
+
+def test_workers_may_have_any_kv_format_that_is_the_same(values: Path) -> None:
+    content = "{prefill: {config: {pageSize: 32}}, decode: {config: {pageSize: 32}}}"
+    assert given(values, content).roles["decode"].flags == ["--page-size=32"]
+    assert given(values, "decode: {config: {pageSize: 32}}", SEGUE_PAGE_SIZE="64").roles["decode"].flags == []
 
 
 @pytest.mark.parametrize(

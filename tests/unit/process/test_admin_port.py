@@ -77,6 +77,14 @@ def test_a_page_is_answered_without_its_query_and_the_connection_ends(admin: Adm
     assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize(("path", "status"), [("/here", 200), ("/broken", 500)])
+def test_head_is_answered_as_get_is_but_without_the_body(admin: AdminPort, path: str, status: int) -> None:
+    got = answer_to(admin, GET.replace(b"/here", path.encode()) + b"\r\n")
+    head = answer_to(admin, GET.replace(b"GET /here", b"HEAD " + path.encode()) + b"\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert head == got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

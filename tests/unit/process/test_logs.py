@@ -108,7 +108,7 @@ def test_a_note_is_written_soon_without_being_asked_for() -> None:
     writer = LineWriter(stream, logging.INFO, {}, "json", LogCounters())
     writer.write_note(NOTE, "core")
     assert comes_true(lambda: '"event":"request.state"' in stream.getvalue(), 5.0)
-    writer.close()
+    writer.end()
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
@@ -160,7 +160,7 @@ def blocked() -> Iterator[tuple[BlockedStream, LineWriter, LogCounters]]:
     assert stream.waits.wait(5)
     yield stream, writer, counters
     stream.reader.set()
-    writer.close()
+    writer.end()
 
 
 def record(text: str) -> logging.LogRecord:
@@ -209,7 +209,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_reader_for_ever(
     _, writer, _ = blocked
     monkeypatch.setattr(log_writer, "FLUSH_SECONDS_MAX", 0.1)
     writer.handle(record("never read"))
-    writer.close()
+    writer.end()
     assert writer._thread.is_alive(), "it still waits for a reader, and nobody waits for it"
 
 
@@ -218,7 +218,7 @@ def test_a_note_with_a_name_that_is_no_text_loses_no_other() -> None:
     writer = LineWriter(stream, logging.INFO, {}, "json", LogCounters())
     for name in ("one", "\udcff", "two"):
         writer.write_note(Note("link.down", {"reason": name}), "links")
-    writer.close()
+    writer.end()
     reasons = [json.loads(line)["reason"] for line in stream.getvalue().splitlines()]
     assert reasons == ["one", "\\udcff", "two"]
 
@@ -262,6 +262,26 @@ role_main.exit_now()
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
         until((tmp_path / "went on").exists, 60, "its way through its lines")
         assert process.wait(60) == 0
+
+
+def test_a_library_that_configures_logging_for_itself_ends_no_log() -> None:
+    """`logging.config` closes every handler that exists; NIXL calls it when it is loaded."""
+    program = """
+import logging.config
+import structlog
+from shared.effects import Note
+from shared.process import logs, role_main
+logs.configure("info", "json", role="decode", uid="d")
+structlog.get_logger().info("before")
+logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+structlog.get_logger().info("after")
+for number in range(1000):
+    logs.write_note(Note("link.down", {"number": number}), "links")
+role_main.exit_now()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    events = [json.loads(line)["event"] for line in ended.stderr.splitlines()]
+    assert events == ["before", "after", *["link.down"] * 1000]
 
 
 def test_a_process_that_exits_at_once_has_written_its_notes() -> None:

@@ -262,6 +262,20 @@ def test_a_wrong_method_is_a_405_that_names_the_right_one(
     assert response.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/health", 200), ("/v1/models", 200), (f"/v1/models/{MODEL}", 200), ("/nowhere", 404), (CHAT, 405)],
+)
+def test_head_is_answered_as_get_is_but_without_the_body(
+    client: httpx2.Client, path: str, status: int
+) -> None:
+    got, head = client.get(path), client.head(path)
+    assert head.status_code == got.status_code == status
+    assert head.headers["content-length"] == got.headers["content-length"]
+    assert head.content == b""
+    assert client.get("/health").status_code == 200
+
+
 def test_a_declared_body_of_50_mb_is_refused_and_the_answer_arrives(client: httpx2.Client) -> None:
     response = client.post(CHAT, content=b"x" * 50_000_000)
     assert response.status_code == 413
@@ -298,9 +312,10 @@ def test_a_body_that_never_arrives_is_given_up(model_folder: Path) -> None:
         connection.putheader("content-length", "100")
         connection.endheaders(b"{")
         response = connection.getresponse()
-        assert response.status == 400
+        assert response.status == 408
         assert "did not arrive" in json.loads(response.read())["error"]["message"]
         connection.close()
+        assert router.clients.counters.ended["slow_body"] == router.clients.counters.refusals["408"] == 1
 
 
 def test_a_body_that_is_compressed_is_a_415_that_says_so(client: httpx2.Client) -> None:

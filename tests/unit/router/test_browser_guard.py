@@ -13,6 +13,7 @@ import pytest
 from router.config import RouterConfig
 from shared.errors import ConfigError
 from shared.process.settings import load
+from tests.unit.router.raw_http import answered
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 BODY = json.dumps({"model": MODEL, "prompt": "fox"})
@@ -55,6 +56,12 @@ def test_a_body_that_a_page_may_post_without_asking_is_a_415(
     heard = len(router.workers.prefills)
     assert refused(ask(client, content_type=content_type), 415)
     assert len(router.workers.prefills) == heard
+
+
+def test_a_page_without_an_origin_of_its_own_is_a_403_where_no_host_is_named(router: RunningRouter) -> None:
+    lines = ["POST /v1/completions HTTP/1.0", "origin: null", f"content-length: {len(BODY)}", "", BODY]
+    (answer,) = answered(router, "\r\n".join(lines).encode())
+    assert answer.status == 403
 
 
 @pytest.mark.parametrize("content_type", JSON)

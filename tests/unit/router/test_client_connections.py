@@ -197,6 +197,20 @@ def test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut(
         assert len(answers(received(modest))) == 101
 
 
+def test_the_backlogs_of_streams_count_among_the_unread_bytes(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport and the kernel take a tenth of the total; so a backlog it is that exceeds it."""
+    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_MAX", 1_000_000)
+    with RunningRouter(model_folder, stream_backlog_bytes=1 << 30, send_bytes=4096) as router:
+        router.workers.script = Script(endless=True)
+        body = {"model": MODEL, "prompt": ["fox"] * 60, "max_tokens": 250, "stream": True}
+        with connect(router, receive_bytes=2048) as connection:
+            connection.sendall(post("/v1/completions", json.dumps(body).encode()))
+            assert comes_true(lambda: router.clients.counters.ended["unread_bytes"] == 1)
+            assert comes_true(lambda: sum(router.core.requests_by_state.values()) == 0)
+
+
 def test_the_kernel_holds_a_bounded_part_of_an_unread_answer(router: RunningRouter) -> None:
     with connect(router):
         assert comes_true(lambda: len(router.clients) > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.effects import RequestFailed
+from router.core.live_request import VISITS_MAX
 from shared.messages import Cancel, Decode, Limits, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
@@ -26,6 +27,19 @@ def test_a_worker_without_room_is_asked_again_after_a_pause_not_at_once() -> Non
     assert len(world.sent(Decode)) == 1
     world.wait(0.11)
     assert len(world.sent(Decode)) == 2
+
+
+def test_the_placements_remembered_of_a_request_are_bounded() -> None:
+    world = ScriptedDeployment(no_room_seconds=0.1, ready_seconds_max=100.0)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    for _ in range(2 * VISITS_MAX):
+        world.refused("d0", "r", "no_room")
+        world.wait(0.11)
+    assert len(world.sent(Decode)) > VISITS_MAX
+    shown = world.core.debug("r")
+    assert shown is not None
+    assert len(shown["workers"]) == VISITS_MAX  # type: ignore[arg-type]
 
 
 def test_refusals_for_lack_of_room_do_not_prolong_the_deadline() -> None:

@@ -11,7 +11,13 @@ import pytest
 from router.config import RouterConfig
 from router.http.completions import CompletionEndpoint, OpenAIServing
 from router.http.prompts import Prompts
-from router.http.request_fields import ChatFields, CompletionFields, read_fields
+from router.http.request_fields import (
+    NEUTRAL_BYTES_MAX,
+    ChatFields,
+    CompletionFields,
+    _is_neutral,
+    read_fields,
+)
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL
@@ -47,3 +53,9 @@ def test_small_fields_are_bounded_together() -> None:
     long = json.dumps({"model": "m", "prompt": "fox", "stop": ["x" * 200_000] * 3}).encode()
     with pytest.raises(RequestError, match="beside the prompt"):
         read_fields(long, CompletionFields)
+
+
+def test_a_long_value_of_an_unsupported_field_is_not_decoded() -> None:
+    assert _is_neutral(b" " * (NEUTRAL_BYTES_MAX - 1) + b"1", (1,))
+    assert not _is_neutral(b" " * NEUTRAL_BYTES_MAX + b"1", (1,))
+    assert not _is_neutral(b"[" * (NEUTRAL_BYTES_MAX + 1), (1,)), "or it would be malformed"

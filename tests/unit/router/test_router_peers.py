@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from router.discovery import router_peers
+from router.discovery.router_peers import CONNECTIONS_MAX
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 
@@ -64,3 +68,17 @@ def test_a_peer_that_gives_no_answer_is_a_502_and_one_that_is_not_known_a_404(
     assert answer.json()["error"]["message"] == "the router that served it gives no answer"
     del other.peers["one"]
     assert ask(other, rid).status_code == 404
+
+
+def test_a_peer_that_is_silent_is_a_502(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask: those who wait for a connection wait no longer."""
+    monkeypatch.setattr(router_peers, "ANSWER_SECONDS_MAX", 0.2)
+    with (
+        RunningRouter(model_folder, uid="other") as other,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ThreadPoolExecutor(2 * CONNECTIONS_MAX) as askers,
+    ):
+        other.peers["one"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        rid = router_peers._prefix("one") + "0" * 16
+        answers = list(askers.map(lambda _: ask(other, rid), range(2 * CONNECTIONS_MAX)))
+        assert [answer.status_code for answer in answers] == [502] * len(answers)

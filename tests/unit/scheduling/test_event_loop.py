@@ -60,6 +60,15 @@ def test_a_step_is_settled_behind_the_next_launch_but_for_the_first_token(except
     assert bench.device.trace[1] == ("settle 1" if exceptional else "launch 2")
 
 
+def test_a_request_that_comes_while_a_step_is_settled_joins_the_next_one() -> None:
+    bench = PrefillBench(chunked_prefill_size=8)
+    bench.send(prefill("a", prompt(8)), prefill("b", prompt(4, family=2)))
+    bench.turn()
+    bench.device.on_wait = lambda: bench.send(prefill("newcomer", prompt(4, family=3)))
+    bench.turn()
+    assert [len(rows) for rows in bench.extends] == [1, 2]
+
+
 def test_begin_never_waits_for_the_step_it_launched() -> None:
     for overlap in (True, False):
         bench = PrefillBench(overlap=overlap, chunked_prefill_size=8)

@@ -40,6 +40,7 @@ class ScriptedDevice:
     batches: list[ScheduleBatch] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)  # "launch 1", "settle 1", …
     copies: list[int] = field(default_factory=list)  # started, not done
+    on_wait: Callable[[], None] = lambda: None  # what happens while a step is waited for
     _done: list[int] = field(default_factory=list)
     _completed: int = 0
     _slots: dict[int, SlotJoin] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class ScriptedDevice:
 
     def wait(self, step: int) -> list[int]:
         self.trace.append(f"settle {step}")
+        self.on_wait()
         self._completed = step
         return self._results.pop(step)
 

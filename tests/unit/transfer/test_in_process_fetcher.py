@@ -10,6 +10,7 @@ import pytest
 
 from shared.baton import Baton
 from shared.errors import InvariantError, TransferError
+from shared.transfer import fetches
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
 from shared.transfer.memory import WordTable
@@ -101,6 +102,23 @@ def test_a_turn_that_has_spent_its_time_leaves_batches_to_the_next(
     """Where posting costs nothing all six are under way at once, two polls long; the word is there at once."""
     assert polls_until_landed(world) == 2
     assert polls_until_landed(busy_world) >= 6
+
+
+def test_no_read_has_more_spans_than_a_holder_answers(
+    world: FetchWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    read_pages = InProcessReader.read_pages
+
+    def read_and_count(reader: InProcessReader, baton: Baton, spans: Sequence[Span]) -> int:
+        asked.append(len(spans))
+        return read_pages(reader, baton, spans)
+
+    monkeypatch.setattr(InProcessReader, "read_pages", read_and_count)
+    monkeypatch.setattr(fetches, "SPANS_MAX", 1)
+    start(world, 1, make_source(world), 0)
+    assert isinstance(world.next_event(), FetchLanded)
+    assert asked[-len(SIX_BATCHES) :] == [1] * len(SIX_BATCHES)
 
 
 def test_a_fetch_abandoned_before_its_first_batch_reads_nothing(busy_world: FetchWorld) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.keys import parse_keys
 from shared.links.new_keys import key_file, new_identity
 from shared.transfer.memory import WordTable
+from shared.transfer.reader import SPANS_MAX
 from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealContexts, SealError, make_contexts
 from shared.transfer.sealed_requests import (
@@ -27,12 +30,14 @@ from shared.transfer.sealed_requests import (
     encode_request,
 )
 from tests.fetcher_contract import PAGE_BYTES, PageBuffer
+from tests.fuzzing import fuzzed
 from tests.link_keys import new_keys
 
 PAGES = 4
 KNOWN = PAGES * PAGE_BYTES  # where the known page begins
 ALL = KNOWN + PAGE_BYTES
-CONTEXTS = make_contexts(new_keys()["worker"])
+KEYS = new_keys()["worker"]
+CONTEXTS = make_contexts(KEYS)
 
 
 class Offered:
@@ -73,6 +78,7 @@ def test_a_span_outside_the_pages_is_refused(offered: Offered, span: tuple[int, 
 def test_the_pages_may_be_read_to_their_last_byte(offered: Offered) -> None:
     assert offered.memory.refusal(GetPages(3, 77, ((0, ALL),))) == ""
     assert offered.memory.refusal(GetPages(3, 77, ((ALL - 1, 1),))) == ""
+    assert offered.memory.page_bytes_at(ALL - 1, 1).readonly
 
 
 def test_more_than_all_pages_and_nothing_at_all_are_refused(offered: Offered) -> None:
@@ -104,7 +110,22 @@ def test_the_known_page_is_open_to_every_worker(offered: Offered) -> None:
     assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN, 8), (0, 8))))
 
 
-@settings(max_examples=200, deadline=None)
+def test_without_a_known_page_nothing_is_open_to_every_worker() -> None:
+    buffer = PageBuffer(PAGES)
+    pages = replace(buffer.memory, known_pages=0)
+    memory = OfferedMemory(pages, WordTable(8))
+    assert pages.known_page < 0
+    assert not memory.is_open(GetPages(3, 77, ((0, PAGE_BYTES),)))
+
+
+def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
+    spans = ((0, 1),) * SPANS_MAX
+    assert decode_request(encode_request(GetPages(3, 77, spans))) == GetPages(3, 77, spans)
+    with pytest.raises(SealError, match="no request"):
+        decode_request(encode_request(GetPages(3, 77, (*spans, (0, 1)))))
+
+
+@fuzzed
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes) -> None:
     try:
@@ -114,7 +135,7 @@ def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes)
     Offered().memory.refusal(request)
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed
 @given(st.lists(st.tuples(st.integers(), st.integers()), max_size=5), st.integers(), st.integers())
 def test_what_is_not_refused_lies_within_the_pages(
     spans: list[tuple[int, int]], lease: int, nonce: int
@@ -245,6 +266,43 @@ def test_workers_of_two_deployments_do_not_come_to_keys() -> None:
         shake(CONTEXTS, make_contexts(new_keys()["worker"]))
 
 
+def trusting_all() -> SealContexts:
+    """Of a foreigner who asks nobody for a certificate."""
+    contexts = make_contexts(new_keys()["worker"])
+    contexts.holder.verify_mode = contexts.reader.verify_mode = ssl.CERT_NONE
+    return contexts
+
+
+def test_each_end_asks_for_a_listed_certificate_whatever_the_other_does() -> None:
+    assert shake(trusting_all(), trusting_all())[0].keys is not None
+    with pytest.raises(SealError, match="TLS"):
+        shake(CONTEXTS, trusting_all())
+    with pytest.raises(SealError, match="TLS"):
+        shake(trusting_all(), CONTEXTS)
+
+
+def test_no_handshake_can_be_resumed() -> None:
+    _, reader = shake(CONTEXTS, CONTEXTS)
+    assert reader._tls.session is not None
+    assert not reader._tls.session.has_ticket
+
+
+def test_an_older_tls_is_not_spoken() -> None:
+    old = make_contexts(KEYS)
+    old.reader.minimum_version = old.reader.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(SealError, match="TLS"):
+        shake(CONTEXTS, old)
+
+
+def test_bytes_right_behind_a_handshake_end_it() -> None:
+    """A reader asks when it has its keys, and those come after its last word."""
+    holder, reader = Handshake(CONTEXTS.holder, holder=True), Handshake(CONTEXTS.reader, holder=False)
+    last_word = reader.advance(holder.advance(reader.advance()))
+    with pytest.raises(SealError, match="before their time"):
+        holder.advance(last_word + b"a request")
+    assert holder.keys is None
+
+
 def test_a_listed_certificate_is_trusted_after_its_last_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is listed is trusted; dates mean nothing, so no deployment stops at one."""
     monkeypatch.setattr("shared.links.new_keys.VALID_DAYS", -0.5)
@@ -263,7 +321,7 @@ def test_a_handshake_is_bounded_in_bytes() -> None:
         handshake.advance(bytes(HANDSHAKE_BYTES_MAX + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@fuzzed
 @given(st.binary(min_size=1, max_size=600), st.booleans())
 def test_any_bytes_end_a_handshake_or_leave_it_waiting(received: bytes, hello: bool) -> None:
     handshake = Handshake(CONTEXTS.holder, holder=True)

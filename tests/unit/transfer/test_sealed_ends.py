@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import pytest
 
 from shared.baton import Baton, Holder
-from shared.transfer import sealed_holder, sealed_reader
+from shared.transfer import sealed_door, sealed_holder, sealed_reader
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_holder import SealedHolder
+from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES, SealedHolder
 from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import GetPages, GetWord, OfferedMemory, encode_request
@@ -24,7 +28,7 @@ from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, Page
 from tests.link_keys import new_keys
 from tests.waiting import until
 
-LEASE, NONCE = 3, 77
+LEASE, NONCE, OTHER_NONCE = 3, 77, 78
 CONTEXTS = make_contexts(new_keys()["worker"])
 NO_THREAD = RuntimeError("can't start new thread")
 
@@ -50,6 +54,7 @@ class HolderHere:
         self.buffer.fill(0, byte_of(0))
         self.words = WordTable(8)
         self.words.write(LEASE, NONCE)
+        self.words.write(LEASE + 1, OTHER_NONCE)
         self.counters = KvCounters()
         self.memory = EndingMemory(self.buffer.memory, self.words)
         self.memory.words = self.words
@@ -111,18 +116,56 @@ def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
 
 
 def is_served(channel: SealedChannel) -> bool:
-    """Whether the holder answers on it, and does not hang up."""
+    """Whether the holder answers on it with a lease word, and does not hang up."""
     try:
-        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
-        return receive_frame(channel) is FrameKind.DATA
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE + 1)))
+        return receive(channel) == (FrameKind.DATA, OTHER_NONCE.to_bytes(8, "little"))
     except OSError:
         return False
 
 
-def receive_frame(channel: SealedChannel) -> FrameKind:
+def receive(channel: SealedChannel) -> tuple[FrameKind, bytes]:
     size, kind = channel.receive_header()
-    channel.receive_payload(memoryview(bytearray(size)))
-    return FrameKind(kind)
+    payload = bytearray(size)
+    channel.receive_payload(memoryview(payload))
+    return FrameKind(kind), bytes(payload)
+
+
+def receive_frame(channel: SealedChannel) -> FrameKind:
+    return receive(channel)[0]
+
+
+# ---- what is asked for -----------------------------------------------------------------------------------------
+
+
+def test_small_spans_come_in_one_portion_in_their_order(holder: HolderHere) -> None:
+    offsets = (5000, 0, PAGE_BYTES + 7)
+    for number, offset in enumerate(offsets):
+        holder.buffer.map[offset : offset + 3] = bytes([number + 1] * 3)
+    connection, channel = dial(holder)
+    with connection:
+        spans = tuple((offset, 3) for offset in offsets)
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, spans)))
+        assert receive(channel) == (FrameKind.DATA, b"\1\1\1\2\2\2\3\3\3")
+
+
+def test_a_request_that_is_refused_is_answered_and_counted_and_the_connection_lives(
+    holder: HolderHere,
+) -> None:
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((-1, 8),))))
+        assert receive_frame(channel) is FrameKind.REFUSED
+        assert is_served(channel)
+    assert holder.counters.refused_request == 1
+
+
+def test_a_frame_of_another_kind_is_no_request(holder: HolderHere) -> None:
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.DATA, encode_request(GetWord(LEASE)))
+        assert connection.recv(1) == b""
+    assert holder.counters.refused_request == 1
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------
@@ -137,7 +180,36 @@ def test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion(
     with connection:
         channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
         heard = [receive_frame(channel) for _ in range(portions + 1)]
-    assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+        assert heard == [FrameKind.DATA] * portions + [FrameKind.GONE]
+        assert is_served(channel), "nothing follows but the answer to the next request"
+
+
+def test_a_handshake_beyond_the_bound_ends_the_oldest(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", PATIENCE_SECONDS)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(holder.address, timeout=PATIENCE_SECONDS))
+            for _ in range(4)
+        ]
+        assert [connection.recv(1) for connection in silent[:2]] == [b"", b""]
+        assert holder.counters.refused_crowded == 2
+        assert reaches(holder), "it ends the third"
+        assert silent[2].recv(1) == b""
+        silent[3].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[3].recv(1)
+
+
+def test_a_handshake_that_takes_too_long_is_ended_and_counted(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", 0.2)
+    with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as silent:
+        assert silent.recv(1) == b""
+    assert holder.counters.refused_handshake == 1
 
 
 def test_a_connection_of_a_worker_beyond_the_bound_is_closed_until_another_has_gone(
@@ -173,12 +245,38 @@ def test_a_connection_without_a_request_is_closed_after_a_while(
         assert connection.recv(1) == b""
 
 
+def test_a_reader_that_does_not_read_is_cut_after_a_while(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(sealed_holder, "SEND_SECONDS_MAX", 1)
+    connection, channel = dial(holder)
+    with connection:
+        assert is_served(channel)
+        (client,) = holder.sealed._clients
+        kept = client.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert kept <= 2 * SEND_BUFFER_BYTES, "the kernel doubles it"
+        for _ in range(40):  # more than both kernels' buffers hold
+            channel.send(FrameKind.REQUEST, encode_request(GetPages(LEASE, NONCE, ((0, 3 * PORTION_BYTES),))))
+        assert not reaches(holder)
+        until(lambda: reaches(holder), PATIENCE_SECONDS, "the place of the one that does not read")
+
+
+def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder.memory, "refusal", lambda _: "x" * 1000)
+    connection, channel = dial(holder)
+    with connection:
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
+        assert channel.receive_header() == (REFUSAL_BYTES_MAX, FrameKind.REFUSED)
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------
 
 
 def test_a_connection_that_gets_no_thread_costs_no_other_its_pages(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sealed_holder, "CONNECTIONS_MAX", 1)
     fail_to_start("kv-holder", monkeypatch)
     assert read_page(holder) is ReadState.FAILED
     assert read_page(holder) is ReadState.DONE
@@ -193,6 +291,37 @@ def test_a_connection_that_gets_no_tls_state_costs_no_other_its_pages(
         with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as connection:
             assert connection.recv(1) == b""
     assert read_page(holder) is ReadState.DONE
+
+
+def refused_count(holder: HolderHere, count: int) -> bool:
+    """Whether so many handshakes have been refused."""
+    return holder.counters.refused_handshake == count
+
+
+def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
+    holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", 10 * PATIENCE_SECONDS)
+    for count, on_close in enumerate((struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)), 1):
+        stranger = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_close)
+        stranger.close()
+        until(partial(refused_count, holder, count), PATIENCE_SECONDS, "its end")
+    assert read_page(holder) is ReadState.DONE
+
+
+def test_without_a_descriptor_connections_wait_and_are_served_afterwards(holder: HolderHere) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as waiting:
+        first_free = os.dup(waiting.fileno())
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
+        try:
+            waiting.connect(holder.address)
+            until(lambda: holder.sealed._door._retry_at, PATIENCE_SECONDS, "the door to look away")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert read_page(holder) is ReadState.DONE
 
 
 def no_memory(*_: object, **__: object) -> None:

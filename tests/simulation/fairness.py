@@ -1,0 +1,227 @@
+"""The oracle for turns: the real cores, and each admission is judged as it happens.
+
+What decision 11 promises is exact in admissions, whatever the time and whatever fails:
+
+- At a router no request is placed while another one, whose turn is before, would find room.
+- At a prefill worker no request starts while a tenant that holds fewer tokens there waits.
+- At both kinds of worker only light requests take what is kept for them; those that resume do not.
+- A light request waits, or is refused, only where it finds no place at all.
+
+Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
+that comes free, and only its turn is judged. Which request is light is computed here once more, not asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from decode.admission import OVERTAKING_MAX
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from prefill.config import PrefillConfig
+from prefill.scheduler import PrefillScheduler
+from router.config import RouterConfig
+from router.core import placement
+from router.core.dispatch import RouterCore
+from router.core.lifecycle import RequestState
+from router.core.live_request import LiveRequest
+from router.core.request_queue import RequestQueue
+from shared.baton import Baton
+from shared.kv.page_pool import PageState
+from shared.req import Req
+from shared.schedule_batch import ScheduleBatch
+from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
+
+
+class JudgedRouterCore(RouterCore):
+    """A router's core. Each placement is judged by the requests that wait in the same queue."""
+
+    def __init__(self, settings: RouterConfig, now: float):
+        super().__init__(settings, now)
+        self.judged: Counter[str] = Counter()
+
+    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
+        self._judge(
+            live, self._requests.claims.waiting, RequestState.WAITING, lambda other: self._takes(other, now)
+        )
+        return super()._to_prefill(live, now)
+
+    def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
+        self._judge(
+            live, self._requests.claims.ready, RequestState.READY, lambda other: self._fetches(other, now)
+        )
+        return super()._to_decode(live, now)
+
+    def _judge(
+        self,
+        live: LiveRequest,
+        queue: RequestQueue,
+        state: RequestState,
+        finds_room: Callable[[LiveRequest], bool],
+    ) -> None:
+        """No request that is its tenant's first, with a turn before `live`, finds room and waits all the same.
+
+        Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
+        """
+
+        def turn(each: LiveRequest) -> tuple[int, float, int]:
+            return (-each.request.priority, each.starts[state], each.arrival)
+
+        if not finds_room(live):
+            return
+        firsts: dict[str, LiveRequest] = {}
+        for other in sorted(queue.in_order(), key=turn):
+            if other.need.group == live.need.group:
+                firsts.setdefault(other.tenant.name, other)
+        for other in firsts.values():
+            if turn(other) >= turn(live) or other.tenant.running > live.tenant.running:
+                continue
+            self.judged["a turn was before"] += 1
+            assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
+
+    def _takes(self, live: LiveRequest, now: float) -> bool:
+        """Whether a prefill worker takes the request."""
+        running_max = self.settings.tenant_running_max
+        if (running_max and live.tenant.running >= running_max) or not self._may_prefill(live.tenant):
+            return False
+        workers = placement.prefill_workers(live.need, self.fleet)
+        return placement.place_prefill(live.need, workers, self.settings, now) is not None
+
+    def _fetches(self, live: LiveRequest, now: float) -> bool:
+        """Whether a decode worker has room for the request."""
+        workers = placement.decode_workers(live.need, self.fleet)
+        return placement.place_decode(live.need, workers, self.settings, now) is not None
+
+
+class JudgedPrefill(PrefillScheduler):
+    """The core of a prefill worker. Each start is judged, and each step that leaves a light request waiting."""
+
+    def __init__(self, config: PrefillConfig, **rest: Any):
+        super().__init__(config, **rest)
+        self.judged: Counter[str] = Counter()
+        self._words_for_light = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
+        self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
+        self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
+
+    def _start(self, req: Req, now: float) -> None:
+        held = self._held()
+        super()._start(req, now)
+        waiting = self.waiting.reqs
+        put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
+        passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
+        assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
+        words_left = self.leases.free - len(self.batch)
+        if _is_light(req, held, len(req.token_ids), self._capacity):
+            self.judged["light into what is kept"] += words_left < self._words_for_light
+            return
+        self.judged["no more than a share"] += words_left == self._words_for_light
+        assert words_left >= self._words_for_light, (
+            f"{req.rid} starts and leaves {words_left} lease words; {self._words_for_light} are kept"
+        )
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        batch = super().plan(now)
+        rows = batch.extend if batch is not None else ()
+        if self.batch.chunked is None and self.batch.free_slots and self.leases.free > len(self.batch):
+            self._judge_waiting(self._step_tokens - sum(len(row.token_ids) for row in rows))
+        return batch
+
+    def _judge_waiting(self, input_left: int) -> None:
+        """There is a slot and a lease word: a light request, the first in the order, lacks input or pages."""
+        waiting = self.waiting.reqs
+        if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
+            return  # one that was put off stands elsewhere in the order; pages that retire are soon free
+        held = self._held()
+        least = min(held[req.tenant] for req in waiting)
+        firsts = [req for req in waiting if held[req.tenant] == least]
+        req, size = firsts[0], len(firsts[0].token_ids)
+        enough_pages = self.memory.pages_for(size) <= self.memory.available_pages
+        if len(firsts) == 1 and enough_pages and _is_light(req, held, size, self._capacity):
+            self.judged["light waits for input"] += 1
+            assert size > input_left, f"{req.rid} is light and waits beside a step with room for it"
+
+    def _held(self) -> Counter[str]:
+        return tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
+
+
+class JudgedDecode(DecodeScheduler):
+    """The core of a decode worker. Each admission, refusal and resume is judged."""
+
+    def __init__(self, config: DecodeConfig, *, pages: int, **rest: Any):
+        super().__init__(config, pages=pages, **rest)
+        self.judged: Counter[str] = Counter()
+        slots, share = config.max_running_requests, config.tenant_share_max
+        self._slots_for_light = slots - share_of(slots, share)
+        self._pages_for_light = pages - share_of(pages, share)
+
+    def _admit(self, req: Req, baton: Baton) -> None:
+        present = [*self._batch.reqs, *self._transfer_queue.transferring]
+        held = tokens_by_tenant(present)
+        super()._admit(req, baton)
+        if req.slot is None:
+            self._judge_refusal(req, baton, held)
+        elif self._is_light(req, held):
+            self.judged["light into what is kept"] += self._batch.free_slots < self._slots_for_light
+        elif present:
+            self._judge_slots(req)
+            self._judge_pages(req)
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        self._judge_resumed()
+        return super().plan(now)
+
+    def _judge_resumed(self) -> None:
+        """Resume requests, as `plan` does first, and judge what is left."""
+        beside = self._batch.reqs
+        slots_used = self._batch.slots_used
+        self._room.resume()
+        resumed = self._batch.slots_used - slots_used
+        if resumed and self._batch.slots_used > 1:
+            self._judge_slots("a retracted request")
+        if resumed and beside:
+            self._judge_pages("a retracted request")
+
+    def _is_light(self, req: Req, held: Counter[str]) -> bool:
+        return _is_light(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
+
+    def _judge_slots(self, who: Req | str) -> None:
+        left, kept = self._batch.free_slots, self._slots_for_light
+        self.judged["no more than a share"] += left == kept
+        assert left >= kept, f"{_name(who)} comes in and leaves {left} slots; {kept} are kept"
+
+    def _judge_pages(self, who: Req | str) -> None:
+        left, kept = self.memory.available_pages, self._pages_for_light
+        assert left >= kept, f"{_name(who)} comes in and leaves {left} pages; {kept} are kept"
+
+    def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
+        """A light request finds no slot, or not the pages that it needs now beside the largest request's."""
+        memory = self.memory
+        if not self._is_light(req, held):
+            return
+        self.judged["light refused"] += 1
+        if not self._batch.free_slots or self._retraction.overtaken_by >= OVERTAKING_MAX:
+            return
+        pool = memory.pool
+        usable = pool.total - pool.count(PageState.QUARANTINED)
+        arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
+        largest = max((memory.pages_for(other.final_kv_len) for other in self._batch.reqs), default=0)
+        room = min(memory.available_pages, usable - largest - len(arriving))
+        if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
+            assert memory.pages_for(baton.kv_len) > room, f"{req.rid} is light and refused for {room} pages"
+
+
+def _is_light(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
+    """Whether its tenant, with it, holds fewer tokens than another one.
+
+    With `size` for this request it must also stay within an even share of `capacity`, one share left over.
+    """
+    own = held[req.tenant]
+    others = [tokens for tenant, tokens in held.items() if tenant != req.tenant]
+    lighter = own + len(req.token_ids) < max(others, default=0)
+    return lighter and own + size <= capacity / (len(others) + 2)
+
+
+def _name(who: Req | str) -> str:
+    return who if isinstance(who, str) else f"{who.rid} of {who.tenant}"
