@@ -94,7 +94,7 @@ ROUTER_BOUNDS = (
     Bound(
         "stream_backlog_bytes",
         "the connection is cut",
-        "1 MiB a stream",
+        "1 MiB a stream, and among the 64 MiB of all unread answers",
         f"{ENDED}[a stream that nobody reads]",
     ),
     Bound(

@@ -83,6 +83,8 @@ class JudgedRouterCore(RouterCore):
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
+        if now < live.rests_until:
+            return False
         running_max = self.settings.tenant_running_max
         if (running_max and live.tenant.running >= running_max) or not self._may_prefill(live.tenant):
             return False
@@ -91,6 +93,8 @@ class JudgedRouterCore(RouterCore):
 
     def _fetches(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker has room for the request."""
+        if now < live.rests_until:
+            return False
         workers = placement.decode_workers(live.need, self.fleet)
         return placement.place_decode(live.need, workers, self.settings, now) is not None
 

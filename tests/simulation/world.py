@@ -217,16 +217,16 @@ class World:
             ended(closes_links=True)
 
         worker.sigterm(exits)
-        if not any(self._stays(other, worker.hello.role) for other in self.workers.values()):
+        stays = any(self._stays(other, worker.hello.role) for other in self.workers.values())
+        if self.scenario.sizes.small_pages and not stays:
             self.count("path no large worker stayed")
         self.timeline.after(
             self.scenario.sizes.drain_seconds + KILL_GRACE_SECONDS, lambda: ended(closes_links=False)
         )
 
     def _stays(self, worker: SimulatedWorker, role: Role) -> bool:
-        """Whether it is a worker of the role, as large as any, that does not leave."""
-        small = self.scenario.sizes.small_pages and worker.hello.uid == f"{role}-0"
-        return worker.hello.role == role and not worker.draining and not small
+        """Whether it is a worker of the role that does not leave, and not the small one."""
+        return worker.hello.role == role and not worker.draining and worker.hello.uid != f"{role}-0"
 
     def _end_router(self, router: Router | None, fault: Fault) -> None:
         """A router gets a signal: `RouterDrain` decides when it exits."""

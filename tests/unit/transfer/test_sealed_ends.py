@@ -11,58 +11,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
-import msgspec
 import pytest
 
-from shared.baton import Baton, Holder
 from shared.transfer import sealed_door, sealed_holder, sealed_reader
-from shared.transfer.counters import KvCounters
-from shared.transfer.memory import WordTable
-from shared.transfer.reader import NotPostedError, ReadState, Span
-from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES, SealedHolder
-from shared.transfer.sealed_keys import Handshake, make_contexts
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import GetPages, GetWord, OfferedMemory, encode_request
-from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
-from tests.link_keys import new_keys
+from shared.transfer.reader import NotPostedError, ReadState
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind
+from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES
+from shared.transfer.sealed_reader import SealedReader
+from shared.transfer.sealed_requests import GetPages, GetWord, encode_request
+from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
+from tests.unit.transfer.sealed_holder_here import (
+    LEASE,
+    NONCE,
+    HolderHere,
+    dial,
+    is_served,
+    read_page,
+    receive,
+    receive_frame,
+    start_reading,
+)
 from tests.waiting import until
 
-LEASE, NONCE, OTHER_NONCE = 3, 77, 78
-CONTEXTS = make_contexts(new_keys()["worker"])
 NO_THREAD = RuntimeError("can't start new thread")
-
-
-class EndingMemory(OfferedMemory):
-    """Page memory whose lease may end while a read is answered."""
-
-    ends_after_portions = -1  # of pages that were given; -1: never
-    words: WordTable
-
-    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
-        self.ends_after_portions -= 1
-        if self.ends_after_portions == 0:
-            self.words.clear(LEASE)
-        return super().page_bytes_at(offset, size_bytes)
-
-
-class HolderHere:
-    """A holder with pages for three portions, which are open under one lease."""
-
-    def __init__(self) -> None:
-        self.buffer = PageBuffer(3 * PORTION_BYTES // PAGE_BYTES)
-        self.buffer.fill(0, byte_of(0))
-        self.words = WordTable(8)
-        self.words.write(LEASE, NONCE)
-        self.words.write(LEASE + 1, OTHER_NONCE)
-        self.counters = KvCounters()
-        self.memory = EndingMemory(self.buffer.memory, self.words)
-        self.memory.words = self.words
-        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, self.memory, self.counters)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.sealed.port
 
 
 @pytest.fixture
@@ -70,25 +41,6 @@ def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
     here.sealed.close()
-
-
-def start_reading(address: tuple[str, int]) -> tuple[SealedReader, int, PageBuffer]:
-    """Post a read of the first page of whoever listens there."""
-    buffer = PageBuffer(2)
-    where = msgspec.msgpack.encode(SealedAddress(*address))
-    peer = Holder("h", 1, "h-1", where, 0, PAGE_BYTES, 0)
-    reader = SealedReader(CONTEXTS.reader, buffer.memory, 1)
-    baton = Baton("r", 1, peer, KV_FORMAT, LEASE, NONCE, 1, 1, (0,))
-    return reader, reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)]), buffer
-
-
-def read_page(holder: HolderHere) -> ReadState:
-    reader, handle, buffer = start_reading(holder.address)
-    until(lambda: reader.state(handle) is not ReadState.READING, PATIENCE_SECONDS, "the end of the read")
-    state = reader.state(handle)
-    reader.close()
-    assert buffer.holds(0, byte_of(0) if state is ReadState.DONE else 0)
-    return state
 
 
 def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,37 +54,6 @@ def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
-
-
-def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
-    """A connection with a worker's key, and nothing asked yet."""
-    connection = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
-    handshake = Handshake(CONTEXTS.reader, holder=False)
-    connection.sendall(handshake.advance())
-    while handshake.keys is None:
-        connection.sendall(handshake.advance(connection.recv(4096)))
-    keys = handshake.keys
-    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
-
-
-def is_served(channel: SealedChannel) -> bool:
-    """Whether the holder answers on it with a lease word, and does not hang up."""
-    try:
-        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE + 1)))
-        return receive(channel) == (FrameKind.DATA, OTHER_NONCE.to_bytes(8, "little"))
-    except OSError:
-        return False
-
-
-def receive(channel: SealedChannel) -> tuple[FrameKind, bytes]:
-    size, kind = channel.receive_header()
-    payload = bytearray(size)
-    channel.receive_payload(memoryview(payload))
-    return FrameKind(kind), bytes(payload)
-
-
-def receive_frame(channel: SealedChannel) -> FrameKind:
-    return receive(channel)[0]
 
 
 # ---- what is asked for -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from shared.transfer.reader import ReadState
 from shared.transfer.sealed_channel import FrameKind, SealedChannel
 from shared.transfer.sealed_keys import Handshake, SealError, SealKeys
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
-from tests.unit.transfer.test_sealed_ends import (
+from tests.unit.transfer.sealed_holder_here import (
     CONTEXTS,
     HolderHere,
     dial,

@@ -1,0 +1,108 @@
+"""A sealed holder in the process of a test, and a connection to it with a worker's key."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from shared.baton import Baton, Holder
+from shared.transfer.counters import KvCounters
+from shared.transfer.memory import WordTable
+from shared.transfer.reader import ReadState, Span
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
+from shared.transfer.sealed_holder import SealedHolder
+from shared.transfer.sealed_keys import Handshake, make_contexts
+from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.sealed_requests import GetWord, OfferedMemory, encode_request
+from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
+from tests.link_keys import new_keys
+from tests.waiting import until
+
+LEASE, NONCE, OTHER_NONCE = 3, 77, 78
+PAGES = 3 * PORTION_BYTES // PAGE_BYTES
+CONTEXTS = make_contexts(new_keys()["worker"])
+
+
+class EndingMemory(OfferedMemory):
+    """Page memory whose lease may end while a read is answered."""
+
+    ends_after_portions = -1  # of pages that were given; -1: never
+    words: WordTable
+
+    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
+        self.ends_after_portions -= 1
+        if self.ends_after_portions == 0:
+            self.words.clear(LEASE)
+        return super().page_bytes_at(offset, size_bytes)
+
+
+class HolderHere:
+    """A holder with pages for three portions, which are open under one lease."""
+
+    def __init__(self) -> None:
+        self.buffer = PageBuffer(PAGES)
+        for page in range(PAGES):
+            self.buffer.fill(page, byte_of(page))
+        self.words = WordTable(8)
+        self.words.write(LEASE, NONCE)
+        self.words.write(LEASE + 1, OTHER_NONCE)
+        self.counters = KvCounters()
+        self.memory = EndingMemory(self.buffer.memory, self.words)
+        self.memory.words = self.words
+        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, self.memory, self.counters)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.sealed.port
+
+
+def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
+    """A connection with a worker's key, and nothing asked yet."""
+    connection = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
+    handshake = Handshake(CONTEXTS.reader, holder=False)
+    connection.sendall(handshake.advance())
+    while handshake.keys is None:
+        connection.sendall(handshake.advance(connection.recv(4096)))
+    keys = handshake.keys
+    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+
+
+def is_served(channel: SealedChannel) -> bool:
+    """Whether the holder answers on it with a lease word, and does not hang up."""
+    try:
+        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE + 1)))
+        return receive(channel) == (FrameKind.DATA, OTHER_NONCE.to_bytes(8, "little"))
+    except OSError:
+        return False
+
+
+def receive(channel: SealedChannel) -> tuple[FrameKind, bytes]:
+    size, kind = channel.receive_header()
+    payload = bytearray(size)
+    channel.receive_payload(memoryview(payload))
+    return FrameKind(kind), bytes(payload)
+
+
+def receive_frame(channel: SealedChannel) -> FrameKind:
+    return receive(channel)[0]
+
+
+def start_reading(address: tuple[str, int]) -> tuple[SealedReader, int, PageBuffer]:
+    """Post a read of the first page of whoever listens there."""
+    buffer = PageBuffer(2)
+    where = msgspec.msgpack.encode(SealedAddress(*address))
+    peer = Holder("h", 1, "h-1", where, 0, PAGE_BYTES, 0)
+    reader = SealedReader(CONTEXTS.reader, buffer.memory, 1)
+    baton = Baton("r", 1, peer, KV_FORMAT, LEASE, NONCE, 1, 1, (0,))
+    return reader, reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)]), buffer
+
+
+def read_page(holder: HolderHere) -> ReadState:
+    """Read the first page of the holder; it is whole, or nothing was written."""
+    reader, handle, buffer = start_reading(holder.address)
+    until(lambda: reader.state(handle) is not ReadState.READING, PATIENCE_SECONDS, "the end of the read")
+    state = reader.state(handle)
+    reader.close()
+    assert buffer.holds(0, byte_of(0) if state is ReadState.DONE else 0)
+    return state
