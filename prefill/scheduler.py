@@ -12,11 +12,11 @@ requests, and is drained once its queue is computed and its leases have ended.
 
 from __future__ import annotations
 
-from collections import deque
-
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
+from prefill.prompt_batch import PromptBatch
+from prefill.waiting_queue import WaitingQueue
 from shared.baton import Holder
 from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
@@ -24,15 +24,13 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Load, Prefill, Prefilled, RefusalReason, Refused
+from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
-from shared.scheduling.prefill_adder import AddResult, Extend, PrefillAdder
-from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
+from shared.schedule_batch import ScheduleBatch
+from shared.scheduling.prefill_adder import AddResult, PrefillAdder
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
-from shared.scheduling.sound_commands import unsound
-from shared.scheduling.tenant_shares import is_light, least_served_first, share_of
+from shared.scheduling.tenant_shares import is_light, share_of
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
@@ -52,8 +50,6 @@ class PrefillScheduler:
         eos_token_ids: frozenset[int],
     ):
         self._config = config
-        self._context_len = context_len
-        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self.memory = KvMemory(pages, config.page_size, config.radix_eviction_policy)
         self.counters = PrefillCounters()
@@ -70,19 +66,10 @@ class PrefillScheduler:
             self._on_lease_end,
         )
         self._words_kept = self.leases.free - share_of(self.leases.free, config.tenant_share_max)
-        self.in_batch_prefix = InBatchPrefix(
-            self.memory.cache,
-            cached_tokens_max=config.shared_prefix_cached_tokens_max,
-            shared_tokens_min=config.shared_prefix_tokens_min,
-            queue_max=config.prefix_aware_queue_max,
-        )
+        self.waiting = WaitingQueue(config, self.memory, context_len, vocab_size)
+        self.batch = PromptBatch(self.memory, self.states, self.counters, config.max_running_requests)
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
         self._sequence = 0
-        self._waiting: dict[str, Req] = {}
-        self._running: dict[str, Req] = {}  # in a slot
-        self._chunked: Req | None = None  # the one of them that is CHUNKED
-        self._free_slots = deque(range(config.max_running_requests))
-        self._planned: dict[int, list[Extend]] = {}  # steps launched and not settled
 
     # ---- what comes in ----
 
@@ -94,7 +81,7 @@ class PrefillScheduler:
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
             case PeerDown(router, _):
-                for req in [*self._waiting.values(), *self._running.values()]:
+                for req in [*self.waiting.reqs, *self.batch.reqs]:
                     if req.router == router:
                         self._drop(req)
             case Received(router, message):
@@ -124,8 +111,7 @@ class PrefillScheduler:
 
     def settles_first(self) -> bool:
         """Of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT."""
-        ends_a_prompt = any(extend.last for extends in self._planned.values() for extend in extends)
-        return ends_a_prompt and bool(self._waiting or self._chunked)
+        return self.batch.ends_a_prompt and bool(self.waiting or self.batch.chunked)
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next EXTEND batch: the next chunk of the chunked request first, then waiting ones that fit."""
@@ -134,18 +120,18 @@ class PrefillScheduler:
             max_prefill_tokens=self._config.max_prefill_tokens,
             chunked_prefill_size=self._config.chunked_prefill_size,
         )
-        if self._chunked is not None:
-            adder.add_chunked(self._chunked)
-        if self._chunked is None or (adder.extends and adder.extends[0].last):
+        if self.batch.chunked is not None:
+            adder.add_chunked(self.batch.chunked)
+        if self.batch.chunked is None or (adder.extends and adder.extends[0].last):
             self._admit(adder, now)
         if not adder.extends:
             return None
-        return self._batch(adder.extends)
+        return self.batch.extend(adder.extends)
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Commit what the step computed; hand over the requests whose prompt it completed."""
         sampled = iter(token_ids)
-        for extend in self._planned.pop(batch.step):
+        for extend in self.batch.settle(batch.step):
             token_id = next(sampled) if extend.last else None
             req = extend.req
             if req.state is PrefillState.CANCELLED:
@@ -175,7 +161,7 @@ class PrefillScheduler:
     @property
     def slots_used(self) -> int:
         """Requests in slots."""
-        return len(self._running)
+        return len(self.batch)
 
     @property
     def leases_held(self) -> int:
@@ -185,102 +171,76 @@ class PrefillScheduler:
     @property
     def drained(self) -> bool:
         """Whether no request and no lease is left, and no request is on its way here."""
-        return self._sessions.drained and not (self._waiting or self._running)
+        return self._sessions.drained and not (self.waiting or self.batch)
 
     @property
     def requests(self) -> list[Req]:
         """Every request that is here, those whose pages are leased included."""
-        return [*self._waiting.values(), *self._running.values(), *self.leases.reqs]
+        return [*self.waiting.reqs, *self.batch.reqs, *self.leases.reqs]
 
     def check(self) -> None:
         """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
         check_states(
             {
-                PrefillState.WAITING: self._waiting.values(),
-                PrefillState.CHUNKED: [self._chunked] if self._chunked else [],
-                PrefillState.RUNNING: [req for req in self._running.values() if req is not self._chunked],
+                PrefillState.WAITING: self.waiting.reqs,
+                PrefillState.CHUNKED: [self.batch.chunked] if self.batch.chunked else [],
+                PrefillState.RUNNING: [req for req in self.batch.reqs if req is not self.batch.chunked],
                 PrefillState.LEASED: self.leases.reqs,
             },
             self.requests,
         )
-        holders = [*self._running.values(), *self.leases.reqs]
+        holders = [*self.batch.reqs, *self.leases.reqs]
         owned = sum(len(req.owned) for req in holders)
         if owned != self.memory.pool.count(PageState.OWNED):
             raise InvariantError(
                 f"{[req.rid for req in holders]} own {owned} pages, "
                 f"but {self.memory.pool.count(PageState.OWNED)} are owned"
             )
-        if len(self._running) + len(self._free_slots) != self._config.max_running_requests:
-            raise InvariantError(f"{len(self._running)} requests, {len(self._free_slots)} slots free")
+        self.batch.check()
 
     # ---- intake and end ----
 
     def _intake(self, router: str, command: Prefill, now: float) -> None:
         self._cancel(command.rid, command.attempt - 1)
-        if command.rid in self._waiting or command.rid in self._running or self.leases.find(command.rid):
+        if self._find(command.rid) or self.leases.find(command.rid):
             return  # the same attempt or a newer one is here already
         self.counters.requests += 1
-        if problem := self._refusal(command):
+        if problem := self.waiting.refusal(command, draining=self._sessions.draining):
             self.counters.refused += 1
             self._effects.append(Send(router, Refused(command.rid, command.attempt, *problem)))
             return
         self._sequence += 1
-        self._waiting[command.rid] = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
-
-    def _refusal(self, command: Prefill) -> tuple[RefusalReason, str] | None:
-        """Why this request cannot come in; None if it can."""
-        total_tokens = len(command.token_ids)
-        if total_tokens >= self._context_len or self.memory.pages_for(total_tokens) > self.memory.pool.total:
-            return "too_long", f"{total_tokens} tokens exceed this worker's context or pages"
-        if problem := unsound(command, self._vocab_size):
-            return "internal", problem
-        if self._sessions.draining or len(self._waiting) >= self._config.max_queued_requests:
-            return "no_room", "this worker is draining" if self._sessions.draining else "max_queued_requests"
-        return None
+        self.waiting.add(Req.of(command, router, self._sequence, now, TRANSITIONS.start))
 
     def _cancel(self, rid: str, attempt: int) -> None:
         """Drop the request, whatever its state, if it is of this attempt or an older one."""
         self.counters.cancelled += self.leases.cancel(rid, attempt)
-        req = self._waiting.get(rid) or self._running.get(rid)
+        req = self._find(rid)
         if req is not None and req.attempt <= attempt:
             self.counters.cancelled += 1
             self._drop(req)
 
+    def _find(self, rid: str) -> Req | None:
+        """The request that waits or is computed here."""
+        return self.waiting.find(rid) or self.batch.find(rid)
+
     def _drop(self, req: Req) -> None:
         """Give up what the request holds in its state."""
         if req.state is PrefillState.WAITING:
-            del self._waiting[req.rid]
+            self.waiting.remove(req)
         else:
-            self._leave_slot(req)
+            self.batch.leave(req)
             self.memory.release(req)
         self.states.advance(req, PrefillEvent.CANCELLED)
 
     def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
         self.states.advance(req, LEASE_ENDS[end])
 
-    def _leave_slot(self, req: Req) -> None:
-        del self._running[req.rid]
-        assert req.slot is not None
-        self._free_slots.append(req.slot)
-        req.slot = None
-        if self._chunked is req:
-            self._chunked = None
-
     # ---- planning ----
 
     def _admit(self, adder: PrefillAdder, now: float) -> None:
-        if not self._waiting:
-            return
-        ordered = order_waiting(
-            self._config.queue_policy,
-            list(self._waiting.values()),
-            self.memory.cache,
-            list(self._running.values()),
-            prefix_aware_queue_max=self._config.prefix_aware_queue_max,
-        )
-        ordered = least_served_first(ordered, [*self._running.values(), *self.leases.reqs])
-        for req in self.in_batch_prefix.go_now(ordered):
+        for req in self.waiting.in_order(self.batch.reqs, self.leases.reqs):
             if not self._may_start(req):
                 return
             result = adder.add(req)
@@ -294,55 +254,22 @@ class PrefillScheduler:
 
         A light request may start whatever others have under lease; of `lease_fraction` its tenant takes an even share.
         """
-        words = self.leases.free - len(self._running)
-        if not self._free_slots or words <= 0:
+        words = self.leases.free - len(self.batch)
+        if not self.batch.free_slots or words <= 0:
             return False
         pages_leased = self._config.lease_fraction * self.memory.pool.total
-        present = [*self._running.values(), *self.leases.reqs]
+        present = [*self.batch.reqs, *self.leases.reqs]
         if is_light(req, present, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
         return self.leases.pages <= pages_leased and words > self._words_kept
 
     def _start(self, req: Req, now: float) -> None:
-        del self._waiting[req.rid]
-        req.slot = self._free_slots.popleft()
-        req.kv_len = req.launched_len = req.cached_len
-        req.started_at = now
-        self._running[req.rid] = req
-        self.counters.cached_tokens += req.cached_len
-
-    def _batch(self, extends: list[Extend]) -> ScheduleBatch:
-        joins, grants, rows = [], [], []
-        for extend in extends:
-            req = extend.req
-            assert req.slot is not None
-            if extend.start == req.cached_len:
-                joins.append(req.join())
-            else:
-                held = self.memory.pages_for(extend.start)
-                grants.append(PageGrant(req.slot, tuple(req.pages[held:])))
-            rows.append(
-                ExtendRow(req.slot, req.token_ids[extend.start : extend.end], extend.start, extend.last)
-            )
-            req.launched_len = extend.end
-            self.states.advance(req, PrefillEvent.LAST_PLANNED if extend.last else PrefillEvent.CHUNK_PLANNED)
-        self._chunked = next((extend.req for extend in extends if not extend.last), None)
-        self.memory.launched_step += 1
-        self._planned[self.memory.launched_step] = extends
-        self.counters.extend_steps += 1
-        self.counters.extend_tokens += sum(extend.end - extend.start for extend in extends)
-        self.counters.chunks += sum(not extend.last for extend in extends)
-        return ScheduleBatch(
-            step=self.memory.launched_step,
-            mode=ForwardMode.EXTEND,
-            joins=tuple(joins),
-            grants=tuple(grants),
-            extend=tuple(rows),
-        )
+        self.waiting.remove(req)
+        self.batch.start(req, now)
 
     def _hand_over(self, req: Req, token_id: int, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""
-        self._leave_slot(req)
+        self.batch.leave(req)
         self.memory.commit_and_dedupe(req)
         req.token_ids.append(token_id)
         finish = req.finish_reason(self._eos_token_ids)
@@ -366,13 +293,12 @@ class PrefillScheduler:
         self._effects.append(Send(req.router, prefilled))
 
     def _load(self) -> Load:
-        waiting = sum(len(req.token_ids) for req in self._waiting.values())
-        computing = sum(len(req.token_ids) - req.launched_len for req in self._running.values())
+        computing = sum(len(req.token_ids) - req.launched_len for req in self.batch.reqs)
         return Load(
-            queued=len(self._waiting),
-            queued_tokens=waiting + computing,
-            running=len(self._running),
-            running_tokens=sum(len(req.token_ids) for req in self._running.values()),
+            queued=len(self.waiting),
+            queued_tokens=self.waiting.tokens + computing,
+            running=len(self.batch),
+            running_tokens=sum(len(req.token_ids) for req in self.batch.reqs),
             free_pages=self.memory.available_pages,
-            slots_free=len(self._free_slots),
+            slots_free=self.batch.free_slots,
         )

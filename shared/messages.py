@@ -1,19 +1,29 @@
 """Every message on every socket, and nothing else.
 
 msgspec structs, frozen, tagged, one union a receiver, msgpack on the wire. Commands are imperatives, facts are
-participles. Unknown fields are ignored and fields are only ever added, with defaults, so that a rolling upgrade
-may mix versions. Every message about a request carries `rid` and `attempt`; a message of an older attempt is
-dropped by its receiver. Tokens only: text exists in the router alone.
+participles. Every message about a request carries `rid` and `attempt`; a message of an older attempt is dropped by its
+receiver. Tokens only: text exists in the router alone.
+
+A rolling upgrade mixes versions, and each reads what the other sends:
+
+    a new field        gets a default and goes to the end (a `Row` is an array). Older readers ignore it.
+    a new message      its reader names it in `Hello.understands`. It is sent to nobody who does not name it: the sender
+                       asks `Hello.reads`, and otherwise does as it did before the message existed.
+    a new value        of a closed set (`RefusalReason`), or a wider type: older readers refuse it. It needs a new field
+                       or a new message instead.
+    gone, renamed      never, within a protocol.
+
+`tests/unit/links/test_wire.py` holds the bytes of every message and says how to change them.
 
 A new message goes into the union of its receiver below, and into that receiver's `match`: `on_link` of the schedulers,
 or `WorkerReplies` of the router, whose `EXPECTED` says in which states it may come. `make docs` then writes it into
-docs/reference.md, and the simulation fails until it has sent it once.
+docs/reference.md, and the simulation fails until it has sent it once. `UNDERSTOOD` names it by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -21,7 +31,14 @@ from shared.baton import Baton, Name, Numbers
 from shared.sampling_params import SamplingParams
 
 PROTOCOL = 1
+PROTOCOL_MESSAGES = frozenset(  # known to every version of this protocol: the set does not grow
+    (
+        "Cancel", "Closed", "Decode", "DrainAck", "Draining", "Finished", "Generated", "Heartbeat", "Hello", "Joined",
+        "Load", "Migrate", "Migrating", "Prefill", "Prefilled", "Refused", "Release", "Renew",
+    )
+)  # fmt: skip
 
+Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]  # far more than there will be
 WorkerRole = Literal["prefill", "decode"]
 Role = Literal["router", "prefill", "decode"]
 WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode")
@@ -57,6 +74,12 @@ class Hello(Message, frozen=True, kw_only=True):
     determinism: Name = ""  # fingerprint: kernels, ISA path, dtypes
     limits: Limits = Limits()
     eos_token_ids: Numbers = ()  # a worker's end tokens, ascending; empty: not named
+    # names of the messages beyond `PROTOCOL_MESSAGES` that its sender reads; the links fill it in
+    understands: Names = ()
+
+    def reads(self, message: type[Message]) -> bool:
+        """Whether the version that sent this `Hello` knows such a message. Nothing else may be sent to it."""
+        return message.__name__ in PROTOCOL_MESSAGES or message.__name__ in self.understands
 
 
 class Heartbeat(Message, frozen=True):
@@ -245,3 +268,17 @@ decode_from_router: Mapping[Role, Callable[[bytes], RouterToWorker]] = {  # by t
     "decode": msgspec.msgpack.Decoder(RouterToDecode).decode,
 }
 decode_from_worker = msgspec.msgpack.Decoder(WorkerToRouter).decode
+
+
+def _names(union: object) -> frozenset[str]:
+    return frozenset(message.__name__ for message in get_args(union))
+
+
+READABLE: Mapping[Role, frozenset[str]] = {  # the messages that a process of this version reads, by its role
+    "prefill": _names(RouterToPrefill),
+    "decode": _names(RouterToDecode),
+    "router": _names(WorkerToRouter),
+}
+UNDERSTOOD: Mapping[Role, tuple[str, ...]] = {  # what it says of itself in its `Hello`
+    role: tuple(sorted(names - PROTOCOL_MESSAGES)) for role, names in READABLE.items()
+}

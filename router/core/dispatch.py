@@ -61,7 +61,7 @@ class RouterCore:
     def submit(self, request: ClientRequest, now: float) -> None:
         """A client's request; the answer, also a refusal, comes as effects."""
         tenant = self._requests.tenants.find(request.tenant, now)
-        failed = refusal(request, self.fleet, len(self._requests.waiting), self.settings)
+        failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is not None:
@@ -106,18 +106,18 @@ class RouterCore:
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
-        for kind, name in self._requests.deadlines.due(now):
+        for kind, name in self._requests.claims.deadlines.due(now):
             if kind in ("pause", "rest"):
                 self._placeable = True
             elif kind == "renew":
-                self._requests.renew(self._requests.live[name], now)
+                self._requests.claims.renew(self._requests.live[name], now)
             else:
                 self._expire(self._requests.live[name], kind, now)
         self._place_pending(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do at the latest; None: nothing."""
-        return self._requests.deadlines.next()
+        return self._requests.claims.deadlines.next()
 
     # ---- outputs -----------------------------------------------------------------------------------------------
 
@@ -186,22 +186,22 @@ class RouterCore:
         if worker is None:
             return
         self._note_missing_roles()
-        self._requests.deadlines.clear(("pause", event.peer))
+        self._requests.claims.deadlines.clear(("pause", event.peer))
         for rid in list(worker.reserved):
-            self._requests.forget_target(self._requests.live[rid])
+            self._requests.claims.forget_target(self._requests.live[rid])
         cause = f"lost_{worker.hello.role}"
         for rid in [*worker.assigned, *worker.leases]:
             live = self._requests.live[rid]
             if live.waits_on is worker:
                 self._requests.lose(live, event.peer, cause, now)
             else:  # the decode worker will find out by itself whether it has all pages
-                self._requests.forget_lease(live)
+                self._requests.claims.forget_lease(live)
         self._placeable = True
 
     def _drain_worker(self, worker: Worker) -> None:
         worker.draining = True
         self._note_missing_roles()
-        self._requests.send(worker, messages.DrainAck())
+        self._requests.claims.send(worker, messages.DrainAck())
         self._placeable = True
         fields = {"worker": worker.peer, "requests": len(worker.assigned), "leases": len(worker.leases)}
         self._effects.append(Note("fleet.worker_draining", fields))
@@ -261,8 +261,8 @@ class RouterCore:
         self._now = now
         if self._placeable:
             self._placeable = False
-            self._serve(self._requests.ready, self._to_decode, now)
-            self._serve(self._requests.waiting, self._to_prefill, now)
+            self._serve(self._requests.claims.ready, self._to_decode, now)
+            self._serve(self._requests.claims.waiting, self._to_prefill, now)
             self._request_migrations(now)
 
     def _serve(

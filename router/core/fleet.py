@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from router.core.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
-from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Role
+from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
 from shared.scheduling.tenant_shares import share_of
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
@@ -74,6 +74,10 @@ class Worker:
     def __post_init__(self) -> None:
         limits = self.hello.limits
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
+
+    def understands(self, message: type[Message]) -> bool:
+        """Whether such a message may be sent to it; if not, do as was done before the message existed."""
+        return self.hello.reads(message)
 
     @property
     def capacity(self) -> int | None:

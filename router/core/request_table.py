@@ -1,7 +1,7 @@
 """All live requests, and the only steps they can take: each advances the state and all that must agree with it.
 
 A request has a state, a place in a queue, deadlines, an assignment to a worker and a lease of its pages. They change
-here, together, and nowhere else, so that nothing stays behind:
+together in these steps and nowhere else, so that nothing stays behind (all but the state are `claims`):
 
     state        queue      deadlines              worker (assigned)   holder (lease)
     waiting      waiting    wait                   -                   -
@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Literal
 
 from router.config import RouterConfig
+from router.core.claims import Claims
 from router.core.commands import decode_command, prefill_command
 from router.core.counters import RouterCounters
-from router.core.deadlines import Deadlines
 from router.core.effects import (
     ClientRequest,
     NewTokens,
@@ -34,20 +33,15 @@ from router.core.effects import (
     outcome_word,
 )
 from router.core.ended_requests import EndedRequests
-from router.core.fleet import Worker
 from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import block_names
-from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
-from shared.effects import Send
 from shared.errors import InvariantError
-from shared.messages import Message
 
-Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause"]
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
@@ -61,9 +55,7 @@ class RequestTable:
         self.by_state: Counter[RequestState] = Counter()
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
-        self.waiting = RequestQueue(RequestState.WAITING)
-        self.ready = RequestQueue(RequestState.READY)
-        self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
+        self.claims = Claims(settings, effects)
         self._effects = effects
         self._settings = settings
         self._counters = counters
@@ -98,9 +90,9 @@ class RequestTable:
         tenant.spend(len(request.token_ids), now)
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
-            self.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
+            self.claims.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
         live.wait_until = now + self._settings.waiting_seconds_max
-        self._enqueue_waiting(live)
+        self.claims.enqueue(live)
         return live
 
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
@@ -113,7 +105,7 @@ class RequestTable:
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
-        self.send(choice.worker, prefill_command(live))
+        self.claims.send(choice.worker, prefill_command(live))
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""
@@ -125,9 +117,8 @@ class RequestTable:
     def request_migration(self, live: LiveRequest, choice: Placement) -> None:
         """Another decode worker has room: reserve it, and ask the present one to lease the pages."""
         assert live.worker is not None, live.rid
-        live.target = choice.worker
-        choice.worker.reserved[live.rid] = choice.worker.pages_for(live.need.tokens)
-        self.send(live.worker, messages.Migrate(live.rid, live.attempt))
+        self.claims.reserve_target(live, choice.worker)
+        self.claims.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding → ready: the decode worker leases the pages; the worker that fetches them is chosen anew."""
@@ -139,12 +130,12 @@ class RequestTable:
         self._counters.ready_seconds.append(now - live.state_since)
         self._place(live, choice, live.need.tokens, now)
         live.joined = False
-        self.send(choice.worker, decode_command(live))
+        self.claims.send(choice.worker, decode_command(live))
 
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, RequestEvent.JOINED, now)
-        self.ready.served(live)
+        self.claims.ready.served(live)
         live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
@@ -156,14 +147,14 @@ class RequestTable:
             live.migrating = False
             live.migrations += 1
             self._counters.migrations["migrated"] += 1
-        self._end_lease(live, messages.Release(live.rid, live.attempt))
+        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
-        self.ready.served(live)
+        self.claims.ready.served(live)
         live.joined = True
-        self._end_lease(live, messages.Release(live.rid, live.attempt))
+        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
         self.deliver(live, token_ids, now)
 
     def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -187,12 +178,9 @@ class RequestTable:
         self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
     ) -> None:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
-        self._unassign(live)
+        self.claims.unassign(live)
         self._advance(live, event, now, peer, cause)
-        if live.state is RequestState.READY:
-            self._enqueue_ready(live)
-        else:
-            self._enqueue_waiting(live)
+        self.claims.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
         """The worker that the request waits on is gone. If it was to fetch migrating pages, another one can."""
@@ -235,12 +223,12 @@ class RequestTable:
         if live.migrating:
             live.migrating = False
             self._counters.migrations["recomputed"] += 1
-        self._withdraw(live, worker_has_released)
+        self.claims.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         live.attempt += 1
         patience = self._settings.worker_return_seconds if live.output else self._settings.waiting_seconds_max
         live.wait_until = now + patience
-        self._enqueue_waiting(live)
+        self.claims.enqueue(live)
 
     def end(
         self,
@@ -254,11 +242,9 @@ class RequestTable:
         worker_has_released: bool = False,
     ) -> None:
         """The last step of a request: its worker and the holder of its pages get a `Cancel` if they still have it."""
-        self._withdraw(live, worker_has_released)
-        self._give_back(live)
+        self.claims.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
-        self.deadlines.clear(("request", live.rid))
-        self.deadlines.clear(("rest", live.rid))
+        self.claims.close(live)
         del self.live[live.rid]
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
@@ -266,30 +252,6 @@ class RequestTable:
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)
         self._effects.append(RequestEnded(live.rid, outcome))
-
-    def renew(self, live: LiveRequest, now: float) -> None:
-        """Keep the lease for one more period."""
-        if live.holder is not None:
-            self.send(live.holder, messages.Renew(live.rid, live.attempt))
-            self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
-
-    def forget_lease(self, live: LiveRequest) -> None:
-        """The holder has given the pages up, or is gone."""
-        if live.holder is not None:
-            live.holder.leases.pop(live.rid)
-            live.holder = live.baton = None
-            self.deadlines.clear(("renew", live.rid))
-
-    def forget_target(self, live: LiveRequest) -> None:
-        """Give up the room that is reserved for its migration, if any."""
-        if live.target is not None:
-            del live.target.reserved[live.rid]
-            live.target = None
-
-    def send(self, worker: Worker, message: Message) -> None:
-        """Send to a worker, unless it is gone."""
-        if worker.up:
-            self._effects.append(Send(worker.peer, message))
 
     # ---- what the steps are made of ----------------------------------------------------------------------------
 
@@ -310,72 +272,23 @@ class RequestTable:
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
         live.count_loss(peer, now, self._settings.loss_seconds)
         if live.rests_until > now:
-            self.deadlines.set(("rest", live.rid), live.rests_until)
+            self.claims.deadlines.set(("rest", live.rid), live.rests_until)
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
-        worker = choice.worker
-        self._dequeue(live)
-        self._advance(live, RequestEvent.PLACED, now, worker.peer, choice.why)
-        worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens), live.tenant.name)
-        worker.prefixes.insert(live.need.blocks)
-        live.worker = worker
-        live.visit(worker, choice.why, now)
+        self.claims.dequeue(live)
+        self._advance(live, RequestEvent.PLACED, now, choice.worker.peer, choice.why)
+        self.claims.assign(live, choice, tokens, now)
 
     def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:
         """Its worker computes no more of it and keeps its pages under a lease, which must be renewed."""
         worker = live.worker
         assert worker is not None, live.rid
         self._advance(live, event, now, worker.peer)
-        self._unassign(live)
-        live.holder, live.baton = worker, baton
-        worker.leases[live.rid] = None
+        self.claims.unassign(live)
+        self.claims.hold_lease(live, worker, baton, now)
         live.ready_until = now + self._settings.ready_seconds_max
-        self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
-        self._enqueue_ready(live)
-
-    def _enqueue_waiting(self, live: LiveRequest) -> None:
-        live.refresh_need()
-        self.waiting.push(live, len(live.request.token_ids))
-        self.deadlines.set(("wait", live.rid), live.wait_until)
-
-    def _enqueue_ready(self, live: LiveRequest) -> None:
-        live.refresh_need()
-        self.ready.push(live, live.request.params.max_new_tokens)
-        self.deadlines.set(("ready", live.rid), live.ready_until)
-
-    def _dequeue(self, live: LiveRequest) -> None:
-        if live.state is RequestState.WAITING:
-            self.waiting.remove(live)
-            self.deadlines.clear(("wait", live.rid))
-        elif live.state is RequestState.READY:
-            self.ready.remove(live)
-            self.deadlines.clear(("ready", live.rid))
-
-    def _give_back(self, live: LiveRequest) -> None:
-        """What an ended request did not need of what its tenant was charged: an unread prompt, unspent output."""
-        self.waiting.ended(live, 0 if live.visits else len(live.request.token_ids))
-        self.ready.ended(live, live.request.params.max_new_tokens - len(live.output))
+        self.claims.enqueue(live)
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
-
-    def _withdraw(self, live: LiveRequest, worker_has_released: bool) -> None:
-        """Take it out of queue, worker and lease."""
-        self._dequeue(live)
-        if live.worker is not None:
-            if not worker_has_released:
-                self.send(live.worker, messages.Cancel(live.rid, live.attempt))
-            self._unassign(live)
-        self._end_lease(live, messages.Cancel(live.rid, live.attempt))
-
-    def _unassign(self, live: LiveRequest) -> None:
-        assert live.worker is not None, live.rid
-        live.worker.unassign(live.rid)
-        live.worker = None
-        self.forget_target(live)
-
-    def _end_lease(self, live: LiveRequest, message: messages.Release | messages.Cancel) -> None:
-        if live.holder is not None:
-            self.send(live.holder, message)
-            self.forget_lease(live)

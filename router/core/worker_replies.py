@@ -91,7 +91,7 @@ class WorkerReplies:
         if message.index != len(live.output) or not message.token_ids:
             self._lost(live, worker, "gap", now)
             return
-        self._requests.waiting.served(live)
+        self._requests.claims.waiting.served(live)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens
@@ -133,7 +133,7 @@ class WorkerReplies:
         again = partial(self._requests.try_again, live, now=now, peer=worker.peer)
         if live.state is RequestState.READY:
             self._counters.stale_batons["lease_ended"] += 1
-            self._requests.forget_lease(live)
+            self._requests.claims.forget_lease(live)
             again(RequestEvent.LEASE_ENDED, cause="lease_ended")
         elif message.reason == "too_long":
             failed = RequestFailed(
@@ -196,4 +196,4 @@ class WorkerReplies:
     def _pause(self, worker: Worker, live: LiveRequest, now: float) -> None:
         pages = worker.pages_for(live.need.tokens)
         worker.pause(pages, now + self._settings.no_room_seconds, now)
-        self._requests.deadlines.set(("pause", worker.peer), worker.paused_until)
+        self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)

@@ -11,7 +11,7 @@ REFUSALS = CounterMetric(
 )
 FAULTS = CounterMetric(
     "segue_link_faults_total",
-    "Messages that could not be read, came after their session's end, or were not sent for that reason, by cause.",
+    "Messages that could not be read, came after their session's end, or were not sent, by cause.",
     ("cause",),
 )
 SESSIONS = CounterMetric("segue_link_sessions_total", "Link sessions that began and that ended.", ("event",))
@@ -34,6 +34,8 @@ class LinkCounters:
     # an admitted peer sent what cannot be read
     malformed: int = counted(FAULTS, cause="malformed")
     out_of_session: int = counted(FAULTS, cause="out_of_session")
+    # a message that the peer's version does not know: a mistake of ours
+    not_understood: int = counted(FAULTS, cause="not_understood")
     # for a peer that was down already; its PeerDown was on the way
     messages_unsent: int = counted(FAULTS, cause="unsent")
     # a worker's loop did not turn for step_seconds_max, and all its sessions were ended

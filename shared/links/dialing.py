@@ -30,9 +30,10 @@ from shared.links.session import (
     SessionError,
     closing_frames,
     open_envelope,
+    read_message,
     reason_of,
 )
-from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_worker, encode
+from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, decode_from_worker, encode
 
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
@@ -84,7 +85,7 @@ class RouterEnd:
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
         self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
-        self._hello = hello
+        self._hello = msgspec.structs.replace(hello, understands=UNDERSTOOD["router"])
         self._settings = settings
         self._receiving = replace(settings, message_bytes_max=settings.report_bytes_max)
         self._draw_session = draw_session
@@ -214,7 +215,7 @@ class RouterEnd:
         self.deadline = min(self.deadline, link.redial_at)
 
     def _deliver(self, link: _WorkerLink, session: int, body: bytes, now: float) -> None:
-        message = decode_from_worker(body)
+        message = read_message(decode_from_worker, body, "router")
         if isinstance(message, Hello) and len(body) > PART_BYTES_MAX:
             raise SessionError("malformed: a Hello of several parts")
         if isinstance(message, Closed):

@@ -26,10 +26,20 @@ from shared.links.session import (
     SessionError,
     closing_frames,
     open_envelope,
+    read_message,
     reason_of,
 )
 from shared.loop_watch import LoopWatch
-from shared.messages import PROTOCOL, Closed, Heartbeat, Hello, decode_from_router, encode
+from shared.messages import (
+    PROTOCOL,
+    UNDERSTOOD,
+    Closed,
+    Heartbeat,
+    Hello,
+    RouterToWorker,
+    decode_from_router,
+    encode,
+)
 
 
 @dataclass(slots=True)
@@ -49,7 +59,7 @@ class WorkerEnd:
         self.received_bytes = 0  # bodies of all `Received` so far
         self.counters = counters
         self.loop_watch = LoopWatch(settings.step_seconds_max)
-        self._hello = hello
+        self._hello = msgspec.structs.replace(hello, understands=UNDERSTOOD[hello.role])
         self._decode = decode_from_router[hello.role]  # a message for the other role is malformed here
         self._settings = settings
         self._links: dict[bytes, _RouterSession] = {}  # by connection
@@ -156,7 +166,7 @@ class WorkerEnd:
             if envelope.number != LAST:
                 self.outgoing.append((connection, closing_frames(envelope.session, "no such session")))
             return
-        hello = self._decode(envelope.part)
+        hello = self._read(envelope.part)
         if not isinstance(hello, Hello) or hello.session != envelope.session or envelope.more:
             raise SessionError("malformed: the first message of a session is its Hello")
         if hello.protocol != PROTOCOL or hello.role != "router":
@@ -188,8 +198,11 @@ class WorkerEnd:
         self.events.append(PeerUp(peer, hello))
         self.notes.append(Note("link.up", {"peer": peer}))
 
+    def _read(self, body: bytes) -> RouterToWorker:
+        return read_message(self._decode, body, self._hello.role)
+
     def _deliver(self, connection: bytes, link: _RouterSession, body: bytes) -> None:
-        message = self._decode(body)
+        message = self._read(body)
         if isinstance(message, Closed):
             self.end(connection, f"closed by the router: {message.reason[:REASON_CHARACTERS_MAX]}")
         elif isinstance(message, Hello):

@@ -21,12 +21,14 @@ from __future__ import annotations
 import math
 import struct
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from shared.messages import Closed, Heartbeat, encode
+from shared.messages import READABLE, Closed, Heartbeat, Message, Role, encode
 
 LAST = 2**64 - 1
 HEARTBEAT = encode(Heartbeat())
@@ -34,7 +36,9 @@ FRAME_BYTES_MAX = 64 << 10  # as ZMQ counts it, encrypted
 PART_BYTES_MAX = FRAME_BYTES_MAX - 1024  # the rest is more than CURVE adds
 REASON_CHARACTERS_MAX = 1000  # of a Closed, which has one part
 
+
 _HEADER = struct.Struct("!QQ?")
+_AnyMessage = TypeVar("_AnyMessage", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,28 @@ class Envelope:
     number: int
     more: bool  # other parts of the same message follow
     part: bytes
+
+
+class _Tagged(msgspec.Struct):
+    """What every message is, known or not."""
+
+    type: str
+
+
+def read_message(decode: Callable[[bytes], _AnyMessage], body: bytes, reader: Role) -> _AnyMessage:
+    """Decode what arrived. Raises one of UNREADABLE; an unknown message is named.
+
+    An unknown message ends its session as any other fault does: its reader cannot know whether a request waits for it.
+    """
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        name = msgspec.msgpack.decode(body, type=_Tagged).type
+        if name in READABLE[reader]:
+            raise
+        raise SessionError(
+            f"unknown message {name[:REASON_CHARACTERS_MAX]!r}: a {reader} of this version does not read it"
+        ) from None
 
 
 def reason_of(error: Exception) -> str:

@@ -25,9 +25,10 @@ import zmq
 
 from shared.effects import Note
 from shared.errors import InvariantError
+from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp
 from shared.links.session import LinkSettings, reason_of
-from shared.messages import Message, encode
+from shared.messages import Hello, Message, encode
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,7 @@ class End(Protocol):
 
     events: list[LinkEvent]
     notes: list[Note]
+    counters: LinkCounters
     deadline: float
     received_bytes: int
 
@@ -74,10 +76,10 @@ class LinkSockets(Protocol):
 
 
 class Inbox:
-    """Events that wait for `receive`, and the sessions that its caller has heard of."""
+    """Events that wait for `receive`, and the peers that its caller has heard of."""
 
     def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
-        self.sessions: dict[str, int] = {}  # by peer: up, as far as the receiver knows
+        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the receiver knows
         self._settings = settings
         self._on_ready = on_ready
         self._events: list[LinkEvent] = []
@@ -124,9 +126,9 @@ class Inbox:
             events, self._events, self._unread_bytes = self._events, [], 0
         for event in events:
             if isinstance(event, PeerUp):
-                self.sessions[event.peer] = event.hello.session
+                self.hellos[event.peer] = event.hello
             elif isinstance(event, PeerDown):
-                self.sessions.pop(event.peer, None)
+                self.hellos.pop(event.peer, None)
         return events
 
 
@@ -185,6 +187,9 @@ class ThreadedLinks:
         self._turned_at = clock()
         self._inbox = Inbox(settings, on_ready)
         self._outbox = Outbox(settings.unsent_bytes_max)
+        self._not_understood: set[str] = (
+            set()
+        )  # messages that were not sent, since their peers do not know them
         self._received_bytes = 0  # of the end, when it was last looked at
         self._commands: deque[Command] = deque()
         self._closing = False
@@ -207,9 +212,14 @@ class ThreadedLinks:
         """Queue a message for the session of `peer` whose PeerUp `receive` returned; from any thread.
 
         It is dropped and counted when that session is over: its PeerDown is then on the way, or was received. When
-        unsent_bytes_max would be passed, the session ends.
+        unsent_bytes_max would be passed, the session ends. A message that the peer's version does not know is not
+        sent: the caller should have asked `Hello.reads`.
         """
-        session = (peer, self._inbox.sessions.get(peer, -1))
+        hello = self._inbox.hellos.get(peer)
+        if hello is not None and not hello.reads(type(message)):
+            self.command(partial(self._note_not_understood, peer, type(message).__name__))
+            return
+        session = (peer, hello.session if hello is not None else -1)
         body = encode(message)
         verdict = self._outbox.add(session, body)
         if verdict == "waits":
@@ -231,6 +241,14 @@ class ThreadedLinks:
         self._thread.join(CLOSE_SECONDS)
         self._wake_recv.close()
         self._wake_send.close()
+
+    def _note_not_understood(self, peer: str, name: str, now: float) -> None:
+        """Counted always, but written once for each message: a mistake may repeat with every token."""
+        del now
+        self._end.counters.not_understood += 1
+        if name not in self._not_understood:
+            self._not_understood.add(name)
+            self._end.notes.append(Note("link.not_understood", {"peer": peer, "message": name}, "error"))
 
     def _send(self, session: PeerSession, body: bytes, now: float) -> None:
         self._outbox.remove(session, body)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from shared.effects import Send, WorkerEffect
 from shared.kv.leases import LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import DrainAck, Draining, Load, Release, Renew
+from shared.messages import DrainAck, Draining, Hello, Load, Message, Release, Renew
 
 
 class RouterSessions:
@@ -29,6 +29,7 @@ class RouterSessions:
         self._load = load
         self._load_seconds = load_seconds
         self._effects = effects
+        self._hellos: dict[str, Hello] = {}
         self._sent: dict[str, Load | None] = {}  # the load that each router knows
         self._next_push = 0.0
         self._acknowledged: set[str] = set()  # routers that send nothing new
@@ -36,8 +37,8 @@ class RouterSessions:
     def on_link(self, event: LinkEvent, now: float) -> LinkEvent | None:
         """Handle what both roles handle alike; returns the event if the scheduler has to act on it, too."""
         match event:
-            case PeerUp(router, _):
-                self._add(router)
+            case PeerUp(router, hello):
+                self._add(router, hello)
             case PeerDown(router, _):
                 self._remove(router)
                 return event
@@ -48,6 +49,10 @@ class RouterSessions:
             case _:
                 return event
         return None
+
+    def understands(self, router: str, message: type[Message]) -> bool:
+        """Whether such a message may be sent to this router; if not, do as was done before the message existed."""
+        return router in self._hellos and self._hellos[router].reads(message)
 
     def start_draining(self) -> None:
         """Accept no new requests from now on. All routers are sent `Draining`, those that connect later too."""
@@ -72,13 +77,15 @@ class RouterSessions:
         push = self._next_push if any(sent != load for sent in self._sent.values()) else None
         return min((deadline for deadline in (expiry, push) if deadline is not None), default=None)
 
-    def _add(self, router: str) -> None:
+    def _add(self, router: str, hello: Hello) -> None:
+        self._hellos[router] = hello
         self._sent[router] = None
         self._next_push = 0.0
         if self.draining:
             self._effects.append(Send(router, Draining()))
 
     def _remove(self, router: str) -> None:
+        self._hellos.pop(router, None)
         self._sent.pop(router, None)
         self._acknowledged.discard(router)
         self._leases.forget_router(router)

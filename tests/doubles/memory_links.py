@@ -50,4 +50,5 @@ class MemoryLinks:
         """Deliver at once, or lose it when the session is over."""
         far = self._peers.get(peer)
         if far is not None:
+            assert far.hello.reads(type(message)), f"{peer} does not read {type(message).__name__}"
             far._events.append(Received(self.name, far._decode(encode(message))))

@@ -15,12 +15,14 @@ from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
 from shared.effects import Note
-from shared.links.events import LinkEvent
+from shared.links.events import LinkEvent, Received
 from shared.messages import FinishReason, Hello, Message
+from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.timeline import TimelineProcess
+from tests.simulation.versions import Novelties
 from tests.simulation.worker import MODEL_NAME, Surroundings
 
 ROUNDING = 1e-6  # seconds
@@ -91,7 +93,13 @@ class Router:
     ):
         sizes = world.scenario.sizes
         self.process = process
-        self.hello = Hello(session=0, role="router", uid=uid, epoch=world.rng.getrandbits(64))
+        self.hello = Hello(
+            session=0,
+            role="router",
+            uid=uid,
+            epoch=world.rng.getrandbits(64),
+            understands=world.understands,
+        )
         self.clients: dict[str, SimulatedClient] = {}
         self._accepted: dict[str, SimulatedClient] = {}
         settings = RouterConfig(
@@ -116,6 +124,7 @@ class Router:
         )
         self.core = JudgedRouterCore(settings, process.now)
         self._network = world.network
+        self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
         self._tick_at: float | None = None
@@ -135,6 +144,12 @@ class Router:
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
         self._pass.run()
+        worker = self.core.fleet.workers.get(event.peer)
+        if worker is not None and isinstance(event, Received) and self._novelties.due():
+            if worker.understands(Novelty):
+                self.send(event.peer, Novelty(self.hello.uid))
+            else:
+                self._novelties.without()
 
     def take(self, client: SimulatedClient) -> None:
         """A client connects; what it does later it does by itself."""

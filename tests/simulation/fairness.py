@@ -43,11 +43,15 @@ class JudgedRouterCore(RouterCore):
         self.judged: Counter[str] = Counter()
 
     def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
-        self._judge(live, self._requests.waiting, RequestState.WAITING, lambda other: self._takes(other, now))
+        self._judge(
+            live, self._requests.claims.waiting, RequestState.WAITING, lambda other: self._takes(other, now)
+        )
         return super()._to_prefill(live, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
-        self._judge(live, self._requests.ready, RequestState.READY, lambda other: self._fetches(other, now))
+        self._judge(
+            live, self._requests.claims.ready, RequestState.READY, lambda other: self._fetches(other, now)
+        )
         return super()._to_decode(live, now)
 
     def _judge(
@@ -108,11 +112,11 @@ class JudgedPrefill(PrefillScheduler):
     def _start(self, req: Req, now: float) -> None:
         held = self._held()
         super()._start(req, now)
-        waiting = self._waiting.values()
-        put_off = {each.tenant for each in waiting if each.sequence in self.in_batch_prefix.put_off}
+        waiting = self.waiting.reqs
+        put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
         passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
         assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
-        words_left = self.leases.free - len(self._running)
+        words_left = self.leases.free - len(self.batch)
         if _is_light(req, held, len(req.token_ids), self._capacity):
             self.judged["light into what is kept"] += words_left < self._words_for_light
             return
@@ -124,14 +128,14 @@ class JudgedPrefill(PrefillScheduler):
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = super().plan(now)
         rows = batch.extend if batch is not None else ()
-        if self._chunked is None and self._free_slots and self.leases.free > len(self._running):
+        if self.batch.chunked is None and self.batch.free_slots and self.leases.free > len(self.batch):
             self._judge_waiting(self._step_tokens - sum(len(row.token_ids) for row in rows))
         return batch
 
     def _judge_waiting(self, input_left: int) -> None:
         """There is a slot and a lease word: a light request, the first in the order, lacks input or pages."""
-        waiting = list(self._waiting.values())
-        if not waiting or self.in_batch_prefix.put_off or self.memory.pool.count(PageState.RETIRING):
+        waiting = self.waiting.reqs
+        if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
             return  # one that was put off stands elsewhere in the order; pages that retire are soon free
         held = self._held()
         least = min(held[req.tenant] for req in waiting)
@@ -143,7 +147,7 @@ class JudgedPrefill(PrefillScheduler):
             assert size > input_left, f"{req.rid} is light and waits beside a step with room for it"
 
     def _held(self) -> Counter[str]:
-        return tokens_by_tenant([*self._running.values(), *self.leases.reqs])
+        return tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
 
 
 class JudgedDecode(DecodeScheduler):

@@ -12,9 +12,9 @@ from decode.lifecycle import DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
+from router.core.claims import Claims
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
-from router.core.request_table import RequestTable
 from shared.baton import Baton, Holder
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
@@ -326,13 +326,13 @@ def _lost_is_ready() -> list[Patch]:
 
 @_mistake("lifecycle", "a later attempt counts its output as prompt")
 def _prompt_len_lost() -> list[Patch]:
-    def send(self: RequestTable, worker: Worker, message: Any) -> None:
+    def send(self: Claims, worker: Worker, message: Any) -> None:
         if isinstance(message, Prefill):
             message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
         real(self, worker, message)
 
-    real = RequestTable.send
-    return [(RequestTable, "send", send)]
+    real = Claims.send
+    return [(Claims, "send", send)]
 
 
 @_mistake("lifecycle", "requests of a lost worker are not tried again")

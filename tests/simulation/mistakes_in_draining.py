@@ -10,9 +10,9 @@ from decode.lifecycle import DecodeEvent
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
+from router.core.claims import Claims
 from router.core.drain import RouterDrain
 from router.core.fleet import Worker
-from router.core.request_table import RequestTable
 from shared.effects import Send
 from shared.messages import Migrating
 from shared.scheduling.request_states import RequestStates
@@ -118,11 +118,11 @@ def _still_given() -> list[Patch]:
 
 @_mistake("draining", "room that was kept for a migration is never given back")
 def _reserved_for_ever() -> list[Patch]:
-    def forget_target(self: RequestTable, live: Any) -> None:
+    def forget_target(self: Claims, live: Any) -> None:
         del self
         live.target = None
 
-    return [(RequestTable, "forget_target", forget_target)]
+    return [(Claims, "forget_target", forget_target)]
 
 
 def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:

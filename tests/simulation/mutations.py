@@ -15,6 +15,7 @@ from tests.simulation import (
     mistakes_about_losses,
     mistakes_about_tenants,
     mistakes_about_trust,
+    mistakes_about_versions,
     mistakes_in_draining,
 )
 
@@ -24,6 +25,7 @@ MUTATIONS = {
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
     **mistakes_about_trust.MISTAKES,
+    **mistakes_about_versions.MISTAKES,
 }
 
 

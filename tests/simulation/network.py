@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
-from shared.messages import Hello, Message, decode_from_router, decode_from_worker, encode
+from shared.messages import Hello, Message
+from tests.doubles.novelty import Novelty
 from tests.simulation.timeline import TimelineProcess
+from tests.simulation.versions import read, written
 
 
 class SimulatedEndpoint(Protocol):
@@ -90,12 +92,15 @@ class SimulatedLink:
             self._transport(self.worker, lambda: self._up(self.router, session))
 
     def send(self, side: Side, message: Message) -> None:
-        """Send from one side; lost unless its session is up and whole."""
+        """Send from one side; lost unless its session is up and whole. The other side must know such messages."""
+        other, name = self._other(side), type(message).__name__
+        assert other.endpoint.hello.reads(type(message)), (
+            f"{name} for {other.endpoint.hello.uid}, which is older"
+        )
         if not side.up or side.torn:
             self.network.count("message lost")
             return
-        wire = encode(message)
-        other, session = self._other(side), self.session
+        wire, session = written(message, side.endpoint.hello), self.session
         self._transport(side, lambda: self._arrive(other, session, wire))
 
     def break_off(self, reason: str, *, both_ways: bool) -> bool:
@@ -160,13 +165,14 @@ class SimulatedLink:
         if sender.gap:
             self.network.count("message lost")
             return
-        role = side.endpoint.hello.role
-        decode = decode_from_worker if role == "router" else decode_from_router[role]
-        message = decode(wire)
+        message = read(wire, side.endpoint.hello)
         self.network.count(f"message {type(message).__name__}")
-        if role == "router":
+        if sender.endpoint.hello.understands and not side.endpoint.hello.understands:
+            self.network.count("path a field of a later version is ignored")
+        if side is self.router:
             self.network.on_answer(message)
-        side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
+        if not isinstance(message, Novelty):  # the cores of today know no such message
+            side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
 
     def _down_later(self, side: Side, reason: str) -> None:
         session = self.session

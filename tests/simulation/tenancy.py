@@ -42,8 +42,8 @@ class TenantWitness:
 
     def __init__(self, core: RouterCore):
         self._core = core
-        self.prompts = core._requests.waiting.clock = RecordingClock()
-        self.outputs = core._requests.ready.clock = RecordingClock()
+        self.prompts = core._requests.claims.waiting.clock = RecordingClock()
+        self.outputs = core._requests.claims.ready.clock = RecordingClock()
 
     def prove_charges(self, clients: Iterable[SimulatedClient], weights: Sequence[str]) -> None:
         """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more."""

@@ -28,6 +28,7 @@ AREAS = {
     "lifecycle",
     "placement",
     "tenants",
+    "versions",
 }
 
 

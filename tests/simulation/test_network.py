@@ -10,6 +10,7 @@ import pytest
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Hello, Role
+from tests.doubles.novelty import Novelty
 from tests.simulation.network import Network, NetworkFaults, SimulatedLink
 from tests.simulation.timeline import Timeline, TimelineProcess
 
@@ -97,6 +98,12 @@ def test_nothing_arrives_behind_a_gap(seed: int) -> None:
     for session in wire.worker.sessions:
         assert session == sorted(session)
         assert len(session) == (session[-1] - session[0] + 1 if session else 0)
+
+
+def test_a_message_that_the_other_side_does_not_know_is_a_mistake_of_its_sender() -> None:
+    wire = EchoWire()
+    with pytest.raises(AssertionError, match="Novelty for decode, which is older"):
+        wire.network.send(wire.router, "decode/0000000000000001", Novelty("r"))
 
 
 def test_a_dead_peer_is_missed_and_not_dialled_again() -> None:

@@ -61,7 +61,7 @@ class Witness:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = self.scheduler.plan(now)
-        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler.in_batch_prefix.put_off:
+        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler.waiting.put_off:
             self.count("path put off for a prefix in the same batch")
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
         return batch

@@ -10,15 +10,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from shared.baton import Holder
 from shared.effects import Note
-from shared.links.events import LinkEvent
+from shared.links.events import LinkEvent, Received
 from shared.loop_watch import LoopWatch
 from shared.messages import Hello, Limits, Message, Role
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
+from tests.doubles.novelty import Novelty
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.fairness import JudgedDecode, JudgedPrefill
 from tests.simulation.network import Network
@@ -26,6 +29,7 @@ from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
 from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
 from tests.simulation.timeline import TimelineProcess
+from tests.simulation.versions import Novelties
 from tests.simulation.witness import Witness
 
 MODEL_NAME = "oracle"
@@ -41,6 +45,7 @@ class Surroundings:
     fabric: Fabric
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
+    understands: tuple[str, ...]  # the messages that its version knows beyond those of today
 
 
 def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
@@ -73,7 +78,7 @@ class SimulatedWorker:
         epoch = world.rng.getrandbits(64)
         self.process = process
         self._network = world.network
-        self.hello = _hello(role, uid, epoch, sizes)
+        self.hello = msgspec.structs.replace(_hello(role, uid, epoch, sizes), understands=world.understands)
         kv_format = self.hello.kv_format
         self.device = OracleDevice(
             process=process,
@@ -110,6 +115,7 @@ class SimulatedWorker:
         self.draining = False
         self._on_exit: Callable[[], None] = lambda: None
         self._inbox: list[LinkEvent] = []
+        self._novelties = Novelties(self.hello, scenario.random, world.count)
         self._turns = 0  # scheduled so far
         self._turn_at: float | None = None  # when the next begins; None while one is under way
         self.turn_at(process.now)
@@ -177,13 +183,23 @@ class SimulatedWorker:
         self._turn_at = None
         if self._exits():
             return
+        heard = [event.peer for event in self._inbox if isinstance(event, Received)]
         self.loop.begin()
         self.scheduler.check()
+        self._send_novelties(heard)
         step = self.loop.awaits
         if step is None:
             self._rest()
         else:
             self.process.at(max(self.process.now, self.device.completes_at(step)), self._finish)
+
+    def _send_novelties(self, routers: list[str]) -> None:
+        for router in routers:
+            if self._novelties.due():
+                if self.scheduler._sessions.understands(router, Novelty):
+                    self.send(router, Novelty(self.hello.uid))
+                else:
+                    self._novelties.without()
 
     def _exits(self) -> bool:
         """Do as the drain says, as `shared.process.worker_loop.turn_until_exit` does."""

@@ -23,6 +23,7 @@ from tests.simulation.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.scenario import HANG, NONSENSE, Fault, SimulationScenario
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
+from tests.simulation.versions import understood_by
 from tests.simulation.worker import SimulatedWorker, Surroundings
 
 END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
@@ -107,22 +108,27 @@ class World:
             router.take(client)
 
     def _start_worker(self, role: Role, uid: str) -> None:
-        worker = SimulatedWorker(role, uid, TimelineProcess(self.timeline, uid), self._surroundings())
+        worker = SimulatedWorker(role, uid, TimelineProcess(self.timeline, uid), self._surroundings(uid))
         self.workers[uid] = worker
         self.all_workers.append(worker)
         for router in self.routers.values():
             self.network.connect(router, worker)
 
     def _start_router(self, uid: str) -> None:
-        router = Router(uid, TimelineProcess(self.timeline, uid), self._surroundings(), self.journal.note)
+        router = Router(uid, TimelineProcess(self.timeline, uid), self._surroundings(uid), self.journal.note)
         self.routers[uid] = router
         self._witnesses[router] = TenantWitness(router.core)
         self.all_routers.append(router)
         for worker in self.workers.values():
             self.network.connect(router, worker)
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(self.scenario, self.network, self.fabric, self._rng, self.count)
+    def _surroundings(self, uid: str) -> Surroundings:
+        machines: list[Machine] = [*self.all_workers, *self.all_routers]
+        before = [machine.hello for machine in machines if machine.hello.uid == uid]
+        understands = understood_by(self.scenario.random, uid, restarts=len(before))
+        if before and before[-1].understands != understands:
+            self.count("path a process came again in a newer version")
+        return Surroundings(self.scenario, self.network, self.fabric, self._rng, self.count, understands)
 
     # ---- faults ----
 

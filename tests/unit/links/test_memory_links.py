@@ -8,6 +8,7 @@ import pytest
 from shared.links.events import Links, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Hello, Refused
 from tests.doubles.memory_links import MemoryLinks
+from tests.doubles.novelty import Novelty
 
 ROUTER = Hello(session=0, role="router", uid="router-a", epoch=1)
 WORKER = Hello(session=0, role="decode", uid="decode-a", epoch=2)
@@ -35,6 +36,13 @@ def test_what_is_sent_between_up_and_down_arrives_in_order_and_nothing_else() ->
         Received(worker.name, Refused("a", 0, "stale")),
         PeerDown(worker.name, "cut"),
     ]
+
+
+def test_what_the_peer_does_not_understand_is_not_sent() -> None:
+    router, worker = MemoryLinks(ROUTER), MemoryLinks(WORKER)
+    router.link(worker)
+    with pytest.raises(AssertionError, match="does not read Novelty"):
+        router.send(worker.name, Novelty("a"))
 
 
 def test_a_message_of_the_wrong_direction_cannot_cross() -> None:

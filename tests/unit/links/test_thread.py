@@ -10,9 +10,11 @@ import zmq
 from structlog.testing import capture_logs
 
 from shared.effects import Note
-from shared.links.events import LinkEvent, Received
+from shared.links.counters import LinkCounters
+from shared.links.events import LinkEvent, PeerUp, Received
 from shared.links.thread import Inbox, ThreadedLinks
-from shared.messages import Cancel
+from shared.messages import Cancel, Hello
+from tests.doubles.novelty import Novelty
 from tests.link_settings import link_settings
 from tests.waiting import until
 
@@ -32,6 +34,7 @@ class Recorded:
         self.notes: list[Note] = []
         self.written: list[str] = []  # events of the notes
         self.deadline = HEARTBEAT_AT
+        self.counters = LinkCounters()
         self.received_bytes = 0
         self.broken = False  # sending fails
 
@@ -145,6 +148,25 @@ def test_an_error_in_sending_ends_that_session_with_a_reason_and_not_the_thread(
     recorded.calls.clear()
     thread.command(lambda _: recorded.calls.append("carried out"))
     until(lambda: "carried out" in recorded.calls, 5, "another command")
+
+
+def test_what_a_peer_does_not_understand_is_not_sent_and_counted_and_written_once(
+    recorded: Recorded, thread: ThreadedLinks
+) -> None:
+    hellos = [
+        Hello(session=1, role="decode", uid=uid, epoch=1, understands=understands)
+        for uid, understands in (("old", ()), ("new", ("Novelty",)))
+    ]
+    thread.command(lambda _: recorded.events.extend(PeerUp(hello.uid, hello) for hello in hellos))
+    until(lambda: len(thread.receive(1)) == 2, 5, "the peers")
+    for _ in range(3):
+        thread.send("old", Novelty("r"))
+    thread.send("new", Novelty("r"))
+    thread.send("old", Cancel("r", 0))
+    until(lambda: recorded.calls.count("send") == 2, 5, "what is understood")
+    assert recorded.counters.not_understood == 3
+    until(lambda: recorded.written == ["link.not_understood"], 5, "the note")
+    assert "unsent_bytes_max reached" not in recorded.calls
 
 
 def test_an_error_in_a_command_does_not_end_the_thread(recorded: Recorded, thread: ThreadedLinks) -> None:

@@ -8,6 +8,7 @@ from router.core.effects import FleetPaired
 from router.core.fleet import MODELS_MAX, AssignedTotals, Fleet
 from shared.effects import Note
 from shared.messages import Draining, Limits, Load
+from tests.doubles.novelty import Novelty
 from tests.unit.router.deployment import ScriptedDeployment, hello
 
 
@@ -49,6 +50,14 @@ def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
     worker.assign("r", 1, 1)
     with pytest.raises(AssertionError, match="r"):
         worker.assign("r", 1, 1)
+
+
+def test_a_worker_understands_the_protocol_and_what_its_hello_lists() -> None:
+    fleet = Fleet(16)
+    fleet.up("old", hello("decode", "old"))
+    fleet.up("new", hello("decode", "new", understands=("Novelty",)))
+    assert [worker.understands(Novelty) for worker in fleet.workers.values()] == [False, True]
+    assert all(worker.understands(Draining) for worker in fleet.workers.values())
 
 
 def test_a_worker_that_is_down_says_so_itself() -> None:

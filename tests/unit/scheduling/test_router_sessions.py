@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shared.effects import Send, WorkerEffect
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, DrainAck, Draining, Hello, Load, Message, Release
 from shared.scheduling.router_sessions import RouterSessions
+from tests.doubles.novelty import Novelty
 from tests.unit.kv.lettered_pages import request
 from tests.unit.scheduling.worker_bench import HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords
 
@@ -57,6 +60,16 @@ def test_commands_of_a_role_and_the_end_of_a_session_come_back_and_nothing_else_
     events: list[LinkEvent] = [PeerUp("router", HELLO), cancel, Received("router", Release("a", 1)), down]
     assert book.hear(*events) == [None, cancel, None, down]
     assert len(book.leases) == 0
+
+
+def test_a_router_understands_what_its_hello_lists_while_its_session_lasts() -> None:
+    book = SessionsAndLeases()
+    newer = msgspec.structs.replace(HELLO, understands=("Novelty",))
+    book.hear(PeerUp("old", HELLO), PeerUp("new", newer))
+    assert [book.sessions.understands(router, Novelty) for router in ("old", "new")] == [False, True]
+    assert book.sessions.understands("old", Draining)
+    book.hear(PeerDown("new", "gone"))
+    assert not book.sessions.understands("new", Novelty)
 
 
 def test_a_router_that_has_just_come_hears_the_load_at_once_and_then_only_changes() -> None:

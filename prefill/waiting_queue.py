@@ -1,0 +1,95 @@
+"""The prompts that wait on a prefill worker: which may come in, and in which order they are tried.
+
+A waiting request holds nothing. The queue knows the settings that bound and order it. It does not know slots, leases or
+routers: whether the next request may start is the scheduler's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefill.config import PrefillConfig
+from shared.kv.kv_memory import KvMemory
+from shared.messages import Prefill, RefusalReason
+from shared.req import Req
+from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
+from shared.scheduling.sound_commands import unsound
+from shared.scheduling.tenant_shares import least_served_first
+
+
+class WaitingQueue:
+    """Waiting requests, by rid in the order they came."""
+
+    def __init__(self, config: PrefillConfig, memory: KvMemory, context_len: int, vocab_size: int):
+        self._config = config
+        self._memory = memory
+        self._context_len = context_len
+        self._vocab_size = vocab_size
+        self._reqs: dict[str, Req] = {}
+        self._in_batch_prefix = InBatchPrefix(
+            memory.cache,
+            cached_tokens_max=config.shared_prefix_cached_tokens_max,
+            shared_tokens_min=config.shared_prefix_tokens_min,
+            queue_max=config.prefix_aware_queue_max,
+        )
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    @property
+    def reqs(self) -> list[Req]:
+        """A copy, so that requests may be removed while it is walked."""
+        return list(self._reqs.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all waiting prompts."""
+        return sum(len(req.token_ids) for req in self._reqs.values())
+
+    @property
+    def put_off(self) -> dict[int, None]:
+        """The requests that the last order left out, for the prefix of another one, by sequence number."""
+        return self._in_batch_prefix.put_off
+
+    def find(self, rid: str) -> Req | None:
+        """The waiting request with this id."""
+        return self._reqs.get(rid)
+
+    def refusal(self, command: Prefill, *, draining: bool) -> tuple[RefusalReason, str] | None:
+        """Why this request cannot come in, as reason and detail; None if it can."""
+        total_tokens = len(command.token_ids)
+        if (
+            total_tokens >= self._context_len
+            or self._memory.pages_for(total_tokens) > self._memory.pool.total
+        ):
+            return "too_long", f"{total_tokens} tokens exceed this worker's context or pages"
+        if problem := unsound(command, self._vocab_size):
+            return "internal", problem
+        if draining or len(self._reqs) >= self._config.max_queued_requests:
+            return "no_room", "this worker is draining" if draining else "max_queued_requests"
+        return None
+
+    def add(self, req: Req) -> None:
+        """It waits from now on."""
+        self._reqs[req.rid] = req
+
+    def remove(self, req: Req) -> None:
+        """It starts, or nobody wants it any more."""
+        del self._reqs[req.rid]
+
+    def in_order(self, running: Sequence[Req], leased: Sequence[Req]) -> list[Req]:
+        """The requests to try in this step, beside those that run and those whose pages are leased.
+
+        By the queue policy, then fairly among tenants; without those that wait a round for a shared prefix.
+        """
+        if not self._reqs:
+            return []
+        ordered = order_waiting(
+            self._config.queue_policy,
+            self.reqs,
+            self._memory.cache,
+            running,
+            prefix_aware_queue_max=self._config.prefix_aware_queue_max,
+        )
+        ordered = least_served_first(ordered, [*running, *leased])
+        return self._in_batch_prefix.go_now(ordered)

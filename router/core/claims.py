@@ -1,0 +1,138 @@
+"""What a request claims while it lives: a place in a queue, deadlines, room on a worker, a lease of its pages.
+
+Each claim is made and given up here, so that the queue, the worker and the deadlines agree with the request. Which
+claims belong to which state stands in `request_table`, which takes the steps; this file decides nothing and changes
+no state.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from router.config import RouterConfig
+from router.core.deadlines import Deadlines
+from router.core.effects import RouterEffect
+from router.core.fleet import Worker
+from router.core.lifecycle import RequestState
+from router.core.live_request import LiveRequest
+from router.core.placement import Placement
+from router.core.request_queue import RequestQueue
+from shared import messages
+from shared.baton import Baton
+from shared.effects import Send
+from shared.messages import Message
+
+Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause"]
+
+
+class Claims:
+    """The queues and deadlines, and what requests have of workers. Messages to workers are appended to `effects`."""
+
+    def __init__(self, settings: RouterConfig, effects: list[RouterEffect]):
+        self.waiting = RequestQueue(RequestState.WAITING)
+        self.ready = RequestQueue(RequestState.READY)
+        self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
+        self._effects = effects
+        self._settings = settings
+
+    def send(self, worker: Worker, message: Message) -> None:
+        """Send to a worker, unless it is gone."""
+        if worker.up:
+            self._effects.append(Send(worker.peer, message))
+
+    # ---- queues ------------------------------------------------------------------------------------------------
+
+    def enqueue(self, live: LiveRequest) -> None:
+        """Put it into the queue of its state, with the deadline that it has there."""
+        live.refresh_need()
+        if live.state is RequestState.WAITING:
+            self.waiting.push(live, len(live.request.token_ids))
+            self.deadlines.set(("wait", live.rid), live.wait_until)
+        elif live.state is RequestState.READY:
+            self.ready.push(live, live.request.params.max_new_tokens)
+            self.deadlines.set(("ready", live.rid), live.ready_until)
+
+    def dequeue(self, live: LiveRequest) -> None:
+        """Take it out of the queue of its state, if it is in one."""
+        if live.state is RequestState.WAITING:
+            self.waiting.remove(live)
+            self.deadlines.clear(("wait", live.rid))
+        elif live.state is RequestState.READY:
+            self.ready.remove(live)
+            self.deadlines.clear(("ready", live.rid))
+
+    # ---- workers -----------------------------------------------------------------------------------------------
+
+    def assign(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
+        """The chosen worker has `tokens` of it to work on from now on."""
+        worker = choice.worker
+        worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens), live.tenant.name)
+        worker.prefixes.insert(live.need.blocks)
+        live.worker = worker
+        live.visit(worker, choice.why, now)
+
+    def unassign(self, live: LiveRequest) -> None:
+        """Its worker has no more work with it, and it needs no room elsewhere."""
+        assert live.worker is not None, live.rid
+        live.worker.unassign(live.rid)
+        live.worker = None
+        self.forget_target(live)
+
+    def reserve_target(self, live: LiveRequest, worker: Worker) -> None:
+        """Keep room on a worker for its migration."""
+        live.target = worker
+        worker.reserved[live.rid] = worker.pages_for(live.need.tokens)
+
+    def forget_target(self, live: LiveRequest) -> None:
+        """Give up the room that is reserved for its migration, if any."""
+        if live.target is not None:
+            del live.target.reserved[live.rid]
+            live.target = None
+
+    # ---- leases ------------------------------------------------------------------------------------------------
+
+    def hold_lease(self, live: LiveRequest, holder: Worker, baton: Baton, now: float) -> None:
+        """`holder` keeps its pages under a lease, which must be renewed."""
+        live.holder, live.baton = holder, baton
+        holder.leases[live.rid] = None
+        self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
+
+    def renew(self, live: LiveRequest, now: float) -> None:
+        """Keep the lease for one more period."""
+        if live.holder is not None:
+            self.send(live.holder, messages.Renew(live.rid, live.attempt))
+            self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
+
+    def end_lease(self, live: LiveRequest, message: messages.Release | messages.Cancel) -> None:
+        """The pages are not needed any more: the holder, if there is one, gets `message`."""
+        if live.holder is not None:
+            self.send(live.holder, message)
+            self.forget_lease(live)
+
+    def forget_lease(self, live: LiveRequest) -> None:
+        """The holder has given the pages up, or is gone."""
+        if live.holder is not None:
+            live.holder.leases.pop(live.rid)
+            live.holder = live.baton = None
+            self.deadlines.clear(("renew", live.rid))
+
+    # ---- all at once -------------------------------------------------------------------------------------------
+
+    def withdraw(self, live: LiveRequest, worker_has_released: bool) -> None:
+        """Take it out of queue, worker and lease."""
+        self.dequeue(live)
+        if live.worker is not None:
+            if not worker_has_released:
+                self.send(live.worker, messages.Cancel(live.rid, live.attempt))
+            self.unassign(live)
+        self.end_lease(live, messages.Cancel(live.rid, live.attempt))
+
+    def close(self, live: LiveRequest) -> None:
+        """The request has ended and is withdrawn.
+
+        Its tenant is given back what it was charged for and did not need: an unread prompt, unspent output.
+        """
+        self.deadlines.clear(("request", live.rid))
+        self.deadlines.clear(("rest", live.rid))
+        self.waiting.ended(live, 0 if live.visits else len(live.request.token_ids))
+        self.ready.ended(live, live.request.params.max_new_tokens - len(live.output))
