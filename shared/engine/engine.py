@@ -214,12 +214,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _context(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
-    most = min(config.context_len, NUMBERS_MAX)
+    if config.context_len <= NUMBERS_MAX:
+        most, whose, why = config.context_len, "the model's", "all the model was made for"
+    else:
+        most, whose, why = NUMBERS_MAX, "a message's", "all that a message carries"
     if context_len is None:
-        return (
-            most,
-            "all the model was made for" if most == config.context_len else "all that a message carries",
-        )
+        return most, why
     if not 1 <= context_len <= most:
-        raise ConfigError(f"context_len must be between 1 and {most}, got {context_len}")
+        raise ConfigError(f"context_len must be between 1 and {whose} {most}, got {context_len}")
     return context_len, "as configured"

@@ -69,7 +69,7 @@ def open_offer(
         return SealedOffer(
             uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys
         )
-    refuse_nixl_without_network(network)
+    refuse_nixl_without_network(network, RDMA_DEVICES)
     from shared.transfer.nixl import NixlOffer  # it changes the environment for UCX, and loads it
 
     return NixlOffer(
@@ -83,7 +83,7 @@ def open_offer(
     )
 
 
-def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path = RDMA_DEVICES) -> None:
+def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path) -> None:
     """Between hosts NIXL needs RDMA, or leave to use TCP. `ConfigError` when it has neither."""
     if network.nixl_tcp or (rdma_devices.is_dir() and any(rdma_devices.iterdir())):
         return

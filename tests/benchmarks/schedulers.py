@@ -3,7 +3,7 @@
     python -m tests.benchmarks.schedulers [--steps 400]
 
 Decode: `rows` requests of 512 tokens run; `steady` plans and settles DECODE steps of all of them, `churn` also ends
-one request and takes one in at every step. Prefill: prompts of 512 tokens in steps of 256. One core,
+one request and takes one in at every step. Prefill: prompts of 512 tokens in steps of 128. One core,
 `process_time`; the best of five runs, because other work on the machine only adds.
 """
 

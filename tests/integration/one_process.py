@@ -36,7 +36,13 @@ from tests.integration.recording_device import Logbook, RecordingDevice
 TURN_SECONDS = 0.001
 TURNS_MAX = 200_000  # while the device's thread waits for a core, the loop turns many times for one copy
 # One client, who may take every slot: a crowd of 16 is one batch.
-PREFILL = PrefillConfig(kv_pages=256, max_running_requests=16, lease_seconds=3600.0, tenant_share_max=1.0)
+PREFILL = PrefillConfig(
+    kv_pages=256,
+    max_running_requests=16,
+    chunked_prefill_size=2048,  # a prompt alone is one step
+    lease_seconds=3600.0,
+    tenant_share_max=1.0,
+)
 FETCH_LIMITS = FetchLimits(fetches_max=64, fetch_seconds_max=10.0, quarantine_seconds=5.0)
 DECODE = DecodeConfig(kv_pages=320, max_running_requests=16, host_fraction=0.0, tenant_share_max=1.0)
 

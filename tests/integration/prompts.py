@@ -18,7 +18,7 @@ _TEXTS = (
     "1, 1, 2, 3, 5, 8, 13, ",
 )
 _EXACT = (1, 2, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 4 * PAGE_SIZE - 1, 4 * PAGE_SIZE, 4 * PAGE_SIZE + 1)
-_LONG = (255, 256, 777, 1000)  # around and above one chunk
+_LONG = (127, 128, 777, 1000)  # around and above one chunk
 _VERY_LONG = (2047, 2048, 3000)
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from tests.integration.deployment import free_port
 from tests.integration.linked_worker import LinkedWorker
+from tests.integration.thread_stop import stopped
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import soon, until
@@ -138,6 +139,26 @@ def test_a_router_whose_core_raises_ends_with_status_1_and_tells_its_clients(
     assert router.returncode == 1
     assert "Traceback" not in said
     assert said.count('"process.failed"') == 1
+
+
+def test_a_router_whose_loop_hangs_is_not_alive_until_it_turns_again(folder: Path, port: int) -> None:
+    admin_port = free_port()
+    router = start(folder, port, "--admin-port", str(admin_port), "--loop-seconds-max", "1")
+    wait_until_alive(router, port)
+
+    def liveness() -> int:
+        return httpx2.get(f"http://127.0.0.1:{admin_port}/livez").status_code
+
+    until(lambda: liveness() == 200, 5, "a loop that turns")
+    try:
+        with stopped(router.pid):
+            until(lambda: liveness() == 503, 10, "the end of liveness")
+    except PermissionError:
+        pytest.skip("this system does not let a test stop a thread")
+    finally:
+        until(lambda: liveness() == 200, 10, "liveness")
+        router.kill()
+        router.communicate()
 
 
 def test_a_draining_router_takes_requests_for_a_while_and_waits_for_its_streams(

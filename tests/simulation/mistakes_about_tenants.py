@@ -13,6 +13,7 @@ from prefill.scheduler import PrefillScheduler
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant, Tenants
+from shared.kv.radix_cache import Node, RadixCache
 from shared.req import Req
 from shared.scheduling import tenant_shares
 from tests.simulation.mutation import Mutation, Patch, into
@@ -28,6 +29,22 @@ def _caches_shared() -> list[Patch]:
         return salt
 
     return [(Tenant, "cache_key", cache_key)]
+
+
+@_mistake("tenants", "pages of another key are found")
+def _keys_ignored() -> list[Patch]:
+    def descend(self: RadixCache, tokens: tuple[int, ...], extra_key: str) -> tuple[Node, int, int]:
+        del extra_key
+        return real_descend(self, tokens, "")
+
+    def attach(
+        self: RadixCache, parent: Node, tokens: tuple[int, ...], pages: list[int], extra_key: str
+    ) -> Node:
+        del extra_key
+        return real_attach(self, parent, tokens, pages, "")
+
+    real_descend, real_attach = RadixCache._descend, RadixCache._attach
+    return [(RadixCache, "_descend", descend), (RadixCache, "_attach", attach)]
 
 
 @_mistake("tenants", "a request that returns to its queue is charged again")

@@ -120,6 +120,17 @@ def test_no_request_waits_for_a_prefix_of_less_than_a_page_or_under_another_key(
     assert fetches(bench) == [("a", 0), ("b", 0), ("c", 0)]
 
 
+def test_what_is_cached_under_another_key_is_fetched_all_the_same_and_once() -> None:
+    bench = DecodeBench()
+    bench.send(decode("a", prompt(9)))
+    bench.run()
+    bench.send(*(msgspec.structs.replace(decode(rid, prompt(9)), extra_key="tenant") for rid in "bc"))
+    bench.run()
+    assert fetches(bench)[:2] == [("a", 0), ("b", 0)]
+    assert fetches(bench)[2:] == [("c", 2)]
+    assert bench.holds_nothing
+
+
 @pytest.mark.parametrize("end", ["stale", "failed", "not proven to have ended", "cancelled"])
 def test_when_the_awaited_fetch_does_not_land_each_fetches_for_itself(end: str) -> None:
     bench = crowd_with_one_prefix()

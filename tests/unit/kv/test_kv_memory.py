@@ -134,3 +134,16 @@ def test_a_request_would_free_what_nobody_else_locks() -> None:
     room = memory.available_pages
     memory.release(second)
     assert memory.available_pages == room + 1
+
+
+def test_pages_of_another_key_are_not_found() -> None:
+    memory = KvMemory(16, PAGE_SIZE)
+    first = request(12)
+    first.extra_key = "a"
+    memory.commit(computed(memory, first))
+    for key, tokens in (("b", 0), ("", 0), ("a", 8)):
+        other = request(12, sequence=2)
+        other.extra_key = key
+        memory.match(other, 11)
+        assert other.cached_len == tokens, key
+        memory.release(other)

@@ -336,6 +336,16 @@ def test_a_request_cancelled_in_flight_keeps_its_pages_until_the_step_is_over() 
     assert [said.rid for said in bench.said(Prefilled)] == ["b"]
 
 
+@pytest.mark.parametrize("length", [1, 4, 16, 60])
+def test_a_step_has_no_more_tokens_for_many_prompts_than_for_a_long_one(length: int) -> None:
+    bench = PrefillBench(max_running_requests=16, words=32, chunked_prefill_size=16, pages=256)
+    bench.send(*(prefill(str(number), prompt(length, number)) for number in range(1, 17)))
+    bench.run()
+    tokens = [sum(len(row.token_ids) for row in rows) for rows in bench.extends]
+    assert sum(tokens) == 16 * length
+    assert max(tokens) == 16
+
+
 # ---- load ------------------------------------------------------------------------------------------------------
 
 

@@ -8,16 +8,24 @@ import sys
 from pathlib import Path
 
 
-def test_a_process_may_open_as_many_descriptors_as_the_system_allows() -> None:
+def test_a_role_may_open_as_many_descriptors_as_the_system_allows_and_leaves_no_core() -> None:
     program = """
-import resource
-from shared.process.role_main import raise_descriptor_limit
+import resource, sys
+from shared.process.process_config import ProcessConfig
+from shared.process.role_main import run_role
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-raise_descriptor_limit()
-assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+
+def serve(config):
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] <= 1
+
+sys.argv = ["prefill"]
+run_role("prefill", ProcessConfig, serve)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert ended.returncode == 0, ended.stderr
 
 

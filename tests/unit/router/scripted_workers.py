@@ -265,7 +265,7 @@ class RunningRouter:
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
         prompts = Prompts(self._tokenizer, self._settings)
-        serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings)
+        self.serving = serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings)
         if self._linked:
             self.workers.link()
             self.shell.links_ready()

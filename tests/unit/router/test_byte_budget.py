@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -78,6 +79,26 @@ def test_a_body_weighs_until_its_request_is_done_with_it() -> None:
             assert body == b"x" * 500 + b"y" * 300
             assert reader.budget.held_bytes == 800
         assert reader.budget.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_body_of_one_client_leaves_room_for_another_ones() -> None:
+    async def scenario() -> None:
+        reader = BodyReader(settings())
+
+        def body(client: str, size: int) -> AbstractAsyncContextManager[bytearray]:
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.request", "body": b"x" * size, "more_body": False}
+
+            return reader.read({"type": "http", "headers": [], "client": (client, 1)}, receive)
+
+        async with body("a", BODY_BYTES), body("a", BODY_BYTES):
+            with pytest.raises(OverloadedError):
+                async with body("a", 1):
+                    pass
+            async with body("b", BODY_BYTES):
+                assert reader.budget.held_bytes == 3 * BODY_BYTES
 
     asyncio.run(scenario())
 

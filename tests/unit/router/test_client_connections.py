@@ -273,6 +273,20 @@ def test_more_sent_ahead_than_is_read_ends_the_connection_after_a_moment(model_f
         assert sum(router.core.requests_by_state.values()) == 0
 
 
+def test_a_request_sent_ahead_of_a_long_answer_is_answered(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http.client_connection.AHEAD_SECONDS_MAX", 0.1)
+    with RunningRouter(model_folder) as router, connect(router) as patient, connect(router) as other:
+        router.workers.script = Script(stalled=True)
+        patient.sendall(post("/v1/completions", COMPLETION) + LAST_GET)
+        assert comes_true(lambda: len(router.workers.prefills) == 1)
+        other.sendall(post("/v1/completions", COMPLETION) + GET * (2 * AHEAD_BYTES_MAX // len(GET)))
+        assert comes_true(lambda: router.clients.counters.ended["ahead"] > 0), "the time is over"
+        router.call(router.workers.go_on)
+        assert [answer.status for answer in answers(received(patient))] == [200, 200]
+
+
 def test_a_thousand_requests_sent_ahead_are_answered_in_their_order(router: RunningRouter) -> None:
     tokenize = [post("/tokenize", json.dumps({"prompt": "x" * number}).encode()) for number in range(1, 11)]
     requests = [GET, tokenize[3], get("/nowhere").replace(b"connection: close\r\n", b""), *tokenize] * 80

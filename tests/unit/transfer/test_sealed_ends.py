@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 
@@ -191,6 +190,18 @@ def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: py
         assert channel.receive_header() == (REFUSAL_BYTES_MAX, FrameKind.REFUSED)
 
 
+def test_closing_ends_connections_that_ask_for_nothing() -> None:
+    here = HolderHere()
+    connection, channel = dial(here)
+    with connection:
+        assert is_served(channel)
+        closing = threading.Thread(target=here.sealed.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive()
+        assert connection.recv(1) == b""
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------
 
 
@@ -223,11 +234,11 @@ def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_door, "HANDSHAKE_SECONDS_MAX", 10 * PATIENCE_SECONDS)
-    for count, on_close in enumerate((struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)), 1):
+    for on_close in (struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)):
         stranger = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_close)
         stranger.close()
-        until(partial(refused_count, holder, count), PATIENCE_SECONDS, "its end")
+    until(lambda: holder.counters.refused_handshake == 2, PATIENCE_SECONDS, "the end of both")
     assert read_page(holder) is ReadState.DONE
 
 

@@ -24,7 +24,7 @@ WHOLE = ((0, PAGES * PAGE_BYTES),)
 TWO_SMALL = ((0, 8), (PAGE_BYTES, 8))
 
 
-class Reading:
+class SealedReading:
     """A reader of this process, with as many pages as a holder has."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ def baton(address: tuple[str, int], agent: str = "h-1") -> Baton:
 
 
 @pytest.fixture
-def reading() -> Iterator[Reading]:
-    reading = Reading()
+def reading() -> Iterator[SealedReading]:
+    reading = SealedReading()
     yield reading
     reading.reader.close()
 
@@ -95,13 +95,13 @@ def answering(kind: FrameKind, payload: bytes) -> Iterator[tuple[str, int]]:
 # ---- what lands --------------------------------------------------------------------------------------------------
 
 
-def test_a_read_is_done_when_its_last_portion_has_landed(reading: Reading, holder: HolderHere) -> None:
+def test_a_read_is_done_when_its_last_portion_has_landed(reading: SealedReading, holder: HolderHere) -> None:
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     assert all(reading.buffer.holds(page, byte_of(page)) for page in range(PAGES))
 
 
 def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
-    reading: Reading, holder: HolderHere
+    reading: SealedReading, holder: HolderHere
 ) -> None:
     holder.words.clear(LEASE)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE, "the lease word will tell"
@@ -111,7 +111,7 @@ def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
     assert reading.buffer.holds(PAGES - 1, byte_of(PAGES - 1))
 
 
-def test_a_word_that_has_not_come_yet_is_no_old_one(reading: Reading, holder: HolderHere) -> None:
+def test_a_word_that_has_not_come_yet_is_no_old_one(reading: SealedReading, holder: HolderHere) -> None:
     assert reading.end_of(reading.reader.read_word(baton(holder.address), 1)) is ReadState.DONE
     assert reading.reader.word(1) == NONCE
     with create_server(("127.0.0.1", 0)) as silent:
@@ -135,7 +135,7 @@ def test_a_word_that_has_not_come_yet_is_no_old_one(reading: Reading, holder: Ho
     ],
 )
 def test_an_answer_that_is_not_the_pages_fails_the_read(
-    reading: Reading, kind: FrameKind, payload: bytes
+    reading: SealedReading, kind: FrameKind, payload: bytes
 ) -> None:
     with answering(kind, payload) as address:
         first, behind = reading.post(address, TWO_SMALL), reading.post(address, TWO_SMALL)
@@ -149,20 +149,22 @@ def test_an_answer_that_is_not_the_pages_fails_the_read(
 
 
 @pytest.mark.parametrize("target", [-8, (PAGES + 1) * PAGE_BYTES - 7])
-def test_nothing_is_read_to_beyond_the_own_pages(reading: Reading, holder: HolderHere, target: int) -> None:
+def test_nothing_is_read_to_beyond_the_own_pages(
+    reading: SealedReading, holder: HolderHere, target: int
+) -> None:
     with pytest.raises(AssertionError, match="not within the own pages"):
         reading.reader.read_pages(baton(holder.address), [Span(0, reading.buffer.memory.address + target, 8)])
 
 
 def test_a_read_of_more_spans_than_a_holder_answers_is_not_posted(
-    reading: Reading, holder: HolderHere
+    reading: SealedReading, holder: HolderHere
 ) -> None:
     assert reading.end_of(reading.post(holder.address, ((0, 1),) * SPANS_MAX)) is ReadState.DONE
     with pytest.raises(NotPostedError, match="spans"):
         reading.post(holder.address, ((0, 1),) * (SPANS_MAX + 1))
 
 
-def test_a_read_is_not_released_while_bytes_may_land(reading: Reading) -> None:
+def test_a_read_is_not_released_while_bytes_may_land(reading: SealedReading) -> None:
     with create_server(("127.0.0.1", 0)) as silent:
         handle = reading.post(silent.getsockname(), WHOLE)
         with pytest.raises(AssertionError, match="may land"):
@@ -171,7 +173,7 @@ def test_a_read_is_not_released_while_bytes_may_land(reading: Reading) -> None:
 
 
 def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
-    reading: Reading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_reader, "PEERS_MAX", 1)
     first = reading.post(holder.address, WHOLE, "one")
@@ -185,7 +187,7 @@ def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
 
 
 def test_a_connection_that_nobody_needs_is_closed_and_made_anew(
-    reading: Reading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_reader, "IDLE_SECONDS", 0.1)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE

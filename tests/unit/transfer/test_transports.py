@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError, TransferError
+from shared.transfer import transports
 from shared.transfer.protocol import KvTransport
 from shared.transfer.transports import (
     KvNetwork,
     address_of_interface,
+    open_offer,
     refuse_nixl_without_network,
 )
 from shared.transfer.ucx import WITHOUT_TCP, configure_ucx, names_tcp
+from tests.fetcher_contract import LEASES, PageBuffer
+from tests.link_keys import new_keys
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,15 @@ def test_nixl_between_hosts_is_refused_without_rdma_and_without_leave(interface:
     refuse_nixl_without_network(KvNetwork("nixl", "lo", "1-2"), tmp_path / "none")
     (tmp_path / "mlx5_0").mkdir()
     refuse_nixl_without_network(KvNetwork("nixl", interface, "1-2"), tmp_path)
+
+
+def test_a_worker_refuses_nixl_without_network_before_it_offers_its_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(transports, "RDMA_DEVICES", tmp_path / "none")
+    network = KvNetwork("nixl", "eth0", "20000-20007")
+    with pytest.raises(ConfigError, match="choose sealed"):
+        open_offer(network, new_keys()["worker"], ("w", 1), PageBuffer().memory, LEASES)
 
 
 @pytest.mark.parametrize("chosen", ["tcp", "all", "rc,tcp,cma", "^cma", " tcp "])
