@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys
+from shared.links.session import reason_of
 from shared.links.thread import READ_BATCH, WriteNote
 from shared.tally import Tally
 
@@ -38,7 +39,7 @@ class Authenticator:
     ):
         self._counters = counters
         self._write_note = write_note
-        self._refusals = Tally()
+        self._refusals, self._failures = Tally(), Tally()
         self._admitted = {z85.decode(public) for public in keys.peers}
         self._siblings = {z85.decode(public) for public in keys.siblings}
         self.zap_socket = context.socket(zmq.REP)
@@ -57,21 +58,41 @@ class Authenticator:
         for _ in range(READ_BATCH):
             if not self.zap_socket.poll(0):
                 return
-            version, request_id, _, _, _, mechanism, *credentials = self.zap_socket.recv_multipart()
-            key = credentials[0] if mechanism == b"CURVE" else b""
-            admitted = key in self._admitted
-            if not admitted:
-                self._refuse("wrong_role" if key in self._siblings else "foreign_key")
+            request = self.zap_socket.recv_multipart()
+            try:
+                admitted = self._admits(request)
+            except Exception as error:  # whatever one connection meets, the others live
+                self._fail(error)
+                admitted = False
             status = [b"200", b"OK", b"router"] if admitted else [b"400", b"no access", b""]
-            self.zap_socket.send_multipart([version, request_id, *status, b""])
+            self.zap_socket.send_multipart(
+                [*request[:2], *status, b""]
+            )  # always: without it none is asked again
 
     def observe(self) -> None:
         """Count the connections that ended before ZMQ would ask about them, so many in one turn."""
         for _ in range(READ_BATCH):
             if not self.monitor.poll(0):
                 return
-            event = parse_monitor_message(self.monitor.recv_multipart())
-            self._observe(event["event"], event["value"])
+            message = self.monitor.recv_multipart()
+            try:
+                event = parse_monitor_message(message)
+                self._observe(event["event"], event["value"])
+            except Exception as error:  # as above
+                self._fail(error)
+
+    def _admits(self, request: list[bytes]) -> bool:
+        _, _, _, _, _, mechanism, *credentials = request
+        key = credentials[0] if mechanism == b"CURVE" else b""
+        if key not in self._admitted:
+            self._refuse("wrong_role" if key in self._siblings else "foreign_key")
+        return key in self._admitted
+
+    def _fail(self, error: Exception) -> None:
+        """Note it; lines come at times, since a client that causes it may try without end."""
+        reason = reason_of(error)
+        if times := self._failures.add(reason):
+            self._write_note(Note("link.failed", {"reason": reason, "times": times}, "error"))
 
     def _refuse(self, cause: str) -> None:
         """Count it; a line comes at times, since a refused client may try without end."""

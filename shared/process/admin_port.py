@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import h11
 import structlog
@@ -26,11 +28,18 @@ from shared.errors import StartError
 from shared.process.failures import describe_failure
 from shared.process.host_header import is_loopback, is_private, name_in
 from shared.process.listening import listening_socket
+from shared.tally import Tally
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_WAITING = 128  # in the kernel, before they are accepted
 HEAD_BYTES_MAX = 16 << 10
 REQUEST_SECONDS_MAX = 10.0  # from the connection to its end
+EXHAUSTED = (
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+)  # a connection cannot be accepted for now
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +72,8 @@ class AdminPort:
         self._any_host = not is_loopback(host)
         self.loop = asyncio.new_event_loop()
         self.open: dict[_AdminConnection, None] = {}  # oldest first
+        self.loop.set_exception_handler(self._on_failure)
+        self._faults = Tally()
         self._ending = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="admin", daemon=True)
         self._thread.start()
@@ -87,6 +98,18 @@ class AdminPort:
             return _NO_WEB_PAGES
         host = headers.get(b"host", b"").decode("latin-1").lower()
         return None if not host or self._any_host or is_private(name_in(host)) else _OTHER_HOST
+
+    def _on_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Write a line about what nothing on the loop has caught.
+
+        Without a descriptor for a connection asyncio tries again after a second, and complains once for each place in
+        the kernel's queue.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in EXHAUSTED:
+            loop.default_exception_handler(context)
+        elif times := self._faults.add(str(error.strerror)):
+            log.warning("admin.exhausted", reason=error.strerror, times=times)
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:

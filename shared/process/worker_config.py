@@ -42,7 +42,7 @@ class WorkerConfig(ProcessConfig):
         default="20000-20999",
         pattern=r"^\d{1,5}-\d{1,5}$",
         description="Range of ports for KV pages (UCX_TCP_PORT_RANGE with nixl). Workers on one host may share it: "
-        "each takes the next free ones.",
+        "each takes the next free ones. On the interface lo nixl takes none.",
     )
     kv_interface: str = Field(
         default="lo",

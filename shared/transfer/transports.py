@@ -1,7 +1,7 @@
 """Which transport carries KV between workers, and where this worker is reached by it.
 
 UCX authenticates nobody: over TCP, one packet from anybody writes any address of the process (docs/security.md). So
-NIXL is for what others cannot reach: one machine (interface `lo`: shared memory and loopback), or RDMA. Everything else
+NIXL is for what others cannot reach: one machine (interface `lo`: shared memory, no port), or RDMA. Everything else
 is sealed, and then UCX is not even loaded. NIXL over TCP on another interface needs a setting that says so.
 
 The rule looks at this worker's settings alone, never at its peers: all workers of a deployment come to the same answer,
@@ -22,8 +22,8 @@ from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import KvTransport
 from shared.transfer.sealed import SealedOffer
 from shared.transfer.transfer import Offer
+from shared.transfer.ucx import LOOPBACK
 
-LOOPBACK = "lo"
 RDMA_DEVICES = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = (
@@ -55,7 +55,7 @@ class KvNetwork:
 
     @property
     def nixl_tcp(self) -> bool:
-        """Whether UCX may listen on TCP."""
+        """Whether the user may have UCX listen on TCP. On loopback it takes a UCX_TLS of the user's own."""
         return self.interface == LOOPBACK or self.unauthenticated_tcp
 
 

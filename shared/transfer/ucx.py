@@ -20,6 +20,12 @@ import re
 from shared.errors import TransferError
 
 WITHOUT_TCP = "^tcp"
+LOOPBACK = "lo"
+SHARED_MEMORY = (
+    "POSIX",
+    "SYSV",
+    "CMA",
+)  # UCX's transports within a machine; alone they must notice lost peers
 LOG_LINK = "/proc/self/fd/"
 READ_TABLE = re.compile(r"remote memory read by ucp_get")
 LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
@@ -28,10 +34,14 @@ LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
 def configure_ucx(interface: str, ports: str, *, tcp: bool) -> None:
     """Confine UCX to a network interface ("lo") and a range of TCP ports ("20000-20999"); empty: UCX chooses.
 
-    With `lo` only processes of this machine can connect. They read each other's memory through the kernel
-    (cross-memory attach); TCP carries the rest. Without `tcp` UCX listens on no TCP port at all. `TransferError` when
-    the user's own UCX_TLS asks for TCP all the same.
+    With `lo` workers read each other's memory through the kernel (cross-memory attach), and shared memory carries the
+    rest: both ask for the same user, a TCP port on loopback would not. Without `tcp` UCX listens on no TCP port at all.
+    `TransferError` when the user's own UCX_TLS asks for TCP all the same; on `lo` that is left to the user.
     """
+    if interface == LOOPBACK:
+        os.environ.setdefault("UCX_TLS", WITHOUT_TCP)
+        for transport in SHARED_MEMORY:
+            os.environ.setdefault(f"UCX_{transport}_ERROR_HANDLING", "y")
     if interface:
         os.environ["UCX_NET_DEVICES"] = interface
     if ports:

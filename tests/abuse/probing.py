@@ -90,17 +90,18 @@ class ProbingClient:
 
 
 def seconds_to_answer(port: int) -> float:
-    """Seconds that a new client's GET /health takes; infinite when no answer comes."""
+    """Seconds that a new client's GET /health takes; infinite when no answer comes, or not 200."""
     began = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, ANSWER_SECONDS_MAX, (OWN_ADDRESS, 0))
     try:
         connection.request("GET", "/health")
-        connection.getresponse().read()
+        answer = connection.getresponse()
+        answer.read()
     except (OSError, http.client.HTTPException):
         return float("inf")
     finally:
         connection.close()
-    return time.monotonic() - began
+    return time.monotonic() - began if answer.status == 200 else float("inf")
 
 
 class _Answer(socketserver.StreamRequestHandler):

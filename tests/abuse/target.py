@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import resource
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +35,11 @@ HOME_SECONDS_MAX = 60.0  # until all workers are back after a fault; ends a case
 STREAM_TOKENS = 160
 QUIET_PROBES = 50  # before anything is abused
 STREAM_SECONDS_MAX = 120.0  # ends a case that hangs
+BUG = re.compile(  # in a line of the log
+    r"Traceback|[Uu]nhandled|exception was never retrieved|was never awaited"
+    r'|"event":"(http\.error|answer\.failed|admin\.failed|link\.failed|link\.command_failed|process\.failed)"'
+    r'|"event":"http\.request".*"status":500\b'
+)
 PROMPTS = [f"Chapter {k} of the {MARKER} begins on a ship that" for k in range(4)]
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
@@ -49,6 +55,7 @@ class AbusedDeployment:
     def __init__(self, running: LocalDeployment):
         self.running = running
         self.router_pid = 0
+        self._failures_before = 0.0  # of routers that were killed
         self.expect_new_router()
         self.others = ProbingClient(running.router_port)
         self.quiet_seconds = self.others.slowest(QUIET_PROBES)
@@ -149,8 +156,13 @@ class AbusedDeployment:
         return sum(len(self.running.metrics(process)) for process in self.running.processes())
 
     def failures(self) -> float:
-        """Requests that were answered with 500."""
-        return self.running.total("router", "segue_requests_total{outcome=500}")
+        """Requests that were answered with 500, of all routers that have run."""
+        return self._failures_before + self.running.total("router", "segue_requests_total{outcome=500}")
+
+    def kill_router(self) -> None:
+        """Kill it, and keep what its metrics said of failures."""
+        self._failures_before = self.failures()
+        self.kill(self.router(), signal.SIGKILL)
 
     def nothing_held_within(self, seconds: float) -> None:
         """Everything is given back within this time."""
@@ -163,6 +175,10 @@ class AbusedDeployment:
     def warnings(self) -> list[str]:
         """Those lines that are warnings or worse."""
         return [line for line in self.log() if re.search(r'"level":"(warning|error|critical)"', line)]
+
+    def bugs(self) -> list[str]:
+        """Lines that only a bug of ours writes: a handler or a loop that raised, or an answer with 500."""
+        return [line[:500] for line in self.log() if BUG.search(line)]
 
     def admin_url(self, process: RunningProcess, path: str) -> str:
         """Where a process shows its metrics."""

@@ -112,11 +112,12 @@ def a_descriptor_flood(target: AbusedDeployment) -> None:
 
 
 def a_flood_of_a_links_port(target: AbusedDeployment) -> None:
-    """A decode worker has no descriptor left for a while."""
+    """A decode worker has no descriptor left for a while, not for a probe either."""
     process = busy(target, "decode")
     with limited(process.pid, resource.RLIMIT_NOFILE, descriptors(process.pid) + 20), ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(connect(links_port(target, process.uid)))
+        stack.enter_context(connect(process.admin_port))
         Event().wait(1)
 
 
@@ -193,7 +194,7 @@ def test_a_killed_router_breaks_its_streams_without_a_false_end(target: AbusedDe
     ) as answer:
         stream = answer.iter_lines()
         lines.append(next(stream))
-        target.kill(target.router(), signal.SIGKILL)
+        target.kill_router()
         with pytest.raises(httpx2.TransportError):
             lines.extend(stream)
     assert "data: [DONE]" not in lines

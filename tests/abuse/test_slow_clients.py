@@ -1,6 +1,7 @@
 """Clients that send or read too slowly: each connection ends within its time, and costs others nothing meanwhile.
 
-All of them are slow at the same time, so that the group takes no longer than its longest deadline.
+Two groups, one after the other: those that send slowly, and those that read nothing. Each has a bound of memory of its
+own. All of a group are slow at the same time, so that it takes no longer than its longest deadline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tests.waiting import soon
 WINDOW_SECONDS_MAX = 60.0  # the issue's: a byte a second for so long
 END_SECONDS = 45.0  # for every kind: the longest deadline, of the unread, is 30 s
 BYTE_SECONDS = 1.0
-WINDOW_MIB = 64  # for 114 connections, two of which nobody reads
+SENDERS_MIB = 32  # for 112 connections that send slowly or nothing
+UNREAD_MIB = 64  # for two connections whose answers nobody reads
 HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -73,21 +75,26 @@ KINDS = {
 
 
 class SlowWindow:
-    """All slow clients at once; for each the seconds after which the server closed, and what it said."""
+    """A group of slow clients at once; for each the seconds after which the server closed, and what it said."""
 
-    def __init__(self, port: int):
-        self.closed_after: dict[str, list[float]] = {name: [] for name in KINDS}
-        self.suffered = ""  # what another client noticed
-        self.said: dict[str, bytes] = dict.fromkeys(KINDS, b"")
+    def __init__(self, port: int, kinds: dict[str, SlowClient]):
+        self.closed_after: dict[str, list[float]] = {name: [] for name in kinds}
+        self.suffered = ""  # what another client noticed, or more memory than allowed
+        self.said: dict[str, bytes] = dict.fromkeys(kinds, b"")
         self._selector = selectors.DefaultSelector()
         self._open: dict[socket.socket, tuple[str, int]] = {}  # kind, and bytes of its drip that are sent
-        for name, kind in KINDS.items():
+        self._port, self._kinds = port, kinds
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Connect them all, and send what each sends at once."""
+        for name, kind in self._kinds.items():
             for _ in range(kind.copies):
-                self._begin(port, name, kind)
+                self._connect(name, kind)
         self._began = time.monotonic()
 
-    def _begin(self, port: int, name: str, kind: SlowClient) -> None:
-        connection = connect(port, ABUSER, 0 if kind.reads else 4096)
+    def _connect(self, name: str, kind: SlowClient) -> None:
+        connection = connect(self._port, ABUSER, 0 if kind.reads else 4096)
         connection.setblocking(False)
         with_all = memoryview(kind.first)
         while with_all:
@@ -158,24 +165,32 @@ def _has_ended(connection: socket.socket) -> bool:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != b"\x01"
 
 
-@pytest.fixture(scope="module")
-def window(target: AbusedDeployment) -> SlowWindow:
-    """What became of all slow clients."""
-    slow = SlowWindow(target.port)
+def watched(target: AbusedDeployment, reads: bool, mib: int) -> SlowWindow:
+    """What became of all slow clients that read, or of those that do not; the router may grow by so much meanwhile."""
+    slow = SlowWindow(target.port, {name: kind for name, kind in KINDS.items() if kind.reads == reads})
     try:
-        with target.nobody_suffers(WINDOW_MIB):
+        with target.nobody_suffers(mib):
+            slow.begin()
             slow.run()
     except AssertionError as error:
         slow.suffered = str(error)
     return slow
 
 
-def test_others_notice_nothing_of_slow_clients(window: SlowWindow) -> None:
-    assert window.suffered == ""
+@pytest.fixture(scope="module")
+def windows(target: AbusedDeployment) -> dict[bool, SlowWindow]:
+    """What became of all slow clients, by whether they read."""
+    return {True: watched(target, True, SENDERS_MIB), False: watched(target, False, UNREAD_MIB)}
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["slow senders", "unread answers"])
+def test_others_notice_nothing_of_slow_clients(windows: dict[bool, SlowWindow], reads: bool) -> None:
+    assert windows[reads].suffered == ""
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_slow_client_is_ended(window: SlowWindow, name: str) -> None:
+def test_a_slow_client_is_ended(windows: dict[bool, SlowWindow], name: str) -> None:
+    window = windows[KINDS[name].reads]
     closed_after = window.closed_after[name]
     assert len(closed_after) == KINDS[name].copies, f"still open after {WINDOW_SECONDS_MAX:g} s"
     assert max(closed_after) <= soon(END_SECONDS)
@@ -184,7 +199,7 @@ def test_a_slow_client_is_ended(window: SlowWindow, name: str) -> None:
     assert not statuses or set(said[-1:]) <= statuses, said
 
 
-def test_slow_clients_leave_nothing_behind(target: AbusedDeployment, window: SlowWindow) -> None:
-    assert window.closed_after
+def test_slow_clients_leave_nothing_behind(target: AbusedDeployment, windows: dict[bool, SlowWindow]) -> None:
+    assert all(window.closed_after for window in windows.values())
     target.nothing_held_within(2)
     assert target.router().pid == target.router_pid

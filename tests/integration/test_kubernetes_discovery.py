@@ -6,16 +6,26 @@ import re
 import threading
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from router.config import RouterConfig
+from router.core.dispatch import RouterCore
 from router.discovery import slice_api
 from router.discovery.known_pods import Listed
+from router.http.client_connections import ClientConnections
+from router.process import MetricsPublisher
+from shared.links.sockets import RouterLinks
+from shared.messages import Hello
+from shared.process.metrics import Metrics
 from tests.integration.running_discovery import NAMESPACE, RunningDiscovery
 from tests.integration.slice_server import ServedPod, SliceServer, Trouble
+from tests.link_keys import new_keys
+from tests.link_settings import link_settings, write_note
 from tests.waiting import comes_true, soon, until
 
 
@@ -305,6 +315,38 @@ def test_a_fault_of_our_own_is_logged_and_polling_goes_on(server: SliceServer) -
         discovery.until_dialed(url(1))
     assert [line["event"] for line in lines].count("discovery.failed") == 1
     assert events(lines) == ["discovery.unreachable", "discovery.synced"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_router_whose_discovery_has_ended_is_not_ready(server: SliceServer) -> None:
+    class EndingApi(slice_api.SliceApi):
+        ends = False
+
+        def list_slices(self) -> Listed:
+            if self.ends:
+                raise SystemExit
+            EndingApi.ends = True
+            return super().list_slices()
+
+    server.put(decode(1))
+    with RunningDiscovery(relist_seconds=0.1, kind=EndingApi) as running, ExitStack() as stack:
+        running.until_ready()
+        settings, discovery = RouterConfig(), running.discovery
+        hello = Hello(session=0, role="router", uid="r", epoch=1)
+        links = RouterLinks(new_keys()["router"], hello, link_settings(), write_note=write_note)
+        stack.callback(links.close)
+        figures = MetricsPublisher(
+            Metrics("router"),
+            RouterCore(settings, 0.0),
+            links,
+            discovery,
+            running.health,
+            ClientConnections(settings),
+        )
+        until(lambda: discovery.fault() == "discovery has ended", 10, "the end of discovery")
+        assert running.health.ready
+        running.call(figures.publish)
+        assert (running.health.ready, running.health.doing) == (False, "discovery has ended")
 
 
 def test_closing_does_not_wait_for_a_watch(server: SliceServer) -> None:

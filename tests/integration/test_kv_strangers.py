@@ -340,6 +340,13 @@ def test_ucx_without_tcp_listens_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
     assert listening_ports(os.getpid()) == before
 
 
+def test_nixl_on_one_machine_has_no_port_and_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    with holders() as started:
+        started.append(HolderProcess("worker", next(epochs), transport="nixl"))
+        assert listening_ports(started[0].process.pid) == set()
+
+
 def test_ucx_over_tcp_lets_any_stranger_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why that needs a setting which says so: the packet of the first test, and a port of UCX instead of ours."""
     monkeypatch.setenv("UCX_TLS", "tcp")

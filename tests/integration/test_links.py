@@ -320,8 +320,9 @@ def hold_all_descriptors(held: ExitStack) -> None:
             held.callback(os.close, os.open("/dev/null", os.O_RDONLY))
 
 
+@pytest.mark.parametrize("direction", ["sending", "receiving"])
 def test_whatever_goes_wrong_with_one_link_ends_it_alone_and_it_is_dialed_again(
-    stack: ExitStack, keys_file: Path, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, keys_file: Path, monkeypatch: pytest.MonkeyPatch, direction: str
 ) -> None:
     worker = Watched(listen(stack))
     _, address = start_echo(stack, keys_file, epoch=1)
@@ -329,16 +330,28 @@ def test_whatever_goes_wrong_with_one_link_ends_it_alone_and_it_is_dialed_again(
     links.connect(address)
     router = Watched(links)
     router.until_up(2)
-    wire = links._wire
+    wire, end = links._wire, links._sessions
     assert isinstance(wire, sockets._RouterWire)
-    send = wire._send
+    send, receive = wire._send, end.receive
 
-    def fail_once(step: SendFrames, now: float) -> None:
-        del step, now
+    def fail_to_send(step: SendFrames, now: float) -> None:
+        if step.address != address:
+            send(step, now)
+            return
         monkeypatch.setattr(wire, "_send", send)
         raise KeyError("what nobody foresaw")
 
-    monkeypatch.setattr(wire, "_send", fail_once)
+    def fail_to_receive(sender: str, frames: list[bytes], now: float) -> None:
+        if sender != address:
+            receive(sender, frames, now)
+            return
+        monkeypatch.setattr(end, "receive", receive)
+        raise KeyError("what nobody foresaw")
+
+    if direction == "sending":
+        monkeypatch.setattr(wire, "_send", fail_to_send)
+    else:
+        monkeypatch.setattr(end, "receive", fail_to_receive)
     links.send("echo/0000000000000001", Cancel("lost", 0))
     assert "KeyError at test_links.py" in router.until_down().reason
     router.until_up(3)

@@ -48,7 +48,9 @@ warning. Seconds, bytes and tokens are in the name.
 """
 BOUNDS_HEAD = """What somebody can take at most. The worst case is at the default. Strangers have no key; peers are
 routers and workers of the same deployment, perhaps in other hands. Tests of `tests/abuse` go there against a router
-with an address space of 1 GiB (`RLIMIT_AS`), those of `test_link_bounds.py` against a worker's links with as much.
+with an address space of 1 GiB (`RLIMIT_AS`), those of `test_link_bounds.py` against a worker's links with as much. Most
+other rows name a unit test, which goes to the bound in the test's own process: it shows what happens beyond the bound,
+without a limit on memory, and the worst case is computed.
 """
 BOUNDS: Mapping[str, tuple[Bound, ...]] = {
     "What clients take from a router": ROUTER_BOUNDS,

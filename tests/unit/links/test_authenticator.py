@@ -1,15 +1,18 @@
-"""Who is admitted to a worker's socket at the moments when nobody answers ZMQ's question."""
+"""Who is admitted to a worker's socket when nobody answers ZMQ's question, and what errors and floods there cost."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from shared.effects import Note
 from shared.links.authenticator import ZAP_ENDPOINT, Authenticator
 from shared.links.counters import LinkCounters
+from shared.links.thread import READ_BATCH
 from tests.link_keys import new_keys
 
 PATIENCE_MS = 10_000
@@ -51,3 +54,74 @@ def outcome(authenticator: Authenticator) -> int:
         if event in OUTCOMES:
             return event
     raise AssertionError("the handshake has no outcome")
+
+
+class Flooded:
+    """A socket that always has one more message, and keeps what is sent."""
+
+    def __init__(self, message: list[bytes]):
+        self.message = message
+        self.read = 0
+        self.sent: list[list[bytes]] = []
+
+    def poll(self, timeout_ms: int) -> int:
+        assert timeout_ms == 0
+        return zmq.POLLIN
+
+    def recv_multipart(self) -> list[bytes]:
+        self.read += 1
+        return self.message
+
+    def send_multipart(self, frames: list[bytes]) -> None:
+        self.sent.append(frames)
+
+
+class FloodedAuthenticator:
+    """An authenticator whose two sockets always have one more message; a context manager."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], request: list[bytes], event: list[bytes]):
+        self.keys = new_keys()
+        self.notes: list[Note] = []
+        self.counters = LinkCounters()
+        self.listening = context.socket(zmq.ROUTER)
+        self.authenticator = Authenticator(
+            context, self.listening, self.keys["worker"], self.counters, self.notes.append
+        )
+        self.asking, self.telling = Flooded(request), Flooded(event)
+        self.patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> FloodedAuthenticator:
+        self.patch.setattr(self.authenticator, "zap_socket", self.asking)
+        self.patch.setattr(self.authenticator, "monitor", self.telling)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+        self.listening.close(linger=0)
+        self.authenticator.close()
+
+
+REQUEST = [b"1.0", b"7", b"segue", b"10.0.0.1", b"", b"CURVE", b"k" * 32]
+DISCONNECTED = [struct.pack("=hi", zmq.EVENT_DISCONNECTED & 0x7FFF, 3), b"tcp://10.0.0.1:1"]
+
+
+def test_a_flood_of_connections_takes_so_many_of_a_turn_and_no_more(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    with FloodedAuthenticator(context, REQUEST, DISCONNECTED) as flooded:
+        flooded.authenticator.answer()
+        flooded.authenticator.observe()
+        assert (flooded.asking.read, flooded.telling.read) == (READ_BATCH, READ_BATCH)
+        assert flooded.counters.refused_foreign_key == READ_BATCH
+
+
+def test_an_error_about_one_connection_refuses_it_and_is_noted(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    with FloodedAuthenticator(context, REQUEST[:4], [b"no event"]) as flooded:
+        flooded.authenticator.answer()
+        flooded.authenticator.observe()
+        assert flooded.asking.sent == [[b"1.0", b"7", b"400", b"no access", b"", b""]] * READ_BATCH
+        assert flooded.telling.read == READ_BATCH
+    assert {(note.event, note.level) for note in flooded.notes} == {("link.failed", "error")}
+    assert 2 <= len(flooded.notes) < READ_BATCH / 4, "lines come at times"

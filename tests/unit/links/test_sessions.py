@@ -351,6 +351,23 @@ def test_closing_ends_the_sessions_at_the_other_end_too() -> None:
     assert kinds(cable.worker_saw) == [PeerUp, PeerDown, PeerUp, PeerDown]
 
 
+@pytest.mark.parametrize("part", ["_deliver", "_tick_link"])
+@pytest.mark.parametrize("side", ["worker", "router"])
+def test_an_error_of_ours_at_either_end_ends_the_session_and_a_new_one_begins(
+    side: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cable = connected()
+
+    def fail_once(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyError("what nobody foresaw")
+
+    monkeypatch.setattr(getattr(cable, side), part, fail_once)
+    cable.run(3.0)
+    assert noted(cable.notes).count(("link.failed", "error")) == 1
+    assert kinds(cable.router_saw) == kinds(cable.worker_saw) == [PeerUp, PeerDown, PeerUp]
+
+
 def test_the_same_worker_at_two_addresses_is_linked_once() -> None:
     cable = connected()
     other = "tcp://alias:1"

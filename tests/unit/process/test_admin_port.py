@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import struct
 import threading
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.errors import StartError
 from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
@@ -68,6 +71,26 @@ def get(admin: AdminPort, path: str) -> tuple[int, bytes]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
+
+
+def test_without_descriptors_it_writes_few_lines_and_no_traceback(
+    admin: AdminPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert get(admin, "/here") == (200, b"/here")
+    with socket.socket() as client, capture_logs() as lines:
+        lowest_free = os.dup(client.fileno())
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        try:
+            client.connect(("127.0.0.1", admin.port))
+            until(lambda: lines, 30, "a line about it")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    until(lambda: get(admin, "/here") == (200, b"/here"), 30, "an answer")
+    assert {line["event"] for line in lines} == {"admin.exhausted"}
+    assert len(lines) <= 8  # of 128 complaints
+    assert caplog.records == []
 
 
 def test_a_page_is_answered_without_its_query_and_the_connection_ends(admin: AdminPort) -> None:

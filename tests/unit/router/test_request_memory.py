@@ -78,7 +78,9 @@ TOKENIZED: dict[str, Post] = {
 BIASES = b"{" + repeated(b'"5":1')[1:-1] + b"}"
 REFUSED: dict[str, Post] = {
     "small objects": Post(COMPLETIONS, body("unknown", repeated(b'{"":0}')), "prompt is required"),
-    "digits of 4 MiB": Post(COMPLETIONS, body("prompt", text("7", BODY_BYTES)), "characters"),
+    "digits of 4 MiB": Post(
+        COMPLETIONS, body("prompt", text("7", BODY_BYTES)), f"has {BODY_BYTES} characters"
+    ),
     "digits without a seam": Post(COMPLETIONS, body("prompt", text("7", TEXT_CHARS)), UNCUT),
     "texts": Post(COMPLETIONS, body("prompt", repeated(b'"a"')), "at most 64 prompts"),
     "ids": Post(COMPLETIONS, body("prompt", repeated(b"300")), "tokens and leaves no room"),

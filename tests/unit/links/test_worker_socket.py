@@ -1,0 +1,35 @@
+"""A worker's socket when a send raises what nobody foresaw."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.links.sockets import _WorkerWire
+from tests.link_keys import new_keys
+from tests.unit.links.two_peers import SETTINGS, Listening
+
+
+class Sending:
+    """A socket that fails for one connection, and keeps what is sent to the others."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []  # connections
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        del flags
+        if frames[0] == b"fuzzed":
+            raise KeyError("what nobody foresaw")
+        self.sent.append(frames[0])
+
+
+def test_an_error_in_sending_ends_that_session_and_the_other_gets_its_messages() -> None:
+    peers, sending = Listening(), Sending()
+    wire = _WorkerWire(peers.end, "127.0.0.1", 0, new_keys()["worker"], SETTINGS, peers.end.notes.append)
+    peers.end.notes.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_router_socket", sending)
+        wire.flush(0.0)
+    assert sending.sent == [b"other"]
+    assert [note.event for note in peers.end.notes if note.level == "error"].count("link.failed") >= 1
+    assert peers.other_is_served()
+    wire.close(0.0)
