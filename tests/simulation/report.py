@@ -18,7 +18,7 @@ from router.core.effects import RequestAborted, RequestFailed
 from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
-from tests.simulation.scenario import FAULTS
+from tests.simulation.faults import FAULTS
 from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import World
 
