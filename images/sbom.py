@@ -43,4 +43,5 @@ def _debian_package(name: str, version: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    json.dump(bill(*sys.argv[1:4], [line for line in sys.stdin if line.strip()]), sys.stdout, indent=1)
+    NAME, VERSION, LOCK = sys.argv[1:]
+    json.dump(bill(NAME, VERSION, LOCK, [line for line in sys.stdin if line.strip()]), sys.stdout, indent=1)

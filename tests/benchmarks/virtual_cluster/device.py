@@ -1,0 +1,154 @@
+"""The accelerator of a virtual worker: steps and copies take a modelled time, and nothing is computed.
+
+How long an output becomes is decided by the client, as the text decides it in a real deployment: `output_seed` hides
+the length in the sampling seed, and the device samples an end token at that place. It knows pages only by their number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ScheduleBatch, SlotJoin
+from tests.simulation.timeline import Action, TimelineProcess
+
+EOS_TOKEN_ID = 300  # no prompt has it: their tokens are bytes
+VOCAB_SIZE = 1024
+_LENGTH_BITS = 24
+
+
+def output_seed(number: int, output_len: int) -> int:
+    """The sampling seed of a request whose text ends after `output_len` tokens; `number` is its own."""
+    return number << _LENGTH_BITS | output_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of a step: a constant, and so much for each token (EXTEND) or row (DECODE)."""
+
+    extend: float = 0.005
+    extend_token: float = 0.00005
+    decode: float = 0.020
+    decode_row: float = 0.0002
+    copied_page: float = 0.0002  # to host memory, and back
+
+    def of(self, batch: ScheduleBatch) -> float:
+        """What the device takes for `batch`. Joins alone take no time."""
+        if batch.extend:
+            return self.extend + self.extend_token * sum(len(row.token_ids) for row in batch.extend)
+        if batch.decode_slots:
+            return self.decode + self.decode_row * len(batch.decode_slots)
+        return 0.0
+
+
+@dataclass(slots=True)
+class VirtualSlot:
+    """What the device keeps of a request: how many tokens have KV, and what to sample."""
+
+    kv_len: int
+    prompt_len: int
+    params: SamplingParams
+
+    def sample(self) -> int:
+        """The token behind the KV: the end token where the text ends, else one of this request's own."""
+        seed = self.params.seed
+        index = self.kv_len - self.prompt_len
+        if index + 1 == seed & ((1 << _LENGTH_BITS) - 1) and not self.params.ignore_eos:
+            return EOS_TOKEN_ID
+        return ((seed >> _LENGTH_BITS) * 31 + index * 17) % 256
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step under way."""
+
+    number: int
+    completes_at: float
+    token_ids: list[int]
+    ends_a_prompt: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class VirtualDevice:
+    """The `Device` of one virtual worker. What a step samples is known at its launch and given at its end."""
+
+    process: TimelineProcess
+    times: StepTimes
+    on_copied: Action  # wakes the worker
+    busy_seconds: float = 0.0
+    _busy_until: float = 0.0
+    _copying_until: float = 0.0
+    _slots: dict[int, VirtualSlot] = field(default_factory=dict)
+    _steps: deque[LaunchedStep] = field(default_factory=deque)  # launched, not yet waited for
+    _waited_for: int = 0
+    _copied: list[int] = field(default_factory=list)
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        seconds = self.times.of(batch)
+        self.busy_seconds += seconds
+        self._busy_until = max(self._busy_until, self.process.now) + seconds
+        for join in batch.joins:
+            self._slots[join.slot] = _joined(join)
+        token_ids = []
+        for row in batch.extend:
+            slot = self._slots[row.slot]
+            slot.kv_len = row.start + len(row.token_ids)
+            if row.samples:
+                token_ids.append(slot.sample())
+        for number in batch.decode_slots:
+            slot = self._slots[number]
+            slot.kv_len += 1
+            token_ids.append(slot.sample())
+        ends_a_prompt = any(row.samples for row in batch.extend)
+        self._steps.append(LaunchedStep(batch.step, self._busy_until, token_ids, ends_a_prompt))
+
+    def completes_at(self, step: int) -> float:
+        """When a step that was not waited for yet completes, in seconds."""
+        return next(each.completes_at for each in self._steps if each.number == step)
+
+    @property
+    def prompt_ends_at(self) -> float | None:
+        """When the step in flight ends a prompt, in seconds; None: it ends none, or there is none."""
+        return next((step.completes_at for step in self._steps if step.ends_a_prompt), None)
+
+    def wait(self, step: int) -> list[int]:
+        oldest = self._steps.popleft()
+        assert oldest.number == step, f"waits for step {step} before {oldest.number}"
+        self.process.block(oldest.completes_at)
+        self._waited_for = step
+        return oldest.token_ids
+
+    def completed(self) -> int:
+        done = self._waited_for
+        for step in self._steps:
+            if step.completes_at > self.process.now:
+                break
+            done = step.number
+        return done
+
+    def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        del host_pages
+        self._start_copy(copy_id, len(pages))
+
+    def start_restore(self, copy_id: int, host_pages: Sequence[int], pages: Sequence[int]) -> None:
+        del host_pages
+        self._start_copy(copy_id, len(pages))
+
+    def copies_done(self) -> list[int]:
+        done, self._copied = self._copied, []
+        return done
+
+    def _start_copy(self, copy_id: int, pages: int) -> None:
+        begin = max(self._copying_until, self.process.now)
+        self._copying_until = begin + self.times.copied_page * pages
+        self.process.at(self._copying_until, lambda: self._end_copy(copy_id))
+
+    def _end_copy(self, copy_id: int) -> None:
+        self._copied.append(copy_id)
+        self.on_copied()
+
+
+def _joined(join: SlotJoin) -> VirtualSlot:
+    return VirtualSlot(join.kv_len, join.prompt_len, join.params)

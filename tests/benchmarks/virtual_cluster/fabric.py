@@ -1,0 +1,83 @@
+"""Reads of KV pages between virtual workers: a latency, then bytes divided by a rate, one after the other.
+
+The lease word is read when the last byte has come, as a real fetch does; a read from a dead worker fails. Nothing is
+copied, and nothing goes wrong by itself: tests/simulation is for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.baton import Baton, Holder
+from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
+from tests.simulation.fabric import FabricWords
+from tests.simulation.timeline import Action, TimelineProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSpeed:
+    """Of one worker's reads."""
+
+    latency_seconds: float = 0.0005
+    bytes_per_second: float = 10e9
+
+
+@dataclass(slots=True)
+class VirtualFabric:
+    """All workers' memories, by the name of the agent."""
+
+    speed: FabricSpeed
+    fetchers: dict[str, VirtualFetcher] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class VirtualFetcher:
+    """The `Fetcher` of one virtual worker."""
+
+    fabric: VirtualFabric
+    process: TimelineProcess
+    holder: Holder
+    words: FabricWords
+    on_event: Action  # wakes the worker
+    fetched_bytes: int = 0
+    _busy_until: float = 0.0
+    _reads: set[int] = field(default_factory=set)
+    _events: list[FetchEvent] = field(default_factory=list)
+
+    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        del start_page
+        speed, now = self.fabric.speed, self.process.now
+        size = len(into) * baton.holder.page_bytes
+        self._busy_until = max(self._busy_until, now) + size / speed.bytes_per_second
+        self._reads.add(fetch_id)
+        self.process.at(
+            self._busy_until + speed.latency_seconds, lambda: self._end(fetch_id, baton, size, now)
+        )
+
+    def abandon(self, fetch_id: int) -> None:
+        self._reads.discard(fetch_id)
+        self._events = [event for event in self._events if event.fetch_id != fetch_id]
+        self._tell(FetchEnded(fetch_id))
+
+    def poll(self) -> list[FetchEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _end(self, fetch_id: int, baton: Baton, size: int, began: float) -> None:
+        if fetch_id not in self._reads:
+            return  # abandoned
+        self._reads.remove(fetch_id)
+        holder = self.fabric.fetchers.get(baton.holder.agent)
+        if holder is None or not holder.process.alive:
+            self._tell(FetchFailed(fetch_id, "the holder is dead", ended=True))
+        elif holder.words.values[baton.lease] != baton.nonce:
+            self._tell(FetchStale(fetch_id))
+        else:
+            self.fetched_bytes += size
+            link = KvLink("virtual", self.fabric.speed.bytes_per_second)
+            self._tell(FetchLanded(fetch_id, size, self.process.now - began, link))
+
+    def _tell(self, event: FetchEvent) -> None:
+        self._events.append(event)
+        self.on_event()

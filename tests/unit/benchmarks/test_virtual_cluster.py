@@ -1,0 +1,193 @@
+"""The virtual cluster: what its device and its fabric model, that a seed decides a run, and gates on small runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from shared.baton import Baton, Holder
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.transfer.protocol import FetchEnded, FetchFailed, FetchStale
+from tests.benchmarks.virtual_cluster.__main__ import SCENARIOS
+from tests.benchmarks.virtual_cluster.cluster import VirtualCluster
+from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, StepTimes, VirtualDevice, output_seed
+from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric, VirtualFetcher
+from tests.benchmarks.virtual_cluster.figures import Figures, GapHistogram
+from tests.benchmarks.virtual_cluster.scenario import ScenarioSize, number, run_scenario
+from tests.simulation.fabric import FabricWords
+from tests.simulation.timeline import Timeline, TimelineProcess
+
+TIMES = StepTimes(extend=1.0, extend_token=0.1, decode=2.0, decode_row=0.5, copied_page=0.25)
+TINY = ScenarioSize(fleet=0.01, length=0.1)
+
+
+def idle() -> None:
+    """Nobody is to be woken."""
+
+
+def join(slot: int, prompt_len: int, output_len: int, kv_len: int = 0) -> SlotJoin:
+    params = SamplingParams(max_new_tokens=100, seed=output_seed(7, output_len))
+    return SlotJoin(slot, (), kv_len, params, prompt_len)
+
+
+def test_steps_take_their_modelled_time_one_after_the_other() -> None:
+    device = VirtualDevice(process=TimelineProcess(Timeline(), "p"), times=TIMES, on_copied=idle)
+    rows = (ExtendRow(0, (1,) * 4, 0, True), ExtendRow(1, (1,) * 6, 0, False))
+    joins = (join(0, 4, 9), join(1, 12, 9))
+    device.launch(ScheduleBatch(1, ForwardMode.EXTEND, joins, extend=rows))
+    device.launch(ScheduleBatch(2, ForwardMode.DECODE, decode_slots=(0, 1)))
+    assert device.completes_at(1) == pytest.approx(1.0 + 10 * 0.1)
+    assert device.completes_at(2) == pytest.approx(2.0 + 2.0 + 2 * 0.5)
+    assert len(device.wait(1)) == 1  # the middle chunk samples nothing
+    assert device.completed() == 1
+
+
+def test_an_output_ends_where_its_seed_says_on_any_device() -> None:
+    device = VirtualDevice(process=TimelineProcess(Timeline(), "p"), times=TIMES, on_copied=idle)
+    device.launch(
+        ScheduleBatch(1, ForwardMode.EXTEND, (join(0, 4, 3),), extend=(ExtendRow(0, (1,) * 4, 0, True),))
+    )
+    device.launch(ScheduleBatch(2, ForwardMode.DECODE, (join(5, 4, 3, kv_len=4),), decode_slots=(5,)))
+    device.launch(ScheduleBatch(3, ForwardMode.DECODE, decode_slots=(5,)))
+    tokens = [token for step in (1, 2, 3) for token in device.wait(step)]
+    assert [token == EOS_TOKEN_ID for token in tokens] == [False, False, True]
+
+
+@dataclass
+class FetchBench:
+    """Two workers' memories, one of which reads from the other."""
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline()
+        self.fabric = VirtualFabric(FabricSpeed(latency_seconds=0.5, bytes_per_second=1000.0))
+        self.holder, self.reader = self._fetcher("holder"), self._fetcher("reader")
+        self.holder.words.write(0, 77)
+
+    def _fetcher(self, uid: str) -> VirtualFetcher:
+        process = TimelineProcess(self.timeline, uid)
+        words = FabricWords(process, [0])
+        fetcher = VirtualFetcher(self.fabric, process, Holder(uid, 1, uid, b"", 0, 500, 0), words, idle)
+        self.fabric.fetchers[uid] = fetcher
+        return fetcher
+
+    def fetch(self, fetch_id: int, pages: int) -> None:
+        baton = Baton("r", 1, self.holder.holder, "kv", 0, 77, 64, 64, tuple(range(pages)))
+        self.reader.start(fetch_id, baton, 0, range(pages))
+
+
+def test_fetches_take_their_bytes_by_the_rate_one_after_the_other() -> None:
+    bench = FetchBench()
+    bench.fetch(1, 4)
+    bench.fetch(2, 2)
+    landed: dict[int, float] = {}
+    while bench.timeline.advance():
+        landed |= {event.fetch_id: bench.timeline.now for event in bench.reader.poll()}
+    assert landed == pytest.approx({1: 2.5, 2: 3.5})
+
+
+def test_a_read_of_an_ended_lease_is_stale_and_one_of_a_dead_holder_fails() -> None:
+    bench = FetchBench()
+    bench.holder.words.clear(0)
+    bench.fetch(1, 1)
+    bench.timeline.advance()
+    assert bench.reader.poll() == [FetchStale(1)]
+    bench.fetch(2, 1)
+    bench.holder.process.kill()
+    bench.timeline.advance()
+    assert [type(event) for event in bench.reader.poll()] == [FetchFailed]
+
+
+def test_an_abandoned_fetch_ends_and_reports_nothing_else() -> None:
+    bench = FetchBench()
+    bench.fetch(1, 1)
+    bench.reader.abandon(1)
+    bench.timeline.advance()
+    assert bench.reader.poll() == [FetchEnded(1)]
+
+
+def test_a_quantile_of_gaps_is_right_within_two_per_cent() -> None:
+    gaps = GapHistogram()
+    for milliseconds in range(1, 101):
+        gaps.add(milliseconds / 1000)
+    for share in (0.5, 0.99):
+        assert gaps.quantile(share) == pytest.approx(share / 10, rel=0.021)
+    assert GapHistogram().quantile(0.5) is None
+
+
+def figures_of(scenario: str, seed: int, *, encodes: bool = False) -> Figures:
+    shape = next(iter(SCENARIOS[scenario].runs(ScenarioSize(fleet=0.01, length=0.03)).values()))
+    cluster = VirtualCluster(shape, seed, encodes=encodes)
+    cluster.run()
+    return cluster.figures()
+
+
+def test_a_seed_decides_a_run_and_the_wire_format_changes_nothing() -> None:
+    once, again, encoded = (figures_of("fleet", 1, encodes=encodes) for encodes in (False, False, True))
+    assert once == again == encoded
+    assert figures_of("fleet", 2)["digest"] != once["digest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What a small run of a scenario must show, as ratios: no times of this machine."""
+
+    scenario: str
+    size: ScenarioSize = TINY
+    at_least: tuple[tuple[str, float], ...] = ()
+    at_most: tuple[tuple[str, float], ...] = ()
+    occurred: tuple[tuple[str, ...], ...] = ()  # figures by run and key that must not be zero
+
+
+GATES = (
+    Gate(
+        scenario="fleet_deaths",
+        at_least=(("deaths: completed_share", 1.0),),
+        at_most=(("deaths: broken_share", 0.0),),
+        occurred=(
+            ("deaths", "events", "prefill died"),
+            ("deaths", "events", "decode died"),
+            ("deaths", "continuations", "lost_decode"),
+        ),
+    ),
+    Gate(
+        scenario="fleet_upgrade",
+        at_least=(("upgrade: completed_share", 1.0),),
+        at_most=(("upgrade: broken_share", 0.0),),
+        occurred=(
+            ("upgrade", "events", "prefill upgraded"),
+            ("upgrade", "events", "decode upgraded"),
+            ("upgrade", "events", "router upgraded"),
+            ("upgrade", "migrations", "migrated"),
+        ),
+    ),
+    Gate(
+        scenario="fleet_routers",
+        at_least=(("goodput_of_three_by_one", 0.97),),
+        at_most=(("ttft_p50_of_three_by_one", 1.5),),
+    ),
+    Gate(
+        scenario="affinity",
+        size=ScenarioSize(length=0.2),
+        at_least=(("by_that_of_round_robin", 1.0),),
+        occurred=(("cache_aware", "prefix_hit_share"),),
+    ),
+    Gate(scenario="short_behind_long", size=ScenarioSize(length=0.2), at_most=(("long_slowdown", 1.4),)),
+)
+
+
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.scenario)
+def test_small_runs_keep_to_their_gates(gate: Gate) -> None:
+    result = run_scenario(SCENARIOS[gate.scenario], seed=0, size=gate.size)
+    for key, bound in gate.at_least:
+        assert number(result.compared, key) >= bound, (key, result.compared)
+    for key, bound in gate.at_most:
+        assert number(result.compared, key) <= bound, (key, result.compared)
+    for run, *path in gate.occurred:
+        assert number(result.figures[run], *path) > 0, (run, path)
+
+
+def test_every_scenario_is_listed_with_what_it_is_about() -> None:
+    assert all(scenario.about for scenario in SCENARIOS.values())
+    assert {"no_max_tokens", "overload_2", "fleet", "fleet_upgrade"} <= SCENARIOS.keys()
