@@ -18,7 +18,7 @@ from tests.simulation import report
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
 
-MUTATION_SEEDS_MAX = 300
+MUTATION_SEEDS_MAX = 400
 STORIES_MAX = 10  # failures printed in full; more of them are of the same few kinds
 
 

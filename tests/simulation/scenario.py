@@ -7,7 +7,6 @@ fail, so the machinery for faults cannot hide a fault of the ordinary way.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,9 +14,20 @@ from router.config import Policy
 from shared.messages import Role
 from shared.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
+from tests.simulation.faults import (
+    DRAWN_FAULTS,
+    HANG,
+    LEAVES,
+    NONSENSE,
+    ROUTER_DRAINS,
+    Fault,
+    drawn_faults,
+    rollout,
+)
 from tests.simulation.network import NetworkFaults
 from tests.simulation.oracle import VOCAB_SIZE
 from tests.simulation.oracle_device import Speed
+from tests.simulation.versions import way_of
 
 CachePolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"]
 QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
@@ -34,22 +44,6 @@ DECODE_POLICIES: tuple[Policy, ...] = (
     "total_requests",
     "follow_bootstrap_room",
 )
-LINK_FAULTS = ("loss", "reconnect", "isolation")
-LEAVES = ("drain prefill", "drain decode")
-DRAWN_FAULTS = (
-    "crash prefill",
-    "crash decode",
-    "crash router",
-    "freeze",
-    "long freeze",
-    *LEAVES,
-    *LINK_FAULTS,
-)
-ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
-HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
-FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
-NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, NONSENSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +63,6 @@ class PlannedRequest:
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …
     stop_delay_seconds: float = 0.0  # … and so much later
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that will happen to the world; `choice` picks the victim among those alive then."""
-
-    at: float
-    kind: str
-    choice: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +156,17 @@ def draw(seed: int) -> SimulationScenario:
     if not calm:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
-        scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+        scenario = replace(scenario, faults=drawn_faults(rng, LEAVES))
+    scenario = _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+    return _with_rollout(scenario)
+
+
+def _with_rollout(scenario: SimulationScenario) -> SimulationScenario:
+    """In a rolling upgrade workers leave one after the other."""
+    if way_of(scenario.random) != "rolling":
+        return scenario
+    faults = sorted((*scenario.faults, *rollout(scenario.random("rollout"))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:
@@ -181,7 +174,7 @@ def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("nonsense")
     if rng.random() > 0.5:
         return scenario
-    faults = sorted((*scenario.faults, *_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
 
 
@@ -190,7 +183,7 @@ def _with_hangs(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("hangs")
     if scenario.calm or rng.random() > 0.35:
         return scenario
-    faults = sorted((*scenario.faults, *_faults(rng, (HANG,))), key=lambda fault: fault.at)
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (HANG,))), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
 
 
@@ -241,7 +234,7 @@ def _with_router_drains(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("router drains")
     if rng.random() > 0.35:
         return scenario
-    drains = _faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
+    drains = drawn_faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
     faults = sorted((*scenario.faults, *drains), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
 
@@ -345,7 +338,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
 
 
 def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationScenario:
-    faults = _faults(rng, [kind for kind in DRAWN_FAULTS if rng.random() < 0.35])
+    faults = drawn_faults(rng, [kind for kind in DRAWN_FAULTS if rng.random() < 0.35])
     troubled = replace(
         scenario,
         sizes=replace(
@@ -370,19 +363,3 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
         faults=faults,
     )
     return replace(troubled, sizes=replace(troubled.sizes, loss_seconds=rng.choice((0.05, 0.3, 1.0))))
-
-
-def _faults(rng: random.Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    faults = [
-        Fault(rng.uniform(0.1, 2.5), kind, rng.randrange(1000), _seconds(rng, kind))
-        for kind in kinds
-        for _ in range(rng.randint(2, 10) if kind in LINK_FAULTS else rng.randint(1, 4))
-    ]
-    return tuple(sorted(faults, key=lambda fault: fault.at))
-
-
-def _seconds(rng: random.Random, kind: str) -> float:
-    """How long it lasts: a freeze or a hang, or the time until a crashed process is back."""
-    if kind == HANG:
-        return rng.choice((rng.uniform(0.05, 1.0), rng.uniform(2.5, 6.0), FOR_EVER))
-    return rng.uniform(2.5, 6.0) if kind == "long freeze" else rng.choice((0.02, rng.uniform(0.05, 1.0)))

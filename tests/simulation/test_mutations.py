@@ -14,7 +14,7 @@ from tests.simulation.mutation import Mutation
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import Run, run_seed, seeds_until_caught
 
-SEEDS_MAX = 300
+SEEDS_MAX = 400
 AREAS = {
     "migration",
     "draining",

@@ -46,16 +46,20 @@ NEWER_READERS: Mapping[Role, Callable[[bytes], Message]] = {
 }
 
 
+def way_of(luck: Luck) -> str:
+    """Which versions a world has: one of `WAYS`."""
+    return luck("versions").choice(WAYS)
+
+
 def understood_by(luck: Luck, uid: str, restarts: int) -> tuple[str, ...]:
     """What a process lists in its `Hello`, by the version it is of."""
-    way = luck("versions").choice(WAYS)
     newer = {
         "old": False,
         "new": True,
         "both": luck(f"version of {uid}").random() < 0.5,
         "rolling": restarts > 0,
     }
-    return NEWER if newer[way] else ()
+    return NEWER if newer[way_of(luck)] else ()
 
 
 def written(message: Message, writer: Hello) -> bytes:

@@ -18,9 +18,10 @@ from shared.kv.page_pool import PageState
 from shared.messages import Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
+from tests.simulation.faults import HANG, NONSENSE, Fault
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
-from tests.simulation.scenario import HANG, NONSENSE, Fault, SimulationScenario
+from tests.simulation.scenario import SimulationScenario
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.versions import understood_by

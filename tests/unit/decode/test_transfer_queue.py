@@ -57,6 +57,16 @@ def test_a_full_hit_fetches_nothing() -> None:
     assert bench.holds_nothing
 
 
+def test_a_full_hit_that_is_cancelled_in_the_same_turn_never_runs() -> None:
+    bench = transferring()
+    bench.run()
+    bench.send(decode("b", prompt(8)), Cancel("b", 1))
+    bench.run()
+    assert bench.core.counters.full_hits == 1, "it did not join"
+    assert bench.tokens("b") == []
+    assert bench.holds_nothing
+
+
 def test_a_prompt_of_exactly_k_pages_is_shared_by_all_who_have_it() -> None:
     bench = DecodeBench(pages=8)
     bench.send(decode("a", prompt(8)), decode("b", prompt(8)))

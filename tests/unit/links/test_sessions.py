@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from shared.links.dialing import HangUp, SendFrames
 from shared.links.events import PeerDown, PeerUp
 from shared.links.session import seal
-from shared.messages import UNDERSTOOD, Cancel, Hello, Prefill, Refused, Renew, encode
+from shared.messages import Cancel, Hello, Prefill, Refused, Renew, encode
 from shared.sampling_params import SamplingParams
-from tests.doubles.novelty import Novelty
 from tests.unit.links.cable import (
     ADDRESS,
     ROUTER,
@@ -152,28 +151,6 @@ def test_a_message_for_the_other_role_ends_that_session_and_is_counted() -> None
     assert kinds(cable.worker_saw) == kinds(cable.router_saw) == [PeerUp, PeerDown, PeerUp]
     assert "Prefill" in downs(cable.worker_saw)[0]
     assert cable.worker_counters.malformed == 1
-
-
-@pytest.mark.parametrize("to", ["router", "worker"])
-def test_an_unknown_message_ends_that_session_with_a_reason_that_names_it(to: str) -> None:
-    cable = connected()
-    (cable.router_sends if to == "worker" else cable.worker_sends)(Novelty("r"))
-    cable.run()
-    reader = "decode" if to == "worker" else "router"
-    reason = f"unknown message 'Novelty': a {reader} of this version does not read it"
-    saw, sent = cable.worker_saw, cable.router_saw
-    if to == "router":
-        saw, sent = sent, saw
-    assert downs(saw) == [reason]
-    assert downs(sent)[0].endswith(reason)
-
-
-def test_each_end_says_which_messages_beyond_the_protocol_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(UNDERSTOOD, "router", ("Lent",))
-    monkeypatch.setitem(UNDERSTOOD, "decode", ("Lend", "Novelty"))
-    cable = connected()
-    assert cable.last_up(cable.worker_saw).hello.understands == ("Lent",)
-    assert cable.last_up(cable.router_saw).hello.understands == ("Lend", "Novelty")
 
 
 def test_a_message_over_the_size_limit_ends_the_session() -> None:
