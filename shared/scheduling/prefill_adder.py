@@ -56,7 +56,7 @@ class PrefillAdder:
         """Admit a waiting request, whole or with its first chunk.
 
         If added, its cached prefix is locked (`req.node`, `req.cached_len`) and `req.pages` hold its KV up to the
-        row's end; if not, `req` is untouched.
+        row's end; if not, it holds nothing, and `req.cached_len` is what was found.
         """
         if req.node is not None or req.pages:
             raise InvariantError(f"request {req.rid} is admitted already")

@@ -128,14 +128,14 @@ def test_a_prompt_that_can_fit_alone_is_admitted_alone(
     assert _adder(new_memory(pool_pages)).add(request(_prompt(tokens), 1)) is result
 
 
-def test_a_request_that_does_not_fit_is_left_as_it_was() -> None:
+def test_a_request_that_does_not_fit_holds_nothing() -> None:
     memory = new_memory(pages=3)
     cache = memory.cache
     insert(cache, "ab")
     req = request("abcd", 1)
     adder = _adder(memory)
     assert adder.add(req) is NO_TOKENS
-    assert (req.node, req.pages, req.owned, req.cached_len) == (None, [], [], 0)
+    assert (req.node, req.pages, req.owned) == (None, [], [])
     assert (cache.locks, cached(cache, "ab"), adder.extends) == (0, 2, [])
     check(cache)
 
