@@ -97,7 +97,7 @@ def test_the_last_chunk_shares_its_step_with_the_next_request() -> None:
 
 
 def test_middle_chunks_overlap_and_the_step_behind_a_finished_prompt_does_not() -> None:
-    bench = PrefillBench(chunked_prefill_size=8)
+    bench = PrefillBench(chunked_prefill_size=8, short_share=0)
     bench.send(prefill("a", prompt(24)), prefill("b", prompt(8, family=2)))
     bench.run()
     assert bench.device.trace == [

@@ -54,7 +54,7 @@ def test_the_loop_wakes_to_send_tokens_that_have_waited() -> None:
 
 @pytest.mark.parametrize("exceptional", [False, True], ids=["settled behind the launch", "settled before it"])
 def test_a_step_is_settled_behind_the_next_launch_but_for_the_first_token(exceptional: bool) -> None:
-    bench = PrefillBench(chunked_prefill_size=8)
+    bench = PrefillBench(chunked_prefill_size=8, short_share=0)
     bench.send(prefill("a", prompt(8 if exceptional else 16)), prefill("b", prompt(8, family=2)))
     bench.run()
     assert bench.device.trace[1] == ("settle 1" if exceptional else "launch 2")
