@@ -19,6 +19,12 @@ class PrefillConfig(WorkerConfig):
         "for the step under way: 128 take 0.1 s on two free cores with the default model. On a CPU larger steps "
         "compute less than a tenth faster.",
     )
+    short_share: Fraction = Field(
+        default=0.25,
+        description="Fraction of the steps of a prompt in chunks that shorter prompts may take. They join its steps, "
+        "and what they do not need the long prompt takes. It becomes slower by 1 / (1 - fraction) at most. At 0 other "
+        "prompts wait until it is computed, and its steps overlap with their planning.",
+    )
     max_prefill_tokens: PositiveInt = Field(
         default=16384,
         description="Uncached tokens admitted in one pass. This bounds the activations of a step.",

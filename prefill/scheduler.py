@@ -27,7 +27,7 @@ from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
-from shared.scheduling.prefill_adder import AddResult, PrefillAdder
+from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.tenant_shares import is_light, share_of
@@ -70,6 +70,11 @@ class PrefillScheduler:
         self.batch = PromptBatch(self.memory, self.states, self.counters, config.max_running_requests)
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
         self._sequence = 0
+        self._step_input = step_input(
+            config.max_prefill_tokens, config.chunked_prefill_size, config.page_size
+        )
+        self._short_tokens = 0.0  # input that short prompts may take of the steps of a chunked one
+        self._short_tokens_max = self._step_input - config.page_size  # it keeps a page
 
     # ---- what comes in ----
 
@@ -110,22 +115,25 @@ class PrefillScheduler:
     # ---- steps ----
 
     def settles_first(self) -> bool:
-        """Of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT."""
+        """Of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT.
+
+        So are chunks whose steps short prompts may join: one that comes then waits for the step under way alone.
+        """
+        if self.batch.chunked is not None and self._config.short_share > 0:
+            return True
         return self.batch.ends_a_prompt and bool(self.waiting or self.batch.chunked)
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next EXTEND batch: the next chunk of the chunked request first, then waiting ones that fit."""
-        adder = PrefillAdder(
-            self.memory,
-            max_prefill_tokens=self._config.max_prefill_tokens,
-            chunked_prefill_size=self._config.chunked_prefill_size,
-        )
-        if self.batch.chunked is not None:
-            adder.add_chunked(self.batch.chunked)
-        if self.batch.chunked is None or (adder.extends and adder.extends[0].last):
+        short_tokens = self._short_tokens_now()
+        adder = PrefillAdder(self.memory, self._step_input, short_tokens)
+        if self.batch.chunked is None or adder.add_chunked(self.batch.chunked) is AddResult.CONTINUE:
             self._admit(adder, now)
         if not adder.extends:
             return None
+        cost = adder.fill()
+        if adder.cut is not None:
+            self._short_tokens = short_tokens - cost
         return self.batch.extend(adder.extends)
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
@@ -239,8 +247,17 @@ class PrefillScheduler:
 
     # ---- planning ----
 
+    def _short_tokens_now(self) -> float:
+        """The input that a prompt which is cut in this step leaves to short ones: what its steps have saved for them.
+
+        Each such step adds `short_share` of its input. So a prompt that exceeds the fraction joins every few steps.
+        """
+        return min(self._short_tokens + self._config.short_share * self._step_input, self._short_tokens_max)
+
     def _admit(self, adder: PrefillAdder, now: float) -> None:
         for req in self.waiting.in_order(self.batch.reqs, self.leases.reqs):
+            if adder.cut is not None and len(req.token_ids) - req.cached_len > self._short_tokens_max:
+                continue  # it needs chunks of its own, later: it cannot use what is left to short ones
             if not self._may_start(req):
                 return
             result = adder.add(req)

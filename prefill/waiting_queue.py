@@ -1,7 +1,8 @@
 """The prompts that wait on a prefill worker: which may come in, and in which order they are tried.
 
-A waiting request holds nothing. The queue knows the settings that bound and order it. It does not know slots, leases or
-routers: whether the next request may start is the scheduler's question.
+A waiting request holds nothing. How much of it is cached (`Req.cached_len`) is an estimate: it is made when the request
+comes, and again when it is tried and does not fit. The queue knows the settings that bound and order it. It does not
+know slots, leases or routers: whether the next request may start is the scheduler's question.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class WaitingQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all waiting prompts."""
-        return sum(len(req.token_ids) for req in self._reqs.values())
+        """Tokens of all waiting prompts that are to be computed, by the estimates of what is cached."""
+        return sum(len(req.token_ids) - req.cached_len for req in self._reqs.values())
 
     @property
     def put_off(self) -> dict[int, None]:
@@ -71,6 +72,7 @@ class WaitingQueue:
 
     def add(self, req: Req) -> None:
         """It waits from now on."""
+        self._memory.look_up(req, len(req.token_ids) - 1)
         self._reqs[req.rid] = req
 
     def remove(self, req: Req) -> None:

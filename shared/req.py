@@ -46,7 +46,7 @@ class Req:
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
     node: Node | None = None  # deepest locked radix node
-    cached_len: int = 0  # tokens found in the radix cache at intake
+    cached_len: int = 0  # tokens found in the radix cache; an estimate until they are locked
     kv_len: int = 0
     launched_len: int = 0
     slot: int | None = None

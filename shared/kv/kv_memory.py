@@ -45,6 +45,10 @@ class KvMemory:
         req.owned.extend(pages)
         return pages
 
+    def look_up(self, req: Req, tokens: int) -> None:
+        """Set `cached_len` to how many of the request's first `tokens` tokens are cached; nothing is locked."""
+        _, req.cached_len = self.cache.probe(req.token_ids[:tokens], req.extra_key)
+
     def match(self, req: Req, tokens: int) -> None:
         """Start the request's table with the longest cached prefix of its first `tokens` tokens, locked."""
         found = self.cache.match_prefix(req.token_ids[:tokens], req.extra_key)
@@ -55,11 +59,11 @@ class KvMemory:
         req.cached_len = len(found.pages) * self.page_size
 
     def unmatch(self, req: Req) -> None:
-        """Undo `match` of a request that no step has seen."""
+        """Undo `match` of a request that no step has seen; `cached_len` stays, as an estimate."""
         assert req.node is not None
         assert not req.owned
         self.cache.unlock(req.node, last_step=0)
-        req.pages, req.node, req.cached_len = [], None, 0
+        req.pages, req.node = [], None
 
     def commit(self, req: Req) -> None:
         """Put the request's whole pages below `kv_len` into the tree, and keep them locked for it.

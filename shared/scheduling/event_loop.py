@@ -13,6 +13,7 @@ calls them one by one. This file knows nothing of requests, and the scheduler kn
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -25,6 +26,7 @@ from shared.scheduling.device import Device
 from shared.transfer.protocol import Fetcher, FetchEvent
 
 BUSY_POLL_SECONDS = 0.001  # while a fetch or a copy is under way: neither has anything to block on
+CHECK_SECONDS_MIN = 5.0  # between two checks of an idle worker: each walks the whole pool
 IDLE_WAIT_SECONDS_MAX = 0.25  # so that liveness is shown and gauges stay fresh
 
 
@@ -91,7 +93,10 @@ class Scheduler(Protocol):
         """Whether a fetch or a copy will report: the loop then polls often. Changes nothing."""
 
     def check(self) -> None:
-        """Prove that pages, locks, slots and states agree; raises `InvariantError`. When idle, once after a change."""
+        """Prove that pages, locks, slots and states agree; raises `InvariantError`.
+
+        When idle: once after a change, and no sooner than `CHECK_SECONDS_MIN` after the last time.
+        """
 
 
 class WorkerEndpoint(Protocol):
@@ -128,7 +133,8 @@ class EventLoop:
         self._in_flight: deque[ScheduleBatch] = deque()
         self._launched = False
         self._progressed = False
-        self._checked = False
+        self._checked = False  # since the last change
+        self._next_check = -math.inf  # when a check is due at the earliest, in seconds
 
     def turn(self) -> None:
         """One turn; blocks while there is nothing to do."""
@@ -187,9 +193,10 @@ class EventLoop:
             self._in_flight.append(batch)
             self._progressed = True
             self._checked = False
-        elif not self._in_flight and not self._checked:
+        elif not self._in_flight and not self._checked and now >= self._next_check:
             self._scheduler.check()
             self._checked = True
+            self._next_check = now + CHECK_SECONDS_MIN
 
     def _settle_oldest(self) -> None:
         batch = self._in_flight.popleft()

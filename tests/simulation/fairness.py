@@ -3,7 +3,9 @@
 What decision 11 promises is exact in admissions, whatever the time and whatever fails:
 
 - At a router no request is placed while another one, whose turn is before, would find room.
-- At a prefill worker no request starts while a tenant that holds fewer tokens there waits.
+- At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
+  ones pass those that need chunks of their own.
+- Beside a chunk short requests take their share of its steps, no more and, if one is light, no less.
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
 
@@ -14,7 +16,7 @@ that comes free, and only its turn is judged. Which request is light is computed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from decode.admission import OVERTAKING_MAX
@@ -31,7 +33,7 @@ from router.core.request_queue import RequestQueue
 from shared.baton import Baton
 from shared.kv.page_pool import PageState
 from shared.req import Req
-from shared.schedule_batch import ScheduleBatch
+from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
 
 
@@ -107,14 +109,21 @@ class JudgedPrefill(PrefillScheduler):
         self.judged: Counter[str] = Counter()
         self._words_for_light = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
         self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
+        self._page_size, self._short_share = config.page_size, config.short_share
         self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
+        self._saved = 0.0  # input that chunks have left to short requests so far
 
     def _start(self, req: Req, now: float) -> None:
-        held = self._held()
+        held, beside_a_chunk = self._held(), self._one_is_cut()
         super()._start(req, now)
         waiting = self.waiting.reqs
         put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
         passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
+        if beside_a_chunk:
+            short_max = self._step_tokens - self._page_size
+            long = {each.tenant for each in waiting if len(each.token_ids) - each.cached_len > short_max}
+            self.judged["short before a long one"] += bool(long)
+            passed -= long
         assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
         words_left = self.leases.free - len(self.batch)
         if _is_light(req, held, len(req.token_ids), self._capacity):
@@ -128,11 +137,35 @@ class JudgedPrefill(PrefillScheduler):
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = super().plan(now)
         rows = batch.extend if batch is not None else ()
-        if self.batch.chunked is None and self.batch.free_slots and self.leases.free > len(self.batch):
-            self._judge_waiting(self._step_tokens - sum(len(row.token_ids) for row in rows))
+        input_left, pages_kept = self._step_tokens - sum(len(row.token_ids) for row in rows), 0
+        if self.batch.chunked is not None:
+            if not rows:
+                return batch  # the chunk lacks pages; nobody goes before it
+            input_left = self._judge_chunk(rows, self.batch.chunked)
+            pages_kept = self.memory.pages_missing(self.batch.chunked, len(self.batch.chunked.token_ids))
+        if self.batch.free_slots and self.leases.free > len(self.batch):
+            self._judge_waiting(input_left, pages_kept)
         return batch
 
-    def _judge_waiting(self, input_left: int) -> None:
+    def _one_is_cut(self) -> bool:
+        """Whether a request has pages for its chunks up to this step, not for its whole prompt."""
+        return any(self.memory.pages_missing(req, len(req.token_ids)) for req in self.batch.reqs)
+
+    def _judge_chunk(self, rows: Sequence[ExtendRow], chunked: Req) -> int:
+        """The chunk keeps a page, and loses no more to short ones than was saved. Returns what they may still take."""
+        page, tokens = self._page_size, [len(row.token_ids) for row in rows]
+        place = [row.slot for row in rows].index(chunked.slot or 0)
+        assert tokens[place] >= page, f"the chunk of {chunked.rid} has {tokens[place]} tokens of {tokens}"
+        before, beside = sum(tokens[:place]), sum(tokens[place + 1 :])
+        end = rows[place].start + self._step_tokens - before
+        lost = end // page * page - (end - beside) // page * page
+        most = self._step_tokens - page
+        self._saved = min(self._saved + self._short_share * self._step_tokens, most) - lost
+        assert self._saved >= 0, f"{beside} tokens beside the chunk of {chunked.rid}: {-self._saved} too many"
+        self.judged["short beside a chunk"] += lost > 0
+        return 0 if before else int(self._saved) // page * page
+
+    def _judge_waiting(self, input_left: int, pages_kept: int) -> None:
         """There is a slot and a lease word: a light request, the first in the order, lacks input or pages."""
         waiting = self.waiting.reqs
         if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
@@ -141,7 +174,7 @@ class JudgedPrefill(PrefillScheduler):
         least = min(held[req.tenant] for req in waiting)
         firsts = [req for req in waiting if held[req.tenant] == least]
         req, size = firsts[0], len(firsts[0].token_ids)
-        enough_pages = self.memory.pages_for(size) <= self.memory.available_pages
+        enough_pages = self.memory.pages_for(size) <= self.memory.available_pages - pages_kept
         if len(firsts) == 1 and enough_pages and _is_light(req, held, size, self._capacity):
             self.judged["light waits for input"] += 1
             assert size > input_left, f"{req.rid} is light and waits beside a step with room for it"

@@ -90,6 +90,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",
+    "judged at prefill: short beside a chunk",
+    "judged at prefill: short before a long one",
     "judged at decode: no more than a share",
     "judged at decode: light into what is kept",
     "judged at decode: light refused",

@@ -79,6 +79,7 @@ class ScenarioSizes:
     prefill_slots: int = 4
     decode_slots: int = 8
     chunked_prefill_size: int = 64
+    short_share: float = 0.25
     leases_max: int = 32
     lease_seconds: float = 4.0
     fetch_seconds_max: float = 3.0
@@ -157,7 +158,7 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=drawn_faults(rng, LEAVES))
-    scenario = _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+    scenario = _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(_with_short_share(scenario)))))
     return _with_rollout(scenario)
 
 
@@ -167,6 +168,12 @@ def _with_rollout(scenario: SimulationScenario) -> SimulationScenario:
         return scenario
     faults = sorted((*scenario.faults, *rollout(scenario.random("rollout"))), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
+
+
+def _with_short_share(scenario: SimulationScenario) -> SimulationScenario:
+    """A prompt in chunks leaves nothing to short ones, a quarter or half of its steps."""
+    share = scenario.random("short share").choice((0.0, 0.25, 0.5))
+    return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
 
 
 def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:

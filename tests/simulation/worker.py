@@ -242,6 +242,7 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
             page_size=sizes.page_size,
             max_running_requests=sizes.prefill_slots,
             chunked_prefill_size=sizes.chunked_prefill_size,
+            short_share=sizes.short_share,
             max_prefill_tokens=4 * sizes.chunked_prefill_size,
             lease_seconds=sizes.lease_seconds,
             leases_max=sizes.leases_max,

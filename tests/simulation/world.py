@@ -273,6 +273,10 @@ class World:
             if worker.watch.hangs(self.timeline.now):
                 for link in self.network.links_of(worker.process):
                     link.loop_hangs()
+            elif (
+                worker.watch.deadline > self.timeline.now
+            ):  # a turn that waits for a step hears links behind it, too
+                worker.process.at(worker.watch.deadline, look)
 
         worker.process.after(self.scenario.sizes.step_seconds_max, look)
         worker.process.after(fault.seconds, worker.resume)

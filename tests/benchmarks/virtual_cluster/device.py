@@ -109,9 +109,14 @@ class VirtualDevice:
         return next(each.completes_at for each in self._steps if each.number == step)
 
     @property
-    def prompt_ends_at(self) -> float | None:
-        """When the step in flight ends a prompt, in seconds; None: it ends none, or there is none."""
-        return next((step.completes_at for step in self._steps if step.ends_a_prompt), None)
+    def step_ends_at(self) -> float | None:
+        """When the oldest step in flight ends, in seconds; None: there is none."""
+        return self._steps[0].completes_at if self._steps else None
+
+    @property
+    def ends_a_prompt(self) -> bool:
+        """Whether a step in flight ends a prompt."""
+        return any(step.ends_a_prompt for step in self._steps)
 
     def wait(self, step: int) -> list[int]:
         oldest = self._steps.popleft()

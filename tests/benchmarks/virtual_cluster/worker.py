@@ -163,10 +163,11 @@ class VirtualWorker:
 
         The loop takes in what comes during that wait, so the turn begins with its end: nothing else can come then.
         """
-        ends_at = self.device.prompt_ends_at
+        ends_at = self.device.step_ends_at
         if ends_at is None or ends_at <= self.process.now:
             return None
-        return ends_at if self._inbox or self.scheduler.settles_first() else None
+        settles_first = self.scheduler.settles_first() or (self._inbox and self.device.ends_a_prompt)
+        return ends_at if settles_first else None
 
     def _finish(self) -> None:
         self._loop.finish()

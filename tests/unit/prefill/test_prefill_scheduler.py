@@ -97,7 +97,7 @@ def test_the_last_chunk_shares_its_step_with_the_next_request() -> None:
 
 
 def test_middle_chunks_overlap_and_the_step_behind_a_finished_prompt_does_not() -> None:
-    bench = PrefillBench(chunked_prefill_size=8)
+    bench = PrefillBench(chunked_prefill_size=8, short_share=0)
     bench.send(prefill("a", prompt(24)), prefill("b", prompt(8, family=2)))
     bench.run()
     assert bench.device.trace == [
@@ -347,6 +347,17 @@ def test_a_step_has_no_more_tokens_for_many_prompts_than_for_a_long_one(length: 
 
 
 # ---- load ------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_counts_only_tokens_that_are_to_be_computed() -> None:
+    bench = PrefillBench(max_running_requests=1, chunked_prefill_size=8)
+    bench.send(prefill("a", prompt(100)))
+    bench.run()
+    bench.now += 0.1
+    bench.send(prefill("b", prompt(40, family=2)), *(prefill(rid, prompt(101)) for rid in "cdefgh"))
+    bench.turn()
+    (load,) = [load for load in bench.said(Load) if load.queued == 7]
+    assert load.queued_tokens == 40 + 6 * 1
 
 
 def test_the_load_of_a_worker_that_became_idle_is_sent_in_time() -> None:

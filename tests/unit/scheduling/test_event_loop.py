@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from shared.errors import InvariantError
 from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Finished, Generated, Message, Prefilled, Release
-from shared.scheduling.event_loop import BUSY_POLL_SECONDS, IDLE_WAIT_SECONDS_MAX
+from shared.scheduling.event_loop import BUSY_POLL_SECONDS, CHECK_SECONDS_MIN, IDLE_WAIT_SECONDS_MAX
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, WorkerBench, decode, prefill, prompt
@@ -54,7 +55,7 @@ def test_the_loop_wakes_to_send_tokens_that_have_waited() -> None:
 
 @pytest.mark.parametrize("exceptional", [False, True], ids=["settled behind the launch", "settled before it"])
 def test_a_step_is_settled_behind_the_next_launch_but_for_the_first_token(exceptional: bool) -> None:
-    bench = PrefillBench(chunked_prefill_size=8)
+    bench = PrefillBench(chunked_prefill_size=8, short_share=0)
     bench.send(prefill("a", prompt(8 if exceptional else 16)), prefill("b", prompt(8, family=2)))
     bench.run()
     assert bench.device.trace[1] == ("settle 1" if exceptional else "launch 2")
@@ -78,15 +79,35 @@ def test_begin_never_waits_for_the_step_it_launched() -> None:
         assert bench.loop.awaits == (None if overlap else 1)
 
 
-def test_the_books_are_proved_once_when_the_loop_falls_idle() -> None:
+def idle_with_a_lost_page() -> DecodeBench:
+    """A worker that fell idle and was checked; then a page is lost."""
     bench = DecodeBench()
     bench.send(decode("a", prompt(8)))
     bench.run()
+    bench.now += CHECK_SECONDS_MIN
+    bench.loop.turn()
     bench.core.memory.pool.allocate(1, state=PageState.OWNED)
-    bench.loop.turn()  # idle already, and proved: not again
-    bench.send(decode("b", prompt(3)))
-    with pytest.raises(Exception, match="are owned"):
-        bench.run()
+    return bench
+
+
+def test_an_idle_loop_checks_its_books_once_after_each_change() -> None:
+    bench = idle_with_a_lost_page()
+    bench.now += 2 * CHECK_SECONDS_MIN
+    bench.loop.turn()  # nothing has changed since
+    bench.send(Cancel("unknown", 1))
+    with pytest.raises(InvariantError, match="are owned"):
+        bench.loop.turn()
+
+
+def test_a_loop_that_often_falls_idle_checks_its_books_every_few_seconds() -> None:
+    bench = idle_with_a_lost_page()
+    for _ in range(4):  # a check takes time in proportion to the pool, and the next request waits for it
+        bench.now += CHECK_SECONDS_MIN / 5
+        bench.send(Cancel("unknown", 1))
+        bench.loop.turn()
+    bench.now += CHECK_SECONDS_MIN / 5
+    with pytest.raises(InvariantError, match="are owned"):
+        bench.loop.turn()
 
 
 # ---- no stall --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState, pages_for_tokens
 from shared.req import Req
-from shared.scheduling.prefill_adder import AddResult, PrefillAdder
+from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_memory, request
 
 CONTINUE, NO_TOKENS, OTHER = AddResult.CONTINUE, AddResult.NO_TOKENS, AddResult.OTHER
@@ -21,8 +21,9 @@ def _adder(
     *,
     chunk: int = 1000,
     max_prefill_tokens: int = 1000,
+    short_tokens: int = 0,
 ) -> PrefillAdder:
-    return PrefillAdder(memory, max_prefill_tokens=max_prefill_tokens, chunked_prefill_size=chunk)
+    return PrefillAdder(memory, step_input(max_prefill_tokens, chunk, PAGE), short_tokens)
 
 
 def _rows(adder: PrefillAdder) -> list[tuple[int, int, int, bool]]:
@@ -128,14 +129,14 @@ def test_a_prompt_that_can_fit_alone_is_admitted_alone(
     assert _adder(new_memory(pool_pages)).add(request(_prompt(tokens), 1)) is result
 
 
-def test_a_request_that_does_not_fit_is_left_as_it_was() -> None:
+def test_a_request_that_does_not_fit_holds_nothing() -> None:
     memory = new_memory(pages=3)
     cache = memory.cache
     insert(cache, "ab")
     req = request("abcd", 1)
     adder = _adder(memory)
     assert adder.add(req) is NO_TOKENS
-    assert (req.node, req.pages, req.owned, req.cached_len) == (None, [], [], 0)
+    assert (req.node, req.pages, req.owned) == (None, [], [])
     assert (cache.locks, cached(cache, "ab"), adder.extends) == (0, 2, [])
     check(cache)
 
@@ -240,6 +241,49 @@ def test_what_the_page_boundary_leaves_of_a_step_serves_a_short_request() -> Non
     assert _rows(adder) == [(1, 0, 2 * PAGE, False), (2, 0, 2, True)]
 
 
+def test_a_prompt_that_is_cut_leaves_input_to_short_ones_and_takes_what_they_leave() -> None:
+    memory = new_memory()
+    adder = _adder(memory, chunk=6 * PAGE, short_tokens=3 * PAGE + 1)
+    assert adder.add(request(_prompt(50), 1)) is CONTINUE
+    assert _rows(adder) == [(1, 0, 3 * PAGE, False)]
+    assert adder.add(request([9] * (PAGE + 1), 2)) is CONTINUE
+    assert adder.add(request([8] * (2 * PAGE), 3)) is OTHER
+    assert adder.fill() == 2 * PAGE
+    assert _rows(adder) == [(1, 0, 4 * PAGE, False), (2, 0, PAGE + 1, True)]
+    check(memory.cache)
+
+
+def test_a_prompt_beside_that_nobody_stands_loses_nothing_to_short_ones() -> None:
+    adder = _adder(new_memory(), chunk=6 * PAGE, short_tokens=3 * PAGE)
+    adder.add(request(_prompt(50), 1))
+    assert adder.fill() == 0
+    assert _rows(adder) == [(1, 0, 6 * PAGE, False)]
+
+
+@pytest.mark.parametrize("short_tokens", [2 * PAGE, 99])
+def test_a_prompt_that_is_cut_keeps_a_page_of_the_step(short_tokens: int) -> None:
+    adder = _adder(new_memory(), chunk=2 * PAGE, short_tokens=short_tokens)
+    adder.add(request(_prompt(50), 1))
+    adder.add(request([9] * PAGE, 2))
+    assert adder.fill() == PAGE
+    assert _rows(adder) == [(1, 0, PAGE, False), (2, 0, PAGE, True)]
+
+
+def test_the_last_chunk_leaves_nothing_to_short_ones() -> None:
+    adder = _adder(new_memory(), chunk=3 * PAGE, short_tokens=PAGE)
+    adder.add(request(_prompt(3 * PAGE), 1))
+    assert adder.add(request([9], 2)) is OTHER
+    assert adder.fill() == 0
+
+
+def test_short_prompts_leave_the_pages_that_the_rest_of_a_cut_one_needs() -> None:
+    memory = new_memory(pages=5)
+    adder = _adder(memory, chunk=3 * PAGE, short_tokens=2 * PAGE)
+    assert adder.add(request(_prompt(4 * PAGE), 1)) is CONTINUE
+    assert adder.add(request([9] * (PAGE + 1), 2)) is NO_TOKENS
+    assert adder.add(request([9] * PAGE, 3)) is CONTINUE
+
+
 def test_the_rest_of_a_cut_prompt_is_reserved_for_it() -> None:
     memory = new_memory(pages=4)
     adder = _adder(memory, chunk=2 * PAGE + 2)
@@ -281,9 +325,10 @@ def test_a_chunk_without_room_waits_with_what_it_has() -> None:
     chunk=st.integers(1, 30),
     max_prefill_tokens=st.integers(1, 60),
     pool_pages=st.integers(10, 24),
+    short_tokens=st.integers(0, 40),
 )
 def test_all_prompts_are_computed_whole_in_order_and_the_pool_balances(
-    prompts: list[int], chunk: int, max_prefill_tokens: int, pool_pages: int
+    prompts: list[int], chunk: int, max_prefill_tokens: int, pool_pages: int, short_tokens: int
 ) -> None:
     """Steps until all is done; each request gives its pages up with its last row, as an aborted one does."""
     memory = new_memory(pool_pages)
@@ -292,12 +337,14 @@ def test_all_prompts_are_computed_whole_in_order_and_the_pool_balances(
     chunked: Req | None = None
     done: list[int] = []
     for step in range(1, 2 + sum(prompts)):
-        adder = _adder(memory, chunk=chunk, max_prefill_tokens=max_prefill_tokens)
+        adder = _adder(memory, chunk=chunk, max_prefill_tokens=max_prefill_tokens, short_tokens=short_tokens)
         if chunked is not None:
             assert adder.add_chunked(chunked) is CONTINUE
             chunked = None
         while waiting and adder.add(waiting[0]) is CONTINUE:
             waiting.pop(0)
+        adder.fill()
+        assert sum(e.end - e.start for e in adder.extends) <= max(min(chunk, max_prefill_tokens), PAGE)
         assert sum(not extend.last for extend in adder.extends) <= 1
         for extend in adder.extends:
             req = extend.req
