@@ -2,7 +2,8 @@
 
 What decision 11 promises is exact in admissions, whatever the time and whatever fails:
 
-- At a router no request is placed while another one, whose turn is before, would find room.
+- At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
+  before all others, and nothing new is placed on a decode worker while a request of a draining one finds room.
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits.
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
@@ -52,6 +53,8 @@ class JudgedRouterCore(RouterCore):
         self._judge(
             live, self._requests.claims.ready, RequestState.READY, lambda other: self._fetches(other, now)
         )
+        if not live.migrating and self._fetches(live, now):
+            self._judge_migrations(live, now)
         return super()._to_decode(live, now)
 
     def _judge(
@@ -66,8 +69,8 @@ class JudgedRouterCore(RouterCore):
         Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
         """
 
-        def turn(each: LiveRequest) -> tuple[int, float, int]:
-            return (-each.request.priority, each.starts[state], each.arrival)
+        def turn(each: LiveRequest) -> tuple[bool, int, float, int]:
+            return (not each.migrating, -each.request.priority, each.starts[state], each.arrival)
 
         if not finds_room(live):
             return
@@ -80,6 +83,16 @@ class JudgedRouterCore(RouterCore):
                 continue
             self.judged["a turn was before"] += 1
             assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
+
+    def _judge_migrations(self, live: LiveRequest, now: float) -> None:
+        """No request of a draining decode worker could migrate to where `live` is about to go."""
+        draining = [worker for worker in self.fleet.of_role("decode") if worker.draining]
+        for other in [self._requests.live[rid] for worker in draining for rid in worker.assigned]:
+            if other.joined and other.target is None:
+                self.judged["a stream could not migrate"] += 1
+                assert not self._fetches(other, now), (
+                    f"{live.rid} takes the room that {other.rid} could migrate to"
+                )
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
