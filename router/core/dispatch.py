@@ -29,6 +29,7 @@ from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.overtaking import PlacementPass
+from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
 from router.core.tenants import Tenant
 from router.core.worker_replies import AboutRequest, WorkerReplies
@@ -45,9 +46,10 @@ class RouterCore:
     def __init__(self, settings: RouterConfig, now: float):
         self.settings = settings
         self.counters = RouterCounters()
-        self.fleet = Fleet(settings.prefix_blocks_max, (settings.model_name,))
+        prefixes = PrefixIndex(settings.prefix_blocks_max)
+        self.fleet = Fleet(prefixes, (settings.model_name,), settings.indexed_roles)
         self._effects: list[RouterEffect] = []
-        self._requests = RequestTable(settings, self.counters, self._effects)
+        self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._replies = WorkerReplies(settings, self._requests, self.counters)
         self._missing_roles = self.fleet.missing
         self._draining = False
@@ -303,7 +305,7 @@ class RouterCore:
         if not self._may_prefill(live.tenant):
             return False
         workers = placement.prefill_workers(live.need, self.fleet)
-        choice = placement.place_prefill(live.need, workers, self.settings, now)
+        choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.prefill(live, choice, now)
@@ -317,7 +319,7 @@ class RouterCore:
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         workers = placement.decode_workers(live.need, self.fleet)
-        choice = placement.place_decode(live.need, workers, self.settings, now)
+        choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
@@ -330,6 +332,8 @@ class RouterCore:
                 if live.joined and live.target is None:
                     live.refresh_need()
                     workers = placement.decode_workers(live.need, self.fleet)
-                    choice = placement.place_decode(live.need, workers, self.settings, now)
+                    choice = placement.place_decode(
+                        live.need, workers, self.fleet.prefixes, self.settings, now
+                    )
                     if choice is not None:
                         self._requests.request_migration(live, choice)

@@ -8,6 +8,7 @@ decides; see `placement`.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.prefix_index import PrefixIndex
@@ -25,6 +26,7 @@ class Assignment:
     tokens: int
     pages: int
     load_number: int  # how many loads the worker had reported by then
+    hit_tokens: int = 0  # … of its prompt that were expected in the worker's cache
     tenant: str = ""
 
 
@@ -56,7 +58,6 @@ class Worker:
     peer: str
     hello: Hello
     arrival: int  # breaks the last ties
-    prefixes: PrefixIndex
     up: bool = True
     load: Load = field(default_factory=Load)
     load_number: int = 0
@@ -149,10 +150,10 @@ class Worker:
         self.paused_pages = min(pages, self.paused_pages) if now < self.paused_until else pages
         self.paused_until = until
 
-    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "") -> None:
+    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "", hit_tokens: int = 0) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
-        self.assigned[rid] = Assignment(tokens, pages, self.load_number, tenant)
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant)
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)
@@ -177,11 +178,17 @@ class Worker:
 class Fleet:
     """All workers that are up, in the order they came, and the models they have served."""
 
-    def __init__(self, prefix_blocks_max: int, models: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        prefixes: PrefixIndex,
+        models: tuple[str, ...] = (),
+        indexed: Collection[Role] = WORKER_ROLES,
+    ):
+        self.prefixes = prefixes  # of the workers of the roles `indexed`
         self.workers: dict[str, Worker] = {}
         self._models: OrderedDict[str, int | None] = OrderedDict.fromkeys(models)  # name: context in tokens
         self._named = frozenset(models)
-        self._prefix_blocks_max = prefix_blocks_max
+        self._indexed = indexed
         self._arrivals = 0
         self._choices = 0
 
@@ -193,8 +200,10 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
-        worker = Worker(peer, hello, self._arrivals, PrefixIndex(self._prefix_blocks_max))
+        worker = Worker(peer, hello, self._arrivals)
         self.workers[peer] = worker
+        if hello.role in self._indexed:
+            self.prefixes.up(peer, hello.limits.pages * hello.limits.page_size)
         self._remember(hello.model_name)
         return worker
 
@@ -203,6 +212,7 @@ class Fleet:
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
+            self.prefixes.down(peer)
         return worker
 
     def of_role(self, role: Role) -> list[Worker]:

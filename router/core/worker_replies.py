@@ -95,6 +95,7 @@ class WorkerReplies:
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens
+        self._requests.claims.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, now)

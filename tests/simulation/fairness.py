@@ -102,14 +102,16 @@ class JudgedRouterCore(RouterCore):
         if (running_max and live.tenant.running >= running_max) or not self._may_prefill(live.tenant):
             return False
         workers = placement.prefill_workers(live.need, self.fleet)
-        return placement.place_prefill(live.need, workers, self.settings, now) is not None
+        return (
+            placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
+        )
 
     def _fetches(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
         workers = placement.decode_workers(live.need, self.fleet)
-        return placement.place_decode(live.need, workers, self.settings, now) is not None
+        return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 
 class JudgedPrefill(PrefillScheduler):

@@ -6,6 +6,7 @@ import pytest
 
 from router.core.effects import FleetPaired
 from router.core.fleet import MODELS_MAX, AssignedTotals, Fleet
+from router.core.prefix_index import PrefixIndex
 from shared.effects import Note
 from shared.messages import Draining, Limits, Load
 from tests.doubles.novelty import Novelty
@@ -13,7 +14,7 @@ from tests.unit.router.deployment import ScriptedDeployment, hello
 
 
 def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
-    fleet = Fleet(16, ("named",))
+    fleet = Fleet(PrefixIndex(16), ("named",))
     assert "named" in fleet.models
     fleet.up("p", hello("prefill", "p", model_name="announced"))
     fleet.down("p")
@@ -21,7 +22,7 @@ def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
 
 
 def test_names_of_gone_models_are_bounded_and_the_configured_one_stays() -> None:
-    fleet = Fleet(16, ("named",))
+    fleet = Fleet(PrefixIndex(16), ("named",))
     for number in range(2 * MODELS_MAX):
         fleet.up(f"p{number}", hello("prefill", f"p{number}", model_name=f"m{number}"))
         fleet.down(f"p{number}")
@@ -30,7 +31,7 @@ def test_names_of_gone_models_are_bounded_and_the_configured_one_stays() -> None
 
 
 def test_context_is_what_the_largest_worker_of_each_role_serves() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     assert fleet.context_len("m") is None
     fleet.up("p", hello("prefill", "p", limits=Limits(4096, 16, 10, 4, 100)))
     fleet.up("d0", hello("decode", "d0", limits=Limits(4096, 16, 20, 4, 100)))
@@ -40,11 +41,11 @@ def test_context_is_what_the_largest_worker_of_each_role_serves() -> None:
 
 
 def test_a_router_is_no_worker() -> None:
-    assert Fleet(16).up("r", hello("router", "r")) == "role"
+    assert Fleet(PrefixIndex(16)).up("r", hello("router", "r")) == "role"
 
 
 def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     worker.assign("r", 1, 1)
@@ -53,7 +54,7 @@ def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
 
 
 def test_a_worker_understands_the_protocol_and_what_its_hello_lists() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("old", hello("decode", "old"))
     fleet.up("new", hello("decode", "new", understands=("Novelty",)))
     assert [worker.understands(Novelty) for worker in fleet.workers.values()] == [False, True]
@@ -61,7 +62,7 @@ def test_a_worker_understands_the_protocol_and_what_its_hello_lists() -> None:
 
 
 def test_a_worker_that_is_down_says_so_itself() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     assert fleet.down("d") is worker
@@ -70,7 +71,7 @@ def test_a_worker_that_is_down_says_so_itself() -> None:
 
 
 def test_the_sums_over_assignments_are_those_of_the_assignments() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     worker.assign("a", 100, 7)
