@@ -4,9 +4,10 @@ Takes requests of clients, events of links and the time; gives effects. It has n
 the same inputs give the same effects. The steps of a request are in `request_table`, the choice of a worker in
 `placement`, the table of states in `lifecycle`, what a worker's message about a request means in `worker_replies`.
 
-Every input ends with a placement pass if it may have freed room or brought work: first requests that migrate, because
-clients read them; then other ready requests, because they tie up pages; then waiting ones. Tenants take turns in the
-queues (`fair_clock`), and a request that finds no room is overtaken by smaller ones for a while (`overtaking`).
+Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
+first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
+waiting ones. Tenants take turns in the queues (`fair_clock`), and a request that finds no room is overtaken by smaller
+ones for a while (`overtaking`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class RouterCore:
         self._place_pending(now)
 
     def link(self, event: LinkEvent, now: float) -> None:
-        """A worker came, went or sent a message."""
+        """A worker came, went or sent a message. `settle` follows, once after a batch of such events."""
         match event:
             case PeerUp():
                 self._peer_down(PeerDown(event.peer, "a new session began"), now)
@@ -99,6 +100,9 @@ class RouterCore:
                 self._peer_down(event, now)
             case Received():
                 self._received(event.peer, event.message, now)
+
+    def settle(self, now: float) -> None:
+        """Place what can be placed after the events since the last call; one pass costs as much as for one event."""
         self._place_pending(now)
 
     def start_draining(self) -> None:
@@ -200,7 +204,7 @@ class RouterCore:
         self._placeable = True
 
     def _drain_worker(self, worker: Worker) -> None:
-        worker.draining = True
+        self.fleet.drain(worker)
         self._note_missing_roles()
         self._requests.claims.send(worker, messages.DrainAck())
         self._placeable = True

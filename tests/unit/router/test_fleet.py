@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.effects import FleetPaired
 from router.core.fleet import MODELS_MAX, AssignedTotals, Fleet
 from router.core.prefix_index import PrefixIndex
 from shared.effects import Note
-from shared.messages import Draining, Limits, Load
+from shared.messages import WORKER_ROLES, Draining, Limits, Load, Role
 from tests.doubles.novelty import Novelty
 from tests.unit.router.deployment import ScriptedDeployment, hello
 
@@ -132,3 +134,27 @@ def test_the_first_pair_that_can_serve_is_an_effect_and_later_ones_are_none() ->
     world.down("d1")
     world.up("decode", "d2")
     assert world.effects.count(FleetPaired()) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["up", "drain", "down"]), st.integers(0, 5)), max_size=40))
+def test_pairs_and_missing_roles_are_those_of_the_workers_that_are_there(
+    steps: list[tuple[str, int]],
+) -> None:
+    fleet = Fleet(PrefixIndex(1024))
+    for step, number in steps:
+        peer = str(number)
+        role: Role = "prefill" if number % 2 else "decode"
+        if step == "up" and peer not in fleet.workers:
+            fleet.up(peer, hello(role, peer, model=f"weights{number // 4}"))
+        elif step == "drain" and peer in fleet.workers:
+            fleet.drain(fleet.workers[peer])
+        elif step == "down":
+            fleet.down(peer)
+    workers = list(fleet.workers.values())
+    for role in WORKER_ROLES:
+        mine = [worker for worker in workers if worker.hello.role == role]
+        assert list(fleet.of_role(role)) == mine
+        assert (role in fleet.missing) == all(worker.draining for worker in mine)
+    for worker in workers:
+        others = [other for other in workers if other.hello.role != worker.hello.role and not other.draining]
+        assert fleet.paired(worker) == any(other.hello.model == worker.hello.model for other in others)

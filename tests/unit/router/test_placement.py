@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ NAMES = (*POLICIES, "cache_aware")
 HANDED = replace(NEED, model="weights", kv_format="kv")
 
 
-def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Worker]]:
+def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, Sequence[Worker]]:
     fleet = Fleet(PrefixIndex(1024))
     for number in range(count):
         fleet.up(f"{role[0]}{number}", hello(role, f"{role[0]}{number}", **fields))
@@ -30,7 +31,7 @@ def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Work
 
 def chosen(
     need: Need,
-    workers: list[Worker],
+    workers: Sequence[Worker],
     policy: str,
     role: Role = "prefill",
     prefixes: PrefixIndex = NOTHING_CACHED,
