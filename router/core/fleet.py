@@ -128,7 +128,7 @@ class Worker:
             and len(self.assigned) + migrations < slots
             and load.free_pages - unreported.pages - sum(self.reserved.values()) >= pages
             and (now >= self.paused_until or pages < self.paused_pages)
-            and self.by_tenant[tenant] < share_of(slots, share_max)
+            and self._below_share(tenant, slots, share_max)
         )
 
     def takes_prefill(self, per_slot: float, share_max: float, tenant: str, now: float) -> bool:
@@ -138,12 +138,17 @@ class Worker:
             self.takes_work()
             and now >= self.paused_until
             and len(self.assigned) < bound
-            and self.by_tenant[tenant] < share_of(bound, share_max)
+            and self._below_share(tenant, bound, share_max)
         )
 
     def takes_work(self) -> bool:
         """Whether it takes anything new at all."""
         return self.load.accepting and not self.draining
+
+    def _below_share(self, tenant: str, places: int, share_max: float) -> bool:
+        """Whether the tenant may have one more of so many places; the first one it always may."""
+        held = self.by_tenant.get(tenant, 0)
+        return not held or held < share_of(places, share_max)
 
     def _newcomer(self, tenant: str) -> bool:
         return not self.draining and not self.by_tenant[tenant]

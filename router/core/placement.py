@@ -82,13 +82,15 @@ def place_decode(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
-    roomy = [worker for worker in workers if _has_room(worker, need, settings, now)]
+    sizes = {worker.hello.limits.page_size: worker for worker in workers}
+    pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
+    tenant, share_max = need.tenant, settings.tenant_share_max
+    roomy = [
+        worker
+        for worker in workers
+        if worker.has_room(pages[worker.hello.limits.page_size], tenant, share_max, now)
+    ]
     return _choose(need, roomy, prefixes, settings.decode_policy, settings)
-
-
-def _has_room(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
-    pages = worker.pages_for(need.tokens)
-    return worker.has_room(pages, need.tenant, settings.tenant_share_max, now)
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:

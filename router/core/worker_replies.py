@@ -56,6 +56,7 @@ class WorkerReplies:
         live = self._recipient(worker, message)
         if live is None:
             return False
+        had_joined = live.joined
         match message:
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
@@ -69,7 +70,8 @@ class WorkerReplies:
                 self._finished(live, worker, message, now)
             case messages.Refused():
                 self._refused(live, worker, message, now)
-        return live.state is not RequestState.DECODING or worker.draining  # if draining, it may migrate now
+        may_migrate_now = worker.draining and live.joined and not had_joined
+        return live.state is not RequestState.DECODING or may_migrate_now
 
     def _recipient(self, worker: Worker, message: AboutRequest) -> LiveRequest | None:
         """The request that still waits for this message of this worker: the one place where others are dropped."""
