@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from shared.messages import Role
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
 
@@ -303,12 +304,19 @@ class RouterConfig(ProcessConfig):
         "ignored, if imbalance_tokens_max is exceeded too.",
     )
     prefix_blocks_max: PositiveInt = Field(
-        default=16384,
-        description="Prefix blocks remembered for each worker. The default covers about a million tokens of prompts.",
+        default=1_048_576,
+        description="Prefix blocks of 64 tokens remembered for all workers together. A worker gets an equal share, and "
+        "no more than its pool holds. The default covers 67 million tokens.",
     )
     ended_requests_max: PositiveInt = Field(
         default=1000, description="Ended requests that /debug/requests still knows."
     )
+
+    @property
+    def indexed_roles(self) -> tuple[Role, ...]:
+        """Roles whose policy asks what a worker has in its prefix cache."""
+        policies: dict[Role, str] = {"prefill": self.prefill_policy, "decode": self.decode_policy}
+        return tuple(role for role, policy in policies.items() if policy == "cache_aware")
 
     @property
     def model_name(self) -> str:

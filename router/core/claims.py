@@ -16,6 +16,7 @@ from router.core.fleet import Worker
 from router.core.lifecycle import RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Placement
+from router.core.prefix_index import PrefixIndex, block_names
 from router.core.request_queue import RequestQueue
 from shared import messages
 from shared.baton import Baton
@@ -28,7 +29,8 @@ Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause"]
 class Claims:
     """The queues and deadlines, and what requests have of workers. Messages to workers are appended to `effects`."""
 
-    def __init__(self, settings: RouterConfig, effects: list[RouterEffect]):
+    def __init__(self, settings: RouterConfig, prefixes: PrefixIndex, effects: list[RouterEffect]):
+        self._prefixes = prefixes
         self.waiting = RequestQueue(RequestState.WAITING)
         self.ready = RequestQueue(RequestState.READY)
         self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
@@ -66,8 +68,9 @@ class Claims:
     def assign(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         """The chosen worker has `tokens` of it to work on from now on."""
         worker = choice.worker
-        worker.assign(live.rid, tokens, worker.pages_for(live.need.tokens), live.tenant.name)
-        worker.prefixes.insert(live.need.blocks)
+        pages = worker.pages_for(live.need.tokens)
+        worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens)
+        self._prefixes.insert(worker.peer, live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
 
@@ -77,6 +80,23 @@ class Claims:
         live.worker.unassign(live.rid)
         live.worker = None
         self.forget_target(live)
+
+    def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
+        """Its prefill worker had so much of the prompt in its cache: learn from it if more was expected."""
+        assert live.worker is not None, live.rid
+        missed = live.worker.assigned[live.rid].hit_tokens - cached_tokens
+        if missed > 0:
+            self._prefixes.forget_oldest(live.worker.peer, missed)
+
+    def index_output(self, live: LiveRequest) -> None:
+        """Its decode worker caches prompt and output, but for the last token, whose KV was never computed."""
+        if (
+            live.worker is not None
+            and live.worker.hello.role == "decode"
+            and live.worker.peer in self._prefixes
+        ):
+            names = block_names(live.token_ids[:-1], live.extra_key, live.blocks)
+            self._prefixes.insert(live.worker.peer, names)
 
     def reserve_target(self, live: LiveRequest, worker: Worker) -> None:
         """Keep room on a worker for its migration."""

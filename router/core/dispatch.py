@@ -4,8 +4,9 @@ Takes requests of clients, events of links and the time; gives effects. It has n
 the same inputs give the same effects. The steps of a request are in `request_table`, the choice of a worker in
 `placement`, the table of states in `lifecycle`, what a worker's message about a request means in `worker_replies`.
 
-Every input ends with a placement pass if it may have freed room or brought work: ready requests first, because they
-tie up pages. Tenants take turns in the queues (`fair_clock`), and a request that finds no room is overtaken by smaller
+Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
+first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
+waiting ones. Tenants take turns in the queues (`fair_clock`), and a request that finds no room is overtaken by smaller
 ones for a while (`overtaking`).
 """
 
@@ -29,7 +30,7 @@ from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.overtaking import PlacementPass
-from router.core.request_queue import RequestQueue
+from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
 from router.core.tenants import Tenant
 from router.core.worker_replies import AboutRequest, WorkerReplies
@@ -46,9 +47,10 @@ class RouterCore:
     def __init__(self, settings: RouterConfig, now: float):
         self.settings = settings
         self.counters = RouterCounters()
-        self.fleet = Fleet(settings.prefix_blocks_max, (settings.model_name,))
+        prefixes = PrefixIndex(settings.prefix_blocks_max)
+        self.fleet = Fleet(prefixes, (settings.model_name,), settings.indexed_roles)
         self._effects: list[RouterEffect] = []
-        self._requests = RequestTable(settings, self.counters, self._effects)
+        self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._replies = WorkerReplies(settings, self._requests, self.counters)
         self._missing_roles = self.fleet.missing
         self._draining = False
@@ -89,7 +91,7 @@ class RouterCore:
         self._place_pending(now)
 
     def link(self, event: LinkEvent, now: float) -> None:
-        """A worker came, went or sent a message."""
+        """A worker came, went or sent a message. `settle` follows, once after a batch of such events."""
         match event:
             case PeerUp():
                 self._peer_down(PeerDown(event.peer, "a new session began"), now)
@@ -98,6 +100,9 @@ class RouterCore:
                 self._peer_down(event, now)
             case Received():
                 self._received(event.peer, event.message, now)
+
+    def settle(self, now: float) -> None:
+        """Place what can be placed after the events since the last call; one pass costs as much as for one event."""
         self._place_pending(now)
 
     def start_draining(self) -> None:
@@ -199,7 +204,7 @@ class RouterCore:
         self._placeable = True
 
     def _drain_worker(self, worker: Worker) -> None:
-        worker.draining = True
+        self.fleet.drain(worker)
         self._note_missing_roles()
         self._requests.claims.send(worker, messages.DrainAck())
         self._placeable = True
@@ -261,19 +266,34 @@ class RouterCore:
         self._now = now
         if self._placeable:
             self._placeable = False
-            self._serve(self._requests.claims.ready, self._to_decode, now)
-            self._serve(self._requests.claims.waiting, self._to_prefill, now)
-            self._request_migrations(now)
+            self._place_ready(now)
+            waiting = self._requests.claims.waiting.in_order()
+            self._serve(waiting, self._to_prefill, PlacementPass(self.settings.overtakes_max), now)
+
+    def _place_ready(self, now: float) -> None:
+        """Those that have left a draining worker, then those that can leave one, then those that have not begun.
+
+        In another order a draining worker at saturation would keep its streams until it ends: new requests would take
+        each slot that falls free, or the room that a migration had reserved.
+        """
+        ready = self._requests.claims.ready.in_order()
+        attempts = PlacementPass(self.settings.overtakes_max)
+        self._serve([live for live in ready if live.migrating], self._to_decode, attempts, now)
+        self._request_migrations(now)
+        self._serve([live for live in ready if not live.migrating], self._to_decode, attempts, now)
 
     def _serve(
-        self, queue: RequestQueue, place: Callable[[LiveRequest, float], bool | None], now: float
+        self,
+        queue: list[LiveRequest],
+        place: Callable[[LiveRequest, float], bool | None],
+        attempts: PlacementPass,
+        now: float,
     ) -> None:
         """Place requests in order. One that finds no room waits, and smaller ones may go past it.
 
         `place` says whether it was placed; None: it waits for something else than room.
         """
-        attempts = PlacementPass(self.settings.overtakes_max)
-        for live in queue.in_order():
+        for live in queue:
             if now < live.rests_until or not attempts.may_try(live):
                 continue
             placed = place(live, now)
@@ -289,7 +309,7 @@ class RouterCore:
         if not self._may_prefill(live.tenant):
             return False
         workers = placement.prefill_workers(live.need, self.fleet)
-        choice = placement.place_prefill(live.need, workers, self.settings, now)
+        choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.prefill(live, choice, now)
@@ -303,19 +323,21 @@ class RouterCore:
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         workers = placement.decode_workers(live.need, self.fleet)
-        choice = placement.place_decode(live.need, workers, self.settings, now)
+        choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
         return choice is not None if workers else None
 
     def _request_migrations(self, now: float) -> None:
-        """Requests migrate from draining workers to others that have room; no other request waits for that room."""
+        """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
         for worker in [worker for worker in self.fleet.of_role("decode") if worker.draining]:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
                     live.refresh_need()
                     workers = placement.decode_workers(live.need, self.fleet)
-                    choice = placement.place_decode(live.need, workers, self.settings, now)
-                    if choice is not None:  # a request that fits nowhere does not block the next one
+                    choice = placement.place_decode(
+                        live.need, workers, self.fleet.prefixes, self.settings, now
+                    )
+                    if choice is not None:
                         self._requests.request_migration(live, choice)

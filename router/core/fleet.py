@@ -8,6 +8,7 @@ decides; see `placement`.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from router.core.prefix_index import PrefixIndex
@@ -25,6 +26,7 @@ class Assignment:
     tokens: int
     pages: int
     load_number: int  # how many loads the worker had reported by then
+    hit_tokens: int = 0  # … of its prompt that were expected in the worker's cache
     tenant: str = ""
 
 
@@ -56,7 +58,6 @@ class Worker:
     peer: str
     hello: Hello
     arrival: int  # breaks the last ties
-    prefixes: PrefixIndex
     up: bool = True
     load: Load = field(default_factory=Load)
     load_number: int = 0
@@ -70,21 +71,18 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
+    capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
+    pool_tokens: int = field(init=False)  # what its pool holds; 0: not known
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
+        self.pool_tokens = limits.pages * limits.page_size
+        self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)
 
     def understands(self, message: type[Message]) -> bool:
         """Whether such a message may be sent to it; if not, do as was done before the message existed."""
         return self.hello.reads(message)
-
-    @property
-    def capacity(self) -> int | None:
-        """Tokens that one request may have here; None: not known."""
-        limits = self.hello.limits
-        bounds = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
-        return min(bounds) if bounds else None
 
     @property
     def tokens(self) -> int:
@@ -101,7 +99,7 @@ class Worker:
     @property
     def fullness(self) -> float:
         """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
-        return self.tokens / (self.hello.limits.pages * self.hello.limits.page_size or 1)
+        return self.tokens / (self.pool_tokens or 1)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take here."""
@@ -117,14 +115,20 @@ class Worker:
 
         One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
         """
-        taken = self.unreported.pages + sum(self.reserved.values())
+        if not (self.takes_work() or self._newcomer(tenant)):
+            return False
+        load, unreported, slots, migrations = (
+            self.load,
+            self.unreported,
+            self.hello.limits.slots,
+            len(self.reserved),
+        )
         return (
-            (self.takes_work() or self._newcomer(tenant))
+            load.slots_free > unreported.requests + migrations
+            and len(self.assigned) + migrations < slots
+            and load.free_pages - unreported.pages - sum(self.reserved.values()) >= pages
             and (now >= self.paused_until or pages < self.paused_pages)
-            and self.load.slots_free > self.unreported.requests + len(self.reserved)
-            and len(self.assigned) + len(self.reserved) < self.hello.limits.slots
-            and self.by_tenant[tenant] < share_of(self.hello.limits.slots, share_max)
-            and self.load.free_pages - taken >= pages
+            and self._below_share(tenant, slots, share_max)
         )
 
     def takes_prefill(self, per_slot: float, share_max: float, tenant: str, now: float) -> bool:
@@ -134,12 +138,17 @@ class Worker:
             self.takes_work()
             and now >= self.paused_until
             and len(self.assigned) < bound
-            and self.by_tenant[tenant] < share_of(bound, share_max)
+            and self._below_share(tenant, bound, share_max)
         )
 
     def takes_work(self) -> bool:
         """Whether it takes anything new at all."""
         return self.load.accepting and not self.draining
+
+    def _below_share(self, tenant: str, places: int, share_max: float) -> bool:
+        """Whether the tenant may have one more of so many places; the first one it always may."""
+        held = self.by_tenant.get(tenant, 0)
+        return not held or held < share_of(places, share_max)
 
     def _newcomer(self, tenant: str) -> bool:
         return not self.draining and not self.by_tenant[tenant]
@@ -149,10 +158,10 @@ class Worker:
         self.paused_pages = min(pages, self.paused_pages) if now < self.paused_until else pages
         self.paused_until = until
 
-    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "") -> None:
+    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "", hit_tokens: int = 0) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
-        self.assigned[rid] = Assignment(tokens, pages, self.load_number, tenant)
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant)
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)
@@ -177,11 +186,20 @@ class Worker:
 class Fleet:
     """All workers that are up, in the order they came, and the models they have served."""
 
-    def __init__(self, prefix_blocks_max: int, models: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        prefixes: PrefixIndex,
+        models: tuple[str, ...] = (),
+        indexed: Collection[Role] = WORKER_ROLES,
+    ):
+        self.prefixes = prefixes  # of the workers of the roles `indexed`
         self.workers: dict[str, Worker] = {}
         self._models: OrderedDict[str, int | None] = OrderedDict.fromkeys(models)  # name: context in tokens
         self._named = frozenset(models)
-        self._prefix_blocks_max = prefix_blocks_max
+        self._indexed = indexed
+        self._by_role: dict[Role, list[Worker]] = {role: [] for role in WORKER_ROLES}
+        self._taking: Counter[Role] = Counter()  # workers that do not drain
+        self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
         self._arrivals = 0
         self._choices = 0
 
@@ -193,8 +211,12 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
-        worker = Worker(peer, hello, self._arrivals, PrefixIndex(self._prefix_blocks_max))
+        worker = Worker(peer, hello, self._arrivals)
         self.workers[peer] = worker
+        if hello.role in self._indexed:
+            self.prefixes.up(peer, worker.pool_tokens)
+        self._by_role[hello.role].append(worker)
+        self._count(worker, 1)
         self._remember(hello.model_name)
         return worker
 
@@ -203,26 +225,32 @@ class Fleet:
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
+            self.prefixes.down(peer)
+            self._by_role[worker.hello.role].remove(worker)
+            if not worker.draining:
+                self._count(worker, -1)
         return worker
 
-    def of_role(self, role: Role) -> list[Worker]:
+    def drain(self, worker: Worker) -> None:
+        """It takes nothing new from now on."""
+        if not worker.draining:
+            worker.draining = True
+            self._count(worker, -1)
+
+    def of_role(self, role: Role) -> Sequence[Worker]:
         """The workers of a role, in the order they came."""
-        return [worker for worker in self.workers.values() if worker.hello.role == role]
+        return self._by_role[role]
 
     @property
     def missing(self) -> list[Role]:
         """Roles of which no worker takes anything new: requests wait for one."""
-        return [role for role in WORKER_ROLES if all(worker.draining for worker in self.of_role(role))]
+        return [role for role in WORKER_ROLES if not self._taking[role]]
 
     def paired(self, worker: Worker) -> bool:
         """Whether there is a worker of the other role, not draining, that it can exchange pages with."""
         mine = worker.hello
-        return any(
-            other.hello.role != mine.role
-            and not other.draining
-            and (other.hello.model, other.hello.kv_format) == (mine.model, mine.kv_format)
-            for other in self.workers.values()
-        )
+        other: Role = "decode" if mine.role == "prefill" else "prefill"
+        return self._partners[other, mine.model, mine.kv_format] > 0
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -242,6 +270,14 @@ class Fleet:
         """A request goes to this worker: ties go to the worker that was chosen longest ago."""
         self._choices += 1
         worker.last_chosen = self._choices
+
+    def _count(self, worker: Worker, change: int) -> None:
+        hello = worker.hello
+        self._taking[hello.role] += change
+        partners = (hello.role, hello.model, hello.kv_format)
+        self._partners[partners] += change
+        if not self._partners[partners]:
+            del self._partners[partners]
 
     def _remember(self, model: str) -> None:
         mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig
 from router.core.fleet import Fleet, Worker
+from router.core.prefix_index import PrefixIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +71,41 @@ def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
 
 
 def place_prefill(
-    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
+    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement | None:
     """The prefill worker for a request, or None while all of them have enough to do."""
     free = [worker for worker in workers if _takes_prefill(worker, need, settings, now)]
-    return _choose(need, free, settings.prefill_policy, settings)
+    return _choose(need, free, prefixes, settings.prefill_policy, settings)
 
 
 def place_decode(
-    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float
+    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
-    roomy = [worker for worker in workers if _has_room(worker, need, settings, now)]
-    return _choose(need, roomy, settings.decode_policy, settings)
-
-
-def _has_room(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
-    pages = worker.pages_for(need.tokens)
-    return worker.has_room(pages, need.tenant, settings.tenant_share_max, now)
+    sizes = {worker.hello.limits.page_size: worker for worker in workers}
+    pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
+    tenant, share_max = need.tenant, settings.tenant_share_max
+    roomy = [
+        worker
+        for worker in workers
+        if worker.has_room(pages[worker.hello.limits.page_size], tenant, share_max, now)
+    ]
+    return _choose(need, roomy, prefixes, settings.decode_policy, settings)
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
     return worker.takes_prefill(settings.prefilling_per_slot, settings.tenant_share_max, need.tenant, now)
 
 
-def _choose(need: Need, workers: Sequence[Worker], policy: str, settings: RouterConfig) -> Placement | None:
+def _choose(
+    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, policy: str, settings: RouterConfig
+) -> Placement | None:
     if not workers:
         return None
-    return POLICIES[policy](need, _preferred(need, workers), settings)
+    preferred = _preferred(need, workers)
+    if policy == "cache_aware":
+        return _cache_aware(need, preferred, prefixes, settings)
+    return POLICIES[policy](need, preferred)
 
 
 def _preferred(need: Need, workers: Sequence[Worker]) -> Sequence[Worker]:
@@ -110,39 +118,40 @@ def _least(workers: Sequence[Worker], cost: Callable[[Worker], float]) -> Worker
     return min(workers, key=lambda worker: (cost(worker), worker.last_chosen, worker.arrival))
 
 
-def _round_robin(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
+def _round_robin(_need: Need, workers: Sequence[Worker]) -> Placement:
     return Placement(_least(workers, lambda _: 0), "its turn")
 
 
-def _total_requests(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
+def _total_requests(_need: Need, workers: Sequence[Worker]) -> Placement:
     best = _least(workers, lambda worker: worker.requests)
     return Placement(best, f"fewest requests: {best.requests}")
 
 
-def _total_tokens(_need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
+def _total_tokens(_need: Need, workers: Sequence[Worker]) -> Placement:
     best = _least(workers, lambda worker: worker.fullness)
     return Placement(best, f"fewest tokens for its size: {best.tokens}")
 
 
-def _cache_aware(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Placement:
+def _cache_aware(
+    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig
+) -> Placement:
     """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
     queued = [worker.tokens for worker in workers]
     gap = max(queued) - min(queued)
     if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
         best = _least(workers, lambda worker: worker.tokens)
         return Placement(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
-    hits = {worker.peer: _hit(need, worker, settings.cache_hit_tokens_min) for worker in workers}
-    best = _least(workers, lambda worker: worker.tokens + need.tokens - hits[worker.peer])
-    hit = hits[best.peer]
+    hits = {
+        peer: hit
+        for peer, tokens in prefixes.hit_tokens(need.blocks).items()
+        if (hit := min(tokens, need.tokens - 1)) >= settings.cache_hit_tokens_min
+    }
+    best = _least(workers, lambda worker: worker.tokens + need.tokens - hits.get(worker.peer, 0))
+    hit = hits.get(best.peer, 0)
     return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
 
 
-def _hit(need: Need, worker: Worker, least: int) -> int:
-    hit = min(worker.prefixes.hit_tokens(need.blocks), need.tokens - 1)
-    return hit if hit >= least else 0
-
-
-def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig) -> Placement:
+def _power_of_two(need: Need, workers: Sequence[Worker]) -> Placement:
     """Two by the request's own hash, then the less full one."""
     first = zlib.crc32(need.rid.encode()) % len(workers)
     step = 1 + zlib.crc32(need.rid.encode(), 1) % max(1, len(workers) - 1)
@@ -151,10 +160,10 @@ def _power_of_two(need: Need, workers: Sequence[Worker], _settings: RouterConfig
     return Placement(best, f"the less full of two: {best.tokens} tokens")
 
 
-def _follow_bootstrap_room(need: Need, workers: Sequence[Worker], settings: RouterConfig) -> Placement:
+def _follow_bootstrap_room(need: Need, workers: Sequence[Worker]) -> Placement:
     """One session, one worker, by rendezvous hashing: only the sessions of a lost worker get another one."""
     if not need.session:
-        return _total_tokens(need, workers, settings)
+        return _total_tokens(need, workers)
     best = max(workers, key=lambda worker: (_weight(need.session, worker.hello.uid), worker.peer))
     return Placement(best, "its session's worker")
 
@@ -163,8 +172,9 @@ def _weight(session: str, uid: str) -> bytes:
     return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
 
 
-POLICIES: dict[str, Callable[[Need, Sequence[Worker], RouterConfig], Placement]] = {
-    "cache_aware": _cache_aware,
+POLICIES: dict[
+    str, Callable[[Need, Sequence[Worker]], Placement]
+] = {  # … and cache_aware, which reads an index
     "round_robin": _round_robin,
     "total_requests": _total_requests,
     "total_tokens": _total_tokens,

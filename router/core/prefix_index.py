@@ -1,50 +1,130 @@
-"""Which prompt prefixes a worker has probably cached, judged by what was sent to it.
+"""Which prompt prefixes each worker has probably cached, judged by what was sent to it.
 
 Prompts are cut into blocks, each named by a hash of itself and all before it, so a prefix is as long as the
-leading names that are known. Approximate on purpose: the worker evicts by rules of its own, and a wrong guess
-costs a recomputation, never a wrong token. Bounded, least recently used first out.
+leading names that are known. One index holds the blocks of all workers, so one walk along a prompt finds the hits of
+all of them. Approximate on purpose: the worker evicts by rules of its own, and a wrong guess costs a recomputation,
+never a wrong token.
+
+Each worker's blocks are bounded by what its pool can hold, and by an equal share of one bound for all workers; the
+least recently used go first. When a worker turns out to have evicted some that were thought to be there, as many of
+its oldest are forgotten: they are the likeliest to be gone too.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one hash a 64 tokens
 
 
-def block_names(token_ids: Sequence[int], extra_key: str) -> tuple[int, ...]:
-    """One name for each whole block of `token_ids`; equal across processes and runs."""
-    names = []
-    name = zlib.crc32(extra_key.encode())
-    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+def block_names(token_ids: Sequence[int], extra_key: str, known: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """One name for each whole block of `token_ids`; equal across processes and runs.
+
+    `known` are the names of its first blocks, which are not computed again.
+    """
+    names = list(known)
+    name = names[-1] if names else zlib.crc32(extra_key.encode())
+    for start in range(len(names) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         name = hash((name, tuple(token_ids[start : start + BLOCK_TOKENS])))
         names.append(name)
     return tuple(names)
 
 
 class PrefixIndex:
-    """The blocks sent to one worker."""
+    """The blocks sent to each worker, `blocks_max` for all workers together. A worker is known by its link peer."""
 
     def __init__(self, blocks_max: int):
-        self._blocks: OrderedDict[int, None] = OrderedDict()
         self._blocks_max = blocks_max
+        self._workers: dict[str, _WorkerBlocks] = {}
+        self._peers: dict[int, str] = {}  # by bit
+        self._holders: dict[int, int] = {}  # block name: the bits of the workers that have it
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        """Blocks of all workers; one that two workers have counts twice."""
+        return sum(len(worker.blocks) for worker in self._workers.values())
 
-    def hit_tokens(self, names: Sequence[int]) -> int:
-        """Tokens of the longest known prefix."""
+    def __contains__(self, peer: str) -> bool:
+        """Whether the worker is indexed."""
+        return peer in self._workers
+
+    def up(self, peer: str, pool_tokens: int) -> None:
+        """Index a worker whose pool holds so many tokens; 0: not known."""
+        bit = next(bit for bit in range(len(self._peers) + 1) if bit not in self._peers)
+        self._peers[bit] = peer
+        self._workers[peer] = _WorkerBlocks(bit, pool_tokens // BLOCK_TOKENS if pool_tokens else None)
+        for worker in self._workers.values():
+            self._shrink(worker, self._bound(worker))
+
+    def down(self, peer: str) -> None:
+        """Forget a worker, if it is indexed."""
+        worker = self._workers.pop(peer, None)
+        if worker is not None:
+            self._shrink(worker, 0)
+            del self._peers[worker.bit]
+
+    def hit_tokens(self, names: Sequence[int]) -> dict[str, int]:
+        """Tokens of the longest known prefix, by worker; those that know nothing of it are left out."""
+        hits: dict[str, int] = {}
+        having = self._holders.get(names[0], 0) if names else 0
         for known, name in enumerate(names):
-            if name not in self._blocks:
-                return known * BLOCK_TOKENS
-        return len(names) * BLOCK_TOKENS
+            if not having:
+                break
+            still = having & self._holders.get(name, 0)
+            for bit in _bits(having & ~still):
+                hits[self._peers[bit]] = known * BLOCK_TOKENS
+            having = still
+        for bit in _bits(having):
+            hits[self._peers[bit]] = len(names) * BLOCK_TOKENS
+        return hits
 
-    def insert(self, names: Sequence[int]) -> None:
+    def insert(self, peer: str, names: Sequence[int]) -> None:
         """Note a prompt. Its head becomes the most recent: a tail without its head would be useless."""
-        for name in reversed(names[: self._blocks_max]):
-            self._blocks[name] = None
-            self._blocks.move_to_end(name)
-        while len(self._blocks) > self._blocks_max:
-            self._blocks.popitem(last=False)
+        worker = self._workers.get(peer)
+        if worker is None:
+            return
+        bound = self._bound(worker)
+        mark = 1 << worker.bit
+        for name in reversed(names[:bound]):
+            worker.blocks[name] = None
+            worker.blocks.move_to_end(name)
+            self._holders[name] = self._holders.get(name, 0) | mark
+        self._shrink(worker, bound)
+
+    def forget_oldest(self, peer: str, tokens: int) -> None:
+        """The worker has evicted so many tokens that were expected in its cache."""
+        worker = self._workers.get(peer)
+        if worker is not None:
+            self._shrink(worker, max(0, len(worker.blocks) - tokens // BLOCK_TOKENS))
+
+    def _bound(self, worker: _WorkerBlocks) -> int:
+        share = max(1, self._blocks_max // len(self._workers))
+        return share if worker.blocks_max is None else min(share, worker.blocks_max)
+
+    def _shrink(self, worker: _WorkerBlocks, bound: int) -> None:
+        while len(worker.blocks) > bound:
+            name, _ = worker.blocks.popitem(last=False)
+            left = self._holders[name] & ~(1 << worker.bit)
+            if left:
+                self._holders[name] = left
+            else:
+                del self._holders[name]
+
+
+class _WorkerBlocks:
+    """What one worker has, least recently used first."""
+
+    __slots__ = ("bit", "blocks", "blocks_max")
+
+    def __init__(self, bit: int, blocks_max: int | None):
+        self.bit = bit
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.blocks_max = blocks_max
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

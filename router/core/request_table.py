@@ -36,7 +36,7 @@ from router.core.ended_requests import EndedRequests
 from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
-from router.core.prefix_index import block_names
+from router.core.prefix_index import PrefixIndex, block_names
 from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
@@ -50,17 +50,23 @@ ROW_NAMES = {
 class RequestTable:
     """The requests between arrival and end. Effects are appended to `effects` in the order of their causes."""
 
-    def __init__(self, settings: RouterConfig, counters: RouterCounters, effects: list[RouterEffect]):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        counters: RouterCounters,
+        prefixes: PrefixIndex,
+        effects: list[RouterEffect],
+    ):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
-        self.claims = Claims(settings, effects)
+        self.claims = Claims(settings, prefixes, effects)
         self._effects = effects
         self._settings = settings
         self._counters = counters
         self._arrivals = 0
-        self._indexed = "cache_aware" in (settings.prefill_policy, settings.decode_policy)
+        self._indexed = bool(settings.indexed_roles)
 
     @property
     def before_decode(self) -> int:
@@ -242,6 +248,8 @@ class RequestTable:
         worker_has_released: bool = False,
     ) -> None:
         """The last step of a request: its worker and the holder of its pages get a `Cancel` if they still have it."""
+        if live.joined:
+            self.claims.index_output(live)
         self.claims.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         self.claims.close(live)

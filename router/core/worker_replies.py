@@ -56,6 +56,7 @@ class WorkerReplies:
         live = self._recipient(worker, message)
         if live is None:
             return False
+        had_joined = live.joined
         match message:
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
@@ -69,7 +70,8 @@ class WorkerReplies:
                 self._finished(live, worker, message, now)
             case messages.Refused():
                 self._refused(live, worker, message, now)
-        return live.state is not RequestState.DECODING or worker.draining  # if draining, it may migrate now
+        may_migrate_now = worker.draining and live.joined and not had_joined
+        return live.state is not RequestState.DECODING or may_migrate_now
 
     def _recipient(self, worker: Worker, message: AboutRequest) -> LiveRequest | None:
         """The request that still waits for this message of this worker: the one place where others are dropped."""
@@ -95,6 +97,7 @@ class WorkerReplies:
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens
+        self._requests.claims.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, now)

@@ -241,7 +241,7 @@ ROUTER_BOUNDS = (
     Bound(
         "prefix_blocks_max",
         "the oldest is forgotten",
-        "16,384 entries a worker: 3 MiB",
+        "1,048,576 entries of all workers: 228 MiB",
         f"{UNIT}/test_placement.py::test_the_prefix_index_is_bounded_and_forgets_tails_before_heads",
     ),
     Bound(

@@ -143,6 +143,7 @@ class Router:
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.link(event, self.process.now)
+        self.core.settle(self.process.now)
         self._pass.run()
         worker = self.core.fleet.workers.get(event.peer)
         if worker is not None and isinstance(event, Received) and self._novelties.due():

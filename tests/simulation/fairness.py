@@ -2,7 +2,8 @@
 
 What decision 11 promises is exact in admissions, whatever the time and whatever fails:
 
-- At a router no request is placed while another one, whose turn is before, would find room.
+- At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
+  before all others, and nothing new is placed on a decode worker while a request of a draining one finds room.
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
   ones pass those that need chunks of their own.
 - Beside a chunk short requests take their share of its steps, no more and, if one is light, no less.
@@ -54,6 +55,8 @@ class JudgedRouterCore(RouterCore):
         self._judge(
             live, self._requests.claims.ready, RequestState.READY, lambda other: self._fetches(other, now)
         )
+        if not live.migrating and self._fetches(live, now):
+            self._judge_migrations(live, now)
         return super()._to_decode(live, now)
 
     def _judge(
@@ -68,8 +71,8 @@ class JudgedRouterCore(RouterCore):
         Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
         """
 
-        def turn(each: LiveRequest) -> tuple[int, float, int]:
-            return (-each.request.priority, each.starts[state], each.arrival)
+        def turn(each: LiveRequest) -> tuple[bool, int, float, int]:
+            return (not each.migrating, -each.request.priority, each.starts[state], each.arrival)
 
         if not finds_room(live):
             return
@@ -83,6 +86,16 @@ class JudgedRouterCore(RouterCore):
             self.judged["a turn was before"] += 1
             assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
 
+    def _judge_migrations(self, live: LiveRequest, now: float) -> None:
+        """No request of a draining decode worker could migrate to where `live` is about to go."""
+        draining = [worker for worker in self.fleet.of_role("decode") if worker.draining]
+        for other in [self._requests.live[rid] for worker in draining for rid in worker.assigned]:
+            if other.joined and other.target is None:
+                self.judged["a stream could not migrate"] += 1
+                assert not self._fetches(other, now), (
+                    f"{live.rid} takes the room that {other.rid} could migrate to"
+                )
+
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
         if now < live.rests_until:
@@ -91,14 +104,16 @@ class JudgedRouterCore(RouterCore):
         if (running_max and live.tenant.running >= running_max) or not self._may_prefill(live.tenant):
             return False
         workers = placement.prefill_workers(live.need, self.fleet)
-        return placement.place_prefill(live.need, workers, self.settings, now) is not None
+        return (
+            placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
+        )
 
     def _fetches(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
         workers = placement.decode_workers(live.need, self.fleet)
-        return placement.place_decode(live.need, workers, self.settings, now) is not None
+        return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 
 class JudgedPrefill(PrefillScheduler):

@@ -338,8 +338,9 @@ def _prompt_len_lost() -> list[Patch]:
 @_mistake("lifecycle", "requests of a lost worker are not tried again")
 def _loss_ignored() -> list[Patch]:
     def down(self: Fleet, peer: str) -> None:
-        self.workers.pop(peer, None)
+        real(self, peer)
 
+    real = Fleet.down
     return [(Fleet, "down", down)]
 
 

@@ -11,8 +11,10 @@ from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core.claims import Claims
+from router.core.dispatch import RouterCore
 from router.core.drain import RouterDrain
 from router.core.fleet import Worker
+from router.core.overtaking import PlacementPass
 from shared.effects import Send
 from shared.messages import Migrating
 from shared.scheduling.request_states import RequestStates
@@ -123,6 +125,16 @@ def _reserved_for_ever() -> list[Patch]:
         live.target = None
 
     return [(Claims, "forget_target", forget_target)]
+
+
+@_mistake("draining", "new requests take the room that streams of a draining worker need")
+def _new_ones_first() -> list[Patch]:
+    def place_ready(self: RouterCore, now: float) -> None:
+        attempts = PlacementPass(self.settings.overtakes_max)
+        self._serve(self._requests.claims.ready.in_order(), self._to_decode, attempts, now)
+        self._request_migrations(now)
+
+    return [(RouterCore, "_place_ready", place_ready)]
 
 
 def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:

@@ -87,6 +87,7 @@ ENDS = [
 ]
 JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
     "judged at router: a turn was before",
+    "judged at router: a stream could not migrate",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",

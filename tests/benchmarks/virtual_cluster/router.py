@@ -94,6 +94,9 @@ class VirtualRouter:
             began = time.thread_time()
             self.core.link(event, self.process.now)
             self._spent(kind, began)
+        began = time.thread_time()
+        self.core.settle(self.process.now)
+        self.cpu_seconds["request"] += time.thread_time() - began  # type: ignore[assignment]
         self._pass.run()
 
     def _set_timer(self, deadline: float | None) -> None:

@@ -173,6 +173,12 @@ GATES = (
         at_least=(("by_that_of_round_robin", 1.0),),
         occurred=(("cache_aware", "prefix_hit_share"),),
     ),
+    Gate(
+        scenario="drain_at_saturation",
+        size=ScenarioSize(length=0.5),
+        at_least=(("migrated_share", 0.9),),
+        occurred=(("drain", "migrations", "migrated"), ("drain", "events", "running_at_sigterm")),
+    ),
     Gate(scenario="short_behind_long", size=ScenarioSize(length=0.2), at_most=(("long_slowdown", 1.4),)),
 )
 

@@ -9,7 +9,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
 from shared.baton import Baton, Holder
 from shared.effects import Note, Send
-from shared.links.events import PeerDown, PeerUp, Received
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (
     Decode,
     Finished,
@@ -68,16 +68,20 @@ class ScriptedDeployment:
     # ---- inputs
 
     def up(self, role: Role, uid: str, **fields: object) -> None:
-        self.core.link(PeerUp(uid, hello(role, uid, **fields)), self.now)
-        self._take_effects()
+        self.link(PeerUp(uid, hello(role, uid, **fields)))
 
     def down(self, uid: str) -> None:
-        self.core.link(PeerDown(uid, "test"), self.now)
-        self._take_effects()
+        self.link(PeerDown(uid, "test"))
 
     def say(self, uid: str, *words: Message) -> None:
         for message in words:
-            self.core.link(Received(uid, message), self.now)
+            self.link(Received(uid, message))
+
+    def link(self, *batch: LinkEvent) -> None:
+        """Events that the links bring together."""
+        for event in batch:
+            self.core.link(event, self.now)
+        self.core.settle(self.now)
         self._take_effects()
 
     def submit(self, client: ClientRequest) -> None:

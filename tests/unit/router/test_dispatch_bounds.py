@@ -6,7 +6,8 @@ import pytest
 
 from router.core.effects import RequestFailed
 from router.core.live_request import VISITS_MAX
-from shared.messages import Cancel, Decode, Limits, Prefill
+from shared.links.events import Received
+from shared.messages import Cancel, Decode, Limits, Load, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
@@ -290,3 +291,13 @@ def test_the_limits_of_the_fleet_are_the_context_the_shell_may_offer() -> None:
     assert world.core.fleet.context_len("m") == 4096
     world.up("decode", "d0", limits=Limits(4096, 16, pages=10, slots=1))
     assert world.core.fleet.context_len("m") == 160
+
+
+def test_events_that_come_together_are_followed_by_one_placement_that_knows_them_all() -> None:
+    world = ScriptedDeployment(2, 1)
+    for uid in ("p0", "p1"):
+        world.loaded(uid, accepting=False)
+    world.submit(request("r"))
+    crowded, idle = Load(queued_tokens=500, slots_free=4), Load(slots_free=4)
+    world.link(Received("p0", crowded), Received("p1", idle))
+    assert world.placed(Prefill, "r") == "p1"

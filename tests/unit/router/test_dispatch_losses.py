@@ -252,7 +252,7 @@ def test_messages_nobody_waits_for_are_dropped_not_believed() -> None:
     world.prefilled("p0", "r", 66, index=2)
     world.prefilled("d0", "r", 66, index=2)
     world.finished("d0", "who", 3)
-    world.core.link(Received("stranger", Prefilled("r", 1, 2, (66,), None)), world.now)
+    world.link(Received("stranger", Prefilled("r", 1, 2, (66,), None)))
     assert world.output("r") == [10, 11]
     dropped = world.core.counters.dropped_messages
     assert dropped == {"other_worker": 2, "unexpected": 1, "ended": 1, "unknown_worker": 1}

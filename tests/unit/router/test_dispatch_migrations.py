@@ -77,6 +77,46 @@ def test_room_is_kept_for_each_that_was_asked_to_migrate() -> None:
     assert len(world.sent(Migrate)) == 2
 
 
+def test_at_saturation_the_room_that_comes_goes_to_streams_of_a_draining_worker_before_new_requests() -> None:
+    world = decoding()
+    for uid in ("d0", "d1"):
+        world.loaded(uid, slots_free=0)
+    world.submit(request("ready"))
+    world.prefilled("p1", "ready", 20)
+    world.say("d0", Draining())
+    world.loaded("d1", slots_free=1)
+    assert world.sent(Migrate, "r") == [("d0", Migrate("r", 1))]
+    assert world.placed(Decode, "ready") is None
+    world.loaded("d1", slots_free=2)
+    assert world.placed(Decode, "ready") == "d1"
+
+
+def test_a_stream_that_has_left_its_worker_is_placed_before_requests_that_nobody_reads_yet() -> None:
+    world = decoding()
+    for uid in ("d0", "d1"):
+        world.loaded(uid, slots_free=0)
+    world.submit(request("urgent", priority=1))
+    world.prefilled("p1", "urgent", 20)
+    world.say("d0", Draining())
+    world.loaded("d1", slots_free=1)
+    world.migrating("d0", "r", 2)
+    assert world.placed(Decode, "r") == "d1"
+    assert world.placed(Decode, "urgent") is None
+
+
+def test_room_that_one_migration_has_kept_is_not_promised_to_the_next() -> None:
+    world = ScriptedDeployment(1, 1)
+    for rid in ("first", "second"):
+        world.submit(request(rid))
+        world.prefilled("p0", rid, 10)
+        world.joined("d0", rid)
+    world.up("decode", "d1", limits=msgspec.structs.replace(LIMITS, slots=1))
+    world.say("d0", Draining())
+    world.migrating("d0", "first", 1)
+    assert world.placed(Decode, "first") == "d1"
+    assert not world.sent(Migrate, "second")
+
+
 def test_a_request_that_has_not_joined_migrates_when_it_has() -> None:
     world = ScriptedDeployment(1, 2)
     world.submit(request("r"))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.effects import FleetPaired
 from router.core.fleet import MODELS_MAX, AssignedTotals, Fleet
+from router.core.prefix_index import PrefixIndex
 from shared.effects import Note
-from shared.messages import Draining, Limits, Load
+from shared.messages import WORKER_ROLES, Draining, Limits, Load, Role
 from tests.doubles.novelty import Novelty
 from tests.unit.router.deployment import ScriptedDeployment, hello
 
 
 def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
-    fleet = Fleet(16, ("named",))
+    fleet = Fleet(PrefixIndex(16), ("named",))
     assert "named" in fleet.models
     fleet.up("p", hello("prefill", "p", model_name="announced"))
     fleet.down("p")
@@ -21,7 +24,7 @@ def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
 
 
 def test_names_of_gone_models_are_bounded_and_the_configured_one_stays() -> None:
-    fleet = Fleet(16, ("named",))
+    fleet = Fleet(PrefixIndex(16), ("named",))
     for number in range(2 * MODELS_MAX):
         fleet.up(f"p{number}", hello("prefill", f"p{number}", model_name=f"m{number}"))
         fleet.down(f"p{number}")
@@ -30,7 +33,7 @@ def test_names_of_gone_models_are_bounded_and_the_configured_one_stays() -> None
 
 
 def test_context_is_what_the_largest_worker_of_each_role_serves() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     assert fleet.context_len("m") is None
     fleet.up("p", hello("prefill", "p", limits=Limits(4096, 16, 10, 4, 100)))
     fleet.up("d0", hello("decode", "d0", limits=Limits(4096, 16, 20, 4, 100)))
@@ -40,11 +43,11 @@ def test_context_is_what_the_largest_worker_of_each_role_serves() -> None:
 
 
 def test_a_router_is_no_worker() -> None:
-    assert Fleet(16).up("r", hello("router", "r")) == "role"
+    assert Fleet(PrefixIndex(16)).up("r", hello("router", "r")) == "role"
 
 
 def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     worker.assign("r", 1, 1)
@@ -53,7 +56,7 @@ def test_a_worker_cannot_be_given_the_same_request_twice() -> None:
 
 
 def test_a_worker_understands_the_protocol_and_what_its_hello_lists() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("old", hello("decode", "old"))
     fleet.up("new", hello("decode", "new", understands=("Novelty",)))
     assert [worker.understands(Novelty) for worker in fleet.workers.values()] == [False, True]
@@ -61,7 +64,7 @@ def test_a_worker_understands_the_protocol_and_what_its_hello_lists() -> None:
 
 
 def test_a_worker_that_is_down_says_so_itself() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     assert fleet.down("d") is worker
@@ -70,7 +73,7 @@ def test_a_worker_that_is_down_says_so_itself() -> None:
 
 
 def test_the_sums_over_assignments_are_those_of_the_assignments() -> None:
-    fleet = Fleet(16)
+    fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
     worker.assign("a", 100, 7)
@@ -131,3 +134,27 @@ def test_the_first_pair_that_can_serve_is_an_effect_and_later_ones_are_none() ->
     world.down("d1")
     world.up("decode", "d2")
     assert world.effects.count(FleetPaired()) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["up", "drain", "down"]), st.integers(0, 5)), max_size=40))
+def test_pairs_and_missing_roles_are_those_of_the_workers_that_are_there(
+    steps: list[tuple[str, int]],
+) -> None:
+    fleet = Fleet(PrefixIndex(1024))
+    for step, number in steps:
+        peer = str(number)
+        role: Role = "prefill" if number % 2 else "decode"
+        if step == "up" and peer not in fleet.workers:
+            fleet.up(peer, hello(role, peer, model=f"weights{number // 4}"))
+        elif step == "drain" and peer in fleet.workers:
+            fleet.drain(fleet.workers[peer])
+        elif step == "down":
+            fleet.down(peer)
+    workers = list(fleet.workers.values())
+    for role in WORKER_ROLES:
+        mine = [worker for worker in workers if worker.hello.role == role]
+        assert list(fleet.of_role(role)) == mine
+        assert (role in fleet.missing) == all(worker.draining for worker in mine)
+    for worker in workers:
+        others = [other for other in workers if other.hello.role != worker.hello.role and not other.draining]
+        assert fleet.paired(worker) == any(other.hello.model == worker.hello.model for other in others)

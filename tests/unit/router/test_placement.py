@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,24 +17,32 @@ from tests.unit.router.deployment import hello
 
 SETTINGS = RouterConfig()
 NEED = Need(rid="r", model_name="m", tokens=100, tokens_max=200)
+NOTHING_CACHED = PrefixIndex(1)
+NAMES = (*POLICIES, "cache_aware")
 HANDED = replace(NEED, model="weights", kv_format="kv")
 
 
-def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, list[Worker]]:
-    fleet = Fleet(1024)
+def fleet_of(role: Role, count: int, **fields: object) -> tuple[Fleet, Sequence[Worker]]:
+    fleet = Fleet(PrefixIndex(1024))
     for number in range(count):
         fleet.up(f"{role[0]}{number}", hello(role, f"{role[0]}{number}", **fields))
     return fleet, fleet.of_role(role)
 
 
-def chosen(need: Need, workers: list[Worker], policy: str, role: Role = "prefill") -> str | None:
+def chosen(
+    need: Need,
+    workers: Sequence[Worker],
+    policy: str,
+    role: Role = "prefill",
+    prefixes: PrefixIndex = NOTHING_CACHED,
+) -> str | None:
     settings = SETTINGS.model_copy(update={"prefill_policy": policy, "decode_policy": policy})
     place = place_prefill if role == "prefill" else place_decode
-    choice = place(need, workers, settings, 0.0)
+    choice = place(need, workers, prefixes, settings, 0.0)
     return choice.worker.peer if choice else None
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "follow_bootstrap_room"])
+@pytest.mark.parametrize("policy", [p for p in NAMES if p != "follow_bootstrap_room"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_equal_workers_share_equally_under_every_policy_without_sessions(policy: str, role: Role) -> None:
     fleet, workers = fleet_of(role, 4)
@@ -73,26 +82,26 @@ def test_a_report_replaces_the_guess_but_never_hides_what_this_router_has_there(
 
 
 def test_cache_aware_goes_where_the_prefix_was_sent_unless_the_queue_there_is_longer() -> None:
-    _, workers = fleet_of("prefill", 2)
+    fleet, workers = fleet_of("prefill", 2)
     prompt = tuple(range(640))
     need = replace(NEED, tokens=640, tokens_max=700, blocks=block_names(prompt, ""))
-    workers[1].prefixes.insert(need.blocks)
-    assert chosen(need, workers, "cache_aware") == "p1"
+    fleet.prefixes.insert("p1", need.blocks)
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
     workers[1].assign("a", tokens=600, pages=1)
-    assert chosen(need, workers, "cache_aware") == "p1"
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
     workers[1].assign("b", tokens=100, pages=1)
-    assert chosen(need, workers, "cache_aware") == "p0"
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p0"
 
 
 def test_a_hot_prefix_cannot_starve_its_pod() -> None:
-    _, workers = fleet_of("prefill", 2, limits=Limits(200_000, 16, 100_000, 8, 1000))
+    fleet, workers = fleet_of("prefill", 2, limits=Limits(200_000, 16, 100_000, 8, 1000))
     blocks = block_names(tuple(range(50_000)), "")
     need = replace(NEED, tokens=50_000, tokens_max=50_001, blocks=blocks)
-    workers[0].prefixes.insert(blocks)
+    fleet.prefixes.insert("p0", blocks)
     workers[0].assign("a", tokens=10_000, pages=1)
-    assert chosen(need, workers, "cache_aware") == "p1"
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
     settings = SETTINGS.model_copy(update={"imbalance_tokens_max": 20_000})
-    choice = place_prefill(need, workers, settings, 0.0)
+    choice = place_prefill(need, workers, fleet.prefixes, settings, 0.0)
     assert choice is not None
     assert choice.worker.peer == "p0"
     assert choice.hit_tokens > 0
@@ -101,9 +110,9 @@ def test_a_hot_prefix_cannot_starve_its_pod() -> None:
 def test_a_short_common_prefix_does_not_attract() -> None:
     fleet, workers = fleet_of("prefill", 2)
     need = replace(NEED, blocks=block_names(tuple(range(BLOCK_TOKENS)), ""))
-    workers[0].prefixes.insert(need.blocks)
+    fleet.prefixes.insert("p0", need.blocks)
     fleet.mark_chosen(workers[0])
-    assert chosen(need, workers, "cache_aware") == "p1"
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
 
 
 def test_power_of_two_never_takes_the_fuller_of_its_two_and_tries_all_pairs() -> None:
@@ -125,7 +134,7 @@ def test_a_session_stays_with_its_worker_and_only_those_of_a_lost_worker_move() 
 
 
 def test_decode_looks_for_room_first_then_for_the_emptier_worker_for_its_size() -> None:
-    fleet = Fleet(1024)
+    fleet = Fleet(PrefixIndex(1024))
     fleet.up("small", hello("decode", "small", limits=Limits(4096, 16, 100, 8, 1000)))
     fleet.up("big", hello("decode", "big", limits=Limits(4096, 16, 1000, 8, 1000)))
     small, big = fleet.of_role("decode")
@@ -184,8 +193,10 @@ def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_fail
 
 def test_every_choice_says_why() -> None:
     _, workers = fleet_of("prefill", 2)
-    for policy in POLICIES:
-        choice = place_prefill(NEED, workers, SETTINGS.model_copy(update={"prefill_policy": policy}), 0.0)
+    for policy in NAMES:
+        choice = place_prefill(
+            NEED, workers, NOTHING_CACHED, SETTINGS.model_copy(update={"prefill_policy": policy}), 0.0
+        )
         assert choice is not None
         assert choice.why
 
@@ -201,11 +212,43 @@ def test_block_names_tell_prefixes_and_tenants_apart() -> None:
 
 def test_the_prefix_index_is_bounded_and_forgets_tails_before_heads() -> None:
     index = PrefixIndex(blocks_max=4)
-    index.insert((1, 2, 3))
-    index.insert((1, 7, 8))
+    index.up("p0", pool_tokens=0)
+    index.insert("p0", (1, 2, 3))
+    index.insert("p0", (1, 7, 8))
     assert len(index) == 4
-    assert index.hit_tokens((1, 7, 8)) == 3 * BLOCK_TOKENS
-    assert index.hit_tokens((1, 2, 3)) == 2 * BLOCK_TOKENS
-    index.insert(tuple(range(100, 200)))
+    assert index.hit_tokens((1, 7, 8)) == {"p0": 3 * BLOCK_TOKENS}
+    assert index.hit_tokens((1, 2, 3)) == {"p0": 2 * BLOCK_TOKENS}
+    index.insert("p0", tuple(range(100, 200)))
     assert len(index) == 4
-    assert index.hit_tokens(tuple(range(100, 200))) == 4 * BLOCK_TOKENS
+    assert index.hit_tokens(tuple(range(100, 200))) == {"p0": 4 * BLOCK_TOKENS}
+
+
+def test_a_worker_is_not_credited_with_more_than_its_pool_holds() -> None:
+    index = PrefixIndex(blocks_max=100)
+    index.up("p0", pool_tokens=3 * BLOCK_TOKENS)
+    index.insert("p0", (1, 2))
+    index.insert("p0", (3, 4))
+    assert index.hit_tokens((1, 2)) == {"p0": BLOCK_TOKENS}
+    assert index.hit_tokens((3, 4)) == {"p0": 2 * BLOCK_TOKENS}
+
+
+def test_one_walk_finds_the_hits_of_all_workers_and_one_bound_holds_for_all_of_them() -> None:
+    index = PrefixIndex(blocks_max=8)
+    for peer in ("p0", "p1"):
+        index.up(peer, pool_tokens=0)
+    index.insert("p0", (1, 2, 3, 4))
+    index.insert("p1", (1, 2, 9))
+    assert index.hit_tokens((1, 2, 3, 5)) == {"p0": 3 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    assert index.hit_tokens((7,)) == {}
+    index.up("p2", pool_tokens=0)
+    assert len(index) == 4, "each has the share of a third worker less"
+    assert index.hit_tokens((1, 2, 3)) == {"p0": 2 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    index.down("p0")
+    index.up("p3", pool_tokens=0)
+    assert index.hit_tokens((1, 2)) == {"p1": 2 * BLOCK_TOKENS}, "a new worker knows nothing of an old one"
+
+
+def test_names_of_known_blocks_are_not_computed_again() -> None:
+    tokens = tuple(range(4 * BLOCK_TOKENS))
+    known = block_names(tokens[: 2 * BLOCK_TOKENS + 5], "key")
+    assert block_names(tokens, "key", known) == block_names(tokens, "key")

@@ -10,8 +10,9 @@ import uvloop
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import Outcome, RequestAborted, RequestFailed
-from router.shell import RouterShell
-from shared.messages import Hello
+from router.shell import EVENTS_A_TURN, RouterShell
+from shared.links.events import LinkEvent, Received
+from shared.messages import Hello, Load
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.deployment import request
 
@@ -119,3 +120,40 @@ def test_an_answer_that_cannot_be_written_disturbs_no_other() -> None:
         assert broken == []
 
     on_uvloop(scene)
+
+
+class CrowdedLinks(MemoryLinks):
+    """Everything has come already."""
+
+    def __init__(self, events: list[LinkEvent]):
+        super().__init__(Hello(session=1, role="router", uid="router", epoch=1))
+        self.events = events
+
+    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
+        del timeout_seconds
+        events, self.events = self.events, []
+        return events
+
+
+def test_the_loop_has_a_turn_between_many_events_and_none_is_left_behind() -> None:
+    events: list[LinkEvent] = [Received("nobody", Load()) for _ in range(3 * EVENTS_A_TURN)]
+
+    async def play() -> list[int]:
+        core = RouterCore(RouterConfig(served_model_name="m"), asyncio.get_running_loop().time())
+        links = CrowdedLinks(events)
+        shell = RouterShell(core, links)
+        shell.links_ready()
+        progress = [0]
+        for _ in range(20):
+            await asyncio.sleep(0)
+            progress.append(core.counters.dropped_messages["unknown_worker"])
+            if progress[-1] and not progress[-2]:  # more comes while the rest waits
+                links.events.append(Received("nobody", Load()))
+                shell.links_ready()
+        shell.close()
+        return progress
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        progress = runner.run(play())
+    assert progress[-1] == len(events) + 1
+    assert EVENTS_A_TURN in progress, "clients wait for all events"
