@@ -6,6 +6,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits.
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
+- At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
 that comes free, and only its turn is judged. Which request is light is computed here once more, not asked.
@@ -174,7 +175,13 @@ class JudgedDecode(DecodeScheduler):
 
     def plan(self, now: float) -> ScheduleBatch | None:
         self._judge_resumed()
-        return super().plan(now)
+        without_page = self.counters.rows_without_page
+        batch = super().plan(now)
+        if batch is not None and self.counters.rows_without_page > without_page:
+            left = self.memory.cache.evictable
+            self.judged["a row misses a step"] += 1
+            assert not left, f"a row misses a step, but {left} pages could be evicted"
+        return batch
 
     def _judge_resumed(self) -> None:
         """Resume requests, as `plan` does first, and judge what is left."""

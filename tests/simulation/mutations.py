@@ -13,6 +13,7 @@ from typing import Any
 from tests.simulation import (
     mistakes,
     mistakes_about_losses,
+    mistakes_about_room,
     mistakes_about_tenants,
     mistakes_about_trust,
     mistakes_about_versions,
@@ -23,6 +24,7 @@ MUTATIONS = {
     **mistakes.MISTAKES,
     **mistakes_in_draining.MISTAKES,
     **mistakes_about_losses.MISTAKES,
+    **mistakes_about_room.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
     **mistakes_about_trust.MISTAKES,
     **mistakes_about_versions.MISTAKES,

@@ -1,0 +1,17 @@
+"""Mistakes in the room of a decode worker, who gets pages and when: see `tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+from shared.kv.kv_memory import KvMemory
+from tests.simulation.mutation import Mutation, Patch, into
+
+MISTAKES: dict[str, Mutation] = {}
+_mistake = into(MISTAKES)
+
+
+@_mistake("room", "a step's pages are asked for one by one")
+def _page_by_page() -> list[Patch]:
+    def evict_for(self: KvMemory, count: int) -> None:
+        del self, count
+
+    return [(KvMemory, "evict_for", evict_for)]
