@@ -6,13 +6,16 @@ their `max_new_tokens` they will use). After a retraction no request comes in un
 A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
 kept free for it, and as it grows the tenant that holds most is retracted.
 
-One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
-pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
+One request must always be able to go on. Transferring requests cannot be retracted, so they never take the pages that
+the largest running one can want until they have landed or are given up: what it can generate in `fetch_seconds_max` at
+the measured rate of steps. Those that have landed can be retracted. A fetch that makes slow progress may take longer:
+then the largest one waits for it. It may evict cached pages to make room; the transfer queue allocates.
 """
 
 from __future__ import annotations
 
 from decode.config import DecodeConfig
+from decode.step_rate import StepRate
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.messages import Decode, RefusalReason
@@ -37,6 +40,7 @@ class Admission:
             decay_steps=config.new_token_ratio_decay_steps,
             headroom_steps=config.retract_steps,
         )
+        self._step_rate = StepRate()
         self._config = config
         self._memory = memory
         self._context_len = context_len
@@ -98,8 +102,19 @@ class Admission:
             if not self._open or self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
         unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
-        largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
+        largest = self._pages_of_largest(settled)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
+
+    def on_step(self, now: float) -> None:
+        """A decode step is planned: all goes well."""
+        self.ratio.decay()
+        self._step_rate.on_step(now)
+
+    @property
+    def steps_until_landed(self) -> int:
+        """Decode steps in which what arrives now has landed or is given up."""
+        steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
+        return max(steps, self._config.retract_steps)
 
     def after_retraction(self, running: list[Req]) -> None:
         """Expect more growth, and close until enough is free again."""
@@ -112,6 +127,14 @@ class Admission:
         """The worker has no request any more: start over."""
         self._open = True
         self.ratio.reset()
+
+    def _pages_of_largest(self, settled: list[Req]) -> int:
+        """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
+        steps = self.steps_until_landed
+        return max(
+            (self._memory.pages_for(min(req.final_kv_len, req.launched_len + steps)) for req in settled),
+            default=0,
+        )
 
     def _is_light(self, req: Req, present: list[Req]) -> bool:
         return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)

@@ -14,7 +14,7 @@ class DecodeConfig(WorkerConfig):
     fetch_seconds_max: Seconds = Field(
         default=10.0,
         description="Seconds that a fetch may make no progress. Then it is abandoned, and the request is refused as "
-        "unreachable.",
+        "unreachable. As many seconds of decode steps, the largest running request keeps pages free of arriving ones.",
     )
     flush_seconds: Seconds = Field(
         default=0.01,

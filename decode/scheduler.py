@@ -161,7 +161,7 @@ class DecodeScheduler:
             self._back_up_settled(now)
         batch = self._batch.decode()
         if batch is not None:
-            self._admission.ratio.decay()
+            self._admission.on_step(now)
         elif stuck := self._room.stuck():
             detail = "the pages it needs are in quarantine"
             self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail, now)

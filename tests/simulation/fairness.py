@@ -6,6 +6,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits.
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
+- At a decode worker pages that arrive leave the largest request what it can want until they have landed.
 - At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
@@ -164,7 +165,10 @@ class JudgedDecode(DecodeScheduler):
     def _admit(self, req: Req, baton: Baton) -> None:
         present = [*self._batch.reqs, *self._transfer_queue.transferring]
         held = tokens_by_tenant(present)
+        largest = self._pages_of_largest()
         super()._admit(req, baton)
+        if req in self._transfer_queue.transferring:
+            self._judge_arriving(req, largest)
         if req.slot is None:
             self._judge_refusal(req, baton, held)
         elif self._is_light(req, held):
@@ -206,6 +210,20 @@ class JudgedDecode(DecodeScheduler):
         left, kept = self.memory.available_pages, self._pages_for_light
         assert left >= kept, f"{_name(who)} comes in and leaves {left} pages; {kept} are kept"
 
+    def _judge_arriving(self, req: Req, largest: int) -> None:
+        """What arrives leaves the largest running request the pages that it can want until then."""
+        pool = self.memory.pool
+        arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
+        left = pool.total - pool.count(PageState.QUARANTINED) - len(arriving)
+        self.judged["the largest keeps its pages"] += left < largest + len(arriving)
+        assert left >= largest, f"{req.rid} arrives and leaves {left} pages; the largest can want {largest}"
+
+    def _pages_of_largest(self) -> int:
+        """Pages that the largest request can hold when what arrives has landed or is given up."""
+        steps = self._admission.steps_until_landed
+        lengths = [min(other.final_kv_len, other.launched_len + steps) for other in self._batch.reqs]
+        return max(map(self.memory.pages_for, lengths), default=0)
+
     def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
         """A light request finds no slot, or not the pages that it needs now beside the largest request's."""
         memory = self.memory
@@ -217,8 +235,7 @@ class JudgedDecode(DecodeScheduler):
         pool = memory.pool
         usable = pool.total - pool.count(PageState.QUARANTINED)
         arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
-        largest = max((memory.pages_for(other.final_kv_len) for other in self._batch.reqs), default=0)
-        room = min(memory.available_pages, usable - largest - len(arriving))
+        room = min(memory.available_pages, usable - self._pages_of_largest() - len(arriving))
         if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
             assert memory.pages_for(baton.kv_len) > room, f"{req.rid} is light and refused for {room} pages"
 

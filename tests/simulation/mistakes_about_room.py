@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from decode.admission import Admission
 from shared.kv.kv_memory import KvMemory
+from shared.req import Req
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -15,3 +17,12 @@ def _page_by_page() -> list[Patch]:
         del self, count
 
     return [(KvMemory, "evict_for", evict_for)]
+
+
+@_mistake("room", "what arrives may take the pages of the largest request")
+def _nothing_kept() -> list[Patch]:
+    def pages_of_largest(self: Admission, settled: list[Req]) -> int:
+        del self, settled
+        return 0
+
+    return [(Admission, "_pages_of_largest", pages_of_largest)]

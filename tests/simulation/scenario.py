@@ -173,7 +173,15 @@ def draw(seed: int) -> SimulationScenario:
         scenario = _troubled(rng, scenario)
     elif rng.random() < 0.5:
         scenario = replace(scenario, faults=_faults(rng, LEAVES))
-    return _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(scenario))))
+    return _with_nonsense(_with_hangs(_with_router_drains(_with_tenants(_with_patience(scenario)))))
+
+
+def _with_patience(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds give up a slow fetch early, so decode keeps fewer pages free of what arrives."""
+    if scenario.calm:
+        return scenario
+    patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
+    return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
 
 
 def _with_nonsense(scenario: SimulationScenario) -> SimulationScenario:

@@ -78,6 +78,42 @@ def test_transferring_requests_leave_the_room_that_the_largest_running_one_may_n
     assert refusals(bench) == [("c", "no_room")]
 
 
+def test_what_arrives_may_have_the_pages_that_the_largest_request_cannot_want_before_it_has_landed() -> None:
+    """Steps of 0.1 s, so the chat of up to 28 pages can want no more than 5 in half a second of them."""
+    bench = DecodeBench(pages=32, fetch_seconds_max=0.5)
+    bench.send(decode("chat", prompt(8), max_new_tokens=100))
+    bench.turn()
+    bench.fetcher.land_all()
+    for _ in range(6):
+        bench.now += 0.1
+        bench.turn()
+    bench.send(decode("long", prompt(80, family=2), max_new_tokens=2))  # 20 pages
+    bench.turn()
+    assert refusals(bench) == []
+    bench.send(decode("too long", prompt(48, family=3), max_new_tokens=2))  # 12 pages
+    bench.turn()
+    assert refusals(bench) == [("too long", "no_room")]
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)] == ["long", "chat"]
+
+
+def test_a_request_that_lacks_pages_while_others_arrive_slowly_goes_on_when_they_have_landed() -> None:
+    bench = DecodeBench(pages=28, fetch_seconds_max=0.1)
+    bench.send(decode("chat", prompt(8), max_new_tokens=100))
+    bench.turn()
+    bench.fetcher.land_all()
+    for _ in range(6):
+        bench.now += 0.1
+        bench.turn()
+    bench.send(decode("slow", prompt(80, family=2), max_new_tokens=2))
+    while not bench.core.counters.rows_without_page:
+        bench.now += 0.1
+        bench.turn()
+    bench.run()
+    assert bench.core.counters.retractions == 1
+    assert [said.rid for said in bench.said(Finished)] == ["chat", "slow"]
+
+
 def test_what_arriving_requests_share_is_counted_once() -> None:
     bench = DecodeBench(pages=12)
     bench.send(decode("first", prompt(8), max_new_tokens=2))
