@@ -1,7 +1,8 @@
 """Admission of requests to a decode worker: never, not now, or yes.
 
-Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
-their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
+Room is the available pages less the growth that is expected of the requests that are here, by the lengths of the
+outputs that have ended on this worker (`ExpectedGrowth`). Until enough have, `NewTokenRatio` guesses how much of their
+`max_new_tokens` requests will use. While a retracted request has not returned, no other comes in.
 
 A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
 kept free for it, and as it grows the tenant that holds most is retracted.
@@ -15,15 +16,20 @@ then the largest one waits for it. It may evict cached pages to make room; the t
 from __future__ import annotations
 
 from decode.config import DecodeConfig
+from decode.expected_growth import ExpectedGrowth
 from decode.step_rate import StepRate
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.messages import Decode, RefusalReason
 from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
+from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of
 
+STEPS_BETWEEN = (
+    2  # in units of `retract_steps`: a retraction needs one, so the other lies before the next retraction
+)
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -40,6 +46,7 @@ class Admission:
             decay_steps=config.new_token_ratio_decay_steps,
             headroom_steps=config.retract_steps,
         )
+        self.lengths = OutputLengths()
         self._step_rate = StepRate()
         self._config = config
         self._memory = memory
@@ -51,7 +58,6 @@ class Admission:
         self.slots_kept = config.max_running_requests - share_of(
             config.max_running_requests, config.tenant_share_max
         )
-        self._open = True  # False after a retraction, until `readmit_fraction` of the pool is free
 
     def never_fits(self, command: Decode) -> tuple[RefusalReason, str] | None:
         """Why this worker can never take the request; None if it can."""
@@ -94,12 +100,9 @@ class Admission:
             return False
         if not present:
             return self._memory.cache.make_room(missing)
-        self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
         if not self._is_light(req, present):
-            growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
-                present
-            )
-            if not self._open or self._memory.available_pages < missing + growth + self.pages_kept:
+            growth = self._growth_pages(present, req)
+            if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
         unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
         largest = self._pages_of_largest(settled)
@@ -117,15 +120,13 @@ class Admission:
         return max(steps, self._config.retract_steps)
 
     def after_retraction(self, running: list[Req]) -> None:
-        """Expect more growth, and close until enough is free again."""
-        self._open = False
+        """Expect more growth."""
         self.ratio.after_retraction(
             [req.output_len for req in running], [req.params.max_new_tokens for req in running]
         )
 
     def reset(self) -> None:
-        """The worker has no request any more: start over."""
-        self._open = True
+        """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
@@ -139,5 +140,19 @@ class Admission:
     def _is_light(self, req: Req, present: list[Req]) -> bool:
         return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
-    def _expected_growth(self, req: Req) -> float:
+    def _growth_pages(self, present: list[Req], req: Req) -> int:
+        """Pages that all are expected to take beside those they have."""
+        if not self.lengths.known:
+            tokens = sum(map(self._growth_by_ratio, [*present, req]))
+            return self._memory.pages_for(int(tokens)) + len(present)
+        growth = ExpectedGrowth(
+            self.lengths,
+            STEPS_BETWEEN * self._config.retract_steps,
+            self._config.clip_max_new_tokens,
+            self.ratio.value,
+        )
+        growth.add([*present, req])
+        return self._memory.pages_for(int(growth.tokens))
+
+    def _growth_by_ratio(self, req: Req) -> float:
         return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value

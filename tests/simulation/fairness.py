@@ -7,6 +7,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
+- At a decode worker who comes in leaves room for the next steps of all, once lengths of outputs are known.
 - At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
@@ -160,6 +161,7 @@ class JudgedDecode(DecodeScheduler):
         self.judged: Counter[str] = Counter()
         slots, share = config.max_running_requests, config.tenant_share_max
         self._slots_for_light = slots - share_of(slots, share)
+        self._retract_steps = config.retract_steps
         self._pages_for_light = pages - share_of(pages, share)
 
     def _admit(self, req: Req, baton: Baton) -> None:
@@ -176,6 +178,7 @@ class JudgedDecode(DecodeScheduler):
         elif present:
             self._judge_slots(req)
             self._judge_pages(req)
+            self._judge_growth([*present, req])
 
     def plan(self, now: float) -> ScheduleBatch | None:
         self._judge_resumed()
@@ -223,6 +226,15 @@ class JudgedDecode(DecodeScheduler):
         steps = self._admission.steps_until_landed
         lengths = [min(other.final_kv_len, other.launched_len + steps) for other in self._batch.reqs]
         return max(map(self.memory.pages_for, lengths), default=0)
+
+    def _judge_growth(self, present: list[Req]) -> None:
+        """Who comes in leaves the pages that the next steps of all take, so that it causes no retraction at once."""
+        if not self._admission.lengths.known:
+            return
+        tokens = sum(min(req.remaining_new_tokens, self._retract_steps) for req in present)
+        left, wanted = self.memory.available_pages, self.memory.pages_for(tokens)
+        self.judged["room by lengths seen"] += 1
+        assert left >= wanted, f"{present[-1].rid} leaves {left} pages; the next steps of all take {wanted}"
 
     def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
         """A light request finds no slot, or not the pages that it needs now beside the largest request's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decode.admission import Admission
+from decode.expected_growth import ExpectedGrowth
 from shared.kv.kv_memory import KvMemory
 from shared.req import Req
 from tests.simulation.mutation import Mutation, Patch, into
@@ -26,3 +27,12 @@ def _nothing_kept() -> list[Patch]:
         return 0
 
     return [(Admission, "_pages_of_largest", pages_of_largest)]
+
+
+@_mistake("room", "requests that are known to end soon get no room to grow")
+def _no_growth() -> list[Patch]:
+    def tokens(self: ExpectedGrowth) -> float:
+        del self
+        return 0.0
+
+    return [(ExpectedGrowth, "tokens", property(tokens))]
