@@ -15,8 +15,11 @@ then the largest one waits for it. It may evict cached pages to make room; the t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from decode.config import DecodeConfig
 from decode.expected_growth import ExpectedGrowth
+from decode.present import KeptSum
 from decode.step_rate import StepRate
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
@@ -48,6 +51,8 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
+        self._growth = KeptSum(self._no_growth, _with_growth_of)
+        self._largest = KeptSum(int, self._larger)
         self._config = config
         self._memory = memory
         self._context_len = context_len
@@ -87,11 +92,14 @@ class Admission:
             return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
-    def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
+    def make_room_for(
+        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], pages_arriving: int
+    ) -> bool:
         """Whether the request can have its `missing` pages beside the growth of the others.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
-        cached prefix is locked already. True means that the pages are free now.
+        cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
+        that the pages are free now.
         """
         present = [*settled, *transferring]
         pool = self._memory.pool
@@ -104,7 +112,7 @@ class Admission:
             growth = self._growth_pages(present, req)
             if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
-        unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
+        unretractable = missing + pages_arriving
         largest = self._pages_of_largest(settled)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
 
@@ -131,28 +139,28 @@ class Admission:
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
         """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
-        steps = self.steps_until_landed
-        return max(
-            (self._memory.pages_for(min(req.final_kv_len, req.launched_len + steps)) for req in settled),
-            default=0,
-        )
+        return self._largest.of(settled, self._memory.launched_step)
+
+    def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
+        steps = self.steps_until_landed if reqs else 0
+        lengths = [min(req.final_kv_len, req.launched_len + steps) for req in reqs]
+        return max([pages, *map(self._memory.pages_for, lengths)])
 
     def _is_light(self, req: Req, present: list[Req]) -> bool:
         return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:
         """Pages that all are expected to take beside those they have."""
-        if not self.lengths.known:
-            tokens = sum(map(self._growth_by_ratio, [*present, req]))
-            return self._memory.pages_for(int(tokens)) + len(present)
-        growth = ExpectedGrowth(
-            self.lengths,
-            STEPS_BETWEEN * self._config.retract_steps,
-            self._config.clip_max_new_tokens,
-            self.ratio.value,
-        )
-        growth.add([*present, req])
-        return self._memory.pages_for(int(growth.tokens))
+        growth = self._growth.of(present, self._memory.launched_step)
+        pages = self._memory.pages_for(int(growth.tokens_with(req)))
+        return pages if growth.known else pages + len(present)
 
-    def _growth_by_ratio(self, req: Req) -> float:
-        return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value
+    def _no_growth(self) -> ExpectedGrowth:
+        config = self._config
+        steps_certain = STEPS_BETWEEN * config.retract_steps
+        return ExpectedGrowth(self.lengths, steps_certain, config.clip_max_new_tokens, self.ratio.value)
+
+
+def _with_growth_of(growth: ExpectedGrowth, reqs: Sequence[Req]) -> ExpectedGrowth:
+    growth.add(reqs)
+    return growth

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from decode.admission import Admission
 from decode.expected_growth import ExpectedGrowth
+from decode.transfer_queue import TransferQueue
 from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PageState
 from shared.req import Req
 from tests.simulation.mutation import Mutation, Patch, into
 
@@ -36,3 +38,12 @@ def _no_growth() -> list[Patch]:
         return 0.0
 
     return [(ExpectedGrowth, "tokens", property(tokens))]
+
+
+@_mistake("room", "cached pages that arriving requests hold count as room")
+def _cached_are_room() -> list[Patch]:
+    def pages_held_with(self: TransferQueue, req: Req) -> int:
+        del req
+        return self.memory.pool.count(PageState.ARRIVING)
+
+    return [(TransferQueue, "pages_held_with", pages_held_with)]
