@@ -33,7 +33,7 @@ class ExpectedGrowth:
         self._ratio = ratio
         self._held = [0.0] * len(STEPS_AHEAD)  # KV tokens by then, less those of today
         self._certain = 0  # growth in `steps_certain`
-        self._guessed = 0.0  # growth of those of which lengths say nothing
+        self._guessed = 0.0  # growth of requests that are longer than all outputs seen
 
     @property
     def tokens(self) -> float:

@@ -1,8 +1,8 @@
-"""How long outputs become, by those that have ended: a decayed histogram, and what it says of a running request.
+"""How long outputs become, by those that have ended: a decayed histogram, and the share of outputs that reach a length.
 
 It knows only numbers, no request and no pool. Lengths fall into four buckets for each power of two. For each bucket it
-counts the outputs that came as far, and those that ended there by themselves. An output that ended at its bound says
-that outputs come as far, and nothing of where they end (the estimator of Kaplan and Meier, 1958). The same lengths in
+counts the outputs that came as far, and those that ended there by themselves. An output that ended at its bound counts
+among the first and not among the second (the estimator of Kaplan and Meier, 1958). The same lengths in
 the same order give the same answers.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-SEEN_MIN = 8  # outputs that must have ended before the histogram says anything
-SEEN_MAX = 1024  # then all counts are halved, so that old outputs are forgotten
+SEEN_MIN = 8  # outputs that must have ended before the histogram is used
+OUTPUTS_REMEMBERED = 1024  # then all counts are halved, so that old outputs are forgotten
 _EDGES: list[int] = [
     *range(4),
     *(quarter << power for power in range(18) for quarter in (4, 5, 6, 7)),
@@ -38,7 +38,7 @@ class OutputLengths:
         for bucket in range(last + 1):
             self._reached[bucket] += 1
         self._ended[last] += not at_bound
-        if self._reached[0] > SEEN_MAX:
+        if self._reached[0] > OUTPUTS_REMEMBERED:
             self._reached = [count / 2 for count in self._reached]
             self._ended = [count / 2 for count in self._ended]
         share = 1.0

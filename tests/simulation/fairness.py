@@ -7,7 +7,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
-- At a decode worker who comes in leaves room for the next steps of all, once lengths of outputs are known.
+- At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
 - At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
@@ -228,7 +228,7 @@ class JudgedDecode(DecodeScheduler):
         return max(map(self.memory.pages_for, lengths), default=0)
 
     def _judge_growth(self, present: list[Req]) -> None:
-        """Who comes in leaves the pages that the next steps of all take, so that it causes no retraction at once."""
+        """A new request leaves the pages that the next steps of all take, so that it causes no retraction at once."""
         if not self._admission.lengths.known:
             return
         tokens = sum(min(req.remaining_new_tokens, self._retract_steps) for req in present)

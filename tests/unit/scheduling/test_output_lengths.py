@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.output_lengths import SEEN_MAX, SEEN_MIN, OutputLengths
+from shared.scheduling.output_lengths import OUTPUTS_REMEMBERED, SEEN_MIN, OutputLengths
 
 
 def after(*lengths: int, at_bound: bool = False) -> OutputLengths:
@@ -40,8 +40,8 @@ def test_an_output_that_ended_at_its_bound_does_not_say_where_others_end() -> No
 
 
 def test_old_outputs_are_forgotten() -> None:
-    seen = after(*[2000] * SEEN_MAX)
-    for _ in range(8 * SEEN_MAX):
+    seen = after(*[2000] * OUTPUTS_REMEMBERED)
+    for _ in range(8 * OUTPUTS_REMEMBERED):
         seen.add(50, at_bound=False)
     assert seen.share_reaching(100) < 0.01
 
