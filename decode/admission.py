@@ -1,26 +1,38 @@
 """Admission of requests to a decode worker: never, not now, or yes.
 
-Room is the available pages less the expected growth of the requests that are here (`NewTokenRatio` guesses how much of
-their `max_new_tokens` they will use). After a retraction no request comes in until a share of the pool is free again.
+Room is the available pages less the growth that is expected of the requests that are here, by the lengths of the
+outputs that have ended on this worker (`ExpectedGrowth`). Until enough have, `NewTokenRatio` guesses how much of their
+`max_new_tokens` requests will use. While a retracted request has not returned, no other comes in.
 
 A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
 kept free for it, and as it grows the tenant that holds most is retracted.
 
-One request must always be able to finish: requests that cannot be retracted, the transferring ones, never take the
-pages that the largest running one may still need. It may evict cached pages to make room; the transfer queue allocates.
+One request must always be able to go on. Transferring requests cannot be retracted, so they never take the pages that
+the largest running one can want until they have landed or are given up: what it can generate in `fetch_seconds_max` at
+the measured rate of steps. Those that have landed can be retracted. A fetch that makes slow progress may take longer:
+then the largest one waits for it. It may evict cached pages to make room; the transfer queue allocates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from decode.config import DecodeConfig
+from decode.expected_growth import ExpectedGrowth
+from decode.present import KeptSum
+from decode.step_rate import StepRate
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.messages import Decode, RefusalReason
 from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
+from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of
 
+STEPS_BETWEEN = (
+    2  # in units of `retract_steps`: a retraction needs one, so the other lies before the next retraction
+)
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -37,6 +49,10 @@ class Admission:
             decay_steps=config.new_token_ratio_decay_steps,
             headroom_steps=config.retract_steps,
         )
+        self.lengths = OutputLengths()
+        self._step_rate = StepRate()
+        self._growth = KeptSum(self._no_growth, _with_growth_of)
+        self._largest = KeptSum(int, self._larger)
         self._config = config
         self._memory = memory
         self._context_len = context_len
@@ -47,7 +63,6 @@ class Admission:
         self.slots_kept = config.max_running_requests - share_of(
             config.max_running_requests, config.tenant_share_max
         )
-        self._open = True  # False after a retraction, until `readmit_fraction` of the pool is free
 
     def never_fits(self, command: Decode) -> tuple[RefusalReason, str] | None:
         """Why this worker can never take the request; None if it can."""
@@ -77,11 +92,14 @@ class Admission:
             return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
-    def make_room_for(self, req: Req, missing: int, settled: list[Req], transferring: list[Req]) -> bool:
+    def make_room_for(
+        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], pages_arriving: int
+    ) -> bool:
         """Whether the request can have its `missing` pages beside the growth of the others.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
-        cached prefix is locked already. True means that the pages are free now.
+        cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
+        that the pages are free now.
         """
         present = [*settled, *transferring]
         pool = self._memory.pool
@@ -90,31 +108,59 @@ class Admission:
             return False
         if not present:
             return self._memory.cache.make_room(missing)
-        self._open |= self._memory.available_pages >= self._config.readmit_fraction * pool.total
         if not self._is_light(req, present):
-            growth = self._memory.pages_for(int(sum(map(self._expected_growth, [*present, req])))) + len(
-                present
-            )
-            if not self._open or self._memory.available_pages < missing + growth + self.pages_kept:
+            growth = self._growth_pages(present, req)
+            if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
-        unretractable = missing + len({page for other in [*transferring, req] for page in other.pages})
-        largest = max((self._memory.pages_for(other.final_kv_len) for other in settled), default=0)
+        unretractable = missing + pages_arriving
+        largest = self._pages_of_largest(settled)
         return unretractable + largest <= usable and self._memory.cache.make_room(missing)
 
+    def on_step(self, now: float) -> None:
+        """A decode step is planned: all goes well."""
+        self.ratio.decay()
+        self._step_rate.on_step(now)
+
+    @property
+    def steps_until_landed(self) -> int:
+        """Decode steps in which what arrives now has landed or is given up."""
+        steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
+        return max(steps, self._config.retract_steps)
+
     def after_retraction(self, running: list[Req]) -> None:
-        """Expect more growth, and close until enough is free again."""
-        self._open = False
+        """Expect more growth."""
         self.ratio.after_retraction(
             [req.output_len for req in running], [req.params.max_new_tokens for req in running]
         )
 
     def reset(self) -> None:
-        """The worker has no request any more: start over."""
-        self._open = True
+        """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
+
+    def _pages_of_largest(self, settled: list[Req]) -> int:
+        """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
+        return self._largest.of(settled, self._memory.launched_step)
+
+    def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
+        steps = self.steps_until_landed if reqs else 0
+        lengths = [min(req.final_kv_len, req.launched_len + steps) for req in reqs]
+        return max([pages, *map(self._memory.pages_for, lengths)])
 
     def _is_light(self, req: Req, present: list[Req]) -> bool:
         return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
-    def _expected_growth(self, req: Req) -> float:
-        return min(req.remaining_new_tokens, self._config.clip_max_new_tokens) * self.ratio.value
+    def _growth_pages(self, present: list[Req], req: Req) -> int:
+        """Pages that all are expected to take beside those they have."""
+        growth = self._growth.of(present, self._memory.launched_step)
+        pages = self._memory.pages_for(int(growth.tokens_with(req)))
+        return pages if growth.known else pages + len(present)
+
+    def _no_growth(self) -> ExpectedGrowth:
+        config = self._config
+        steps_certain = STEPS_BETWEEN * config.retract_steps
+        return ExpectedGrowth(self.lengths, steps_certain, config.clip_max_new_tokens, self.ratio.value)
+
+
+def _with_growth_of(growth: ExpectedGrowth, reqs: Sequence[Req]) -> ExpectedGrowth:
+    growth.add(reqs)
+    return growth

@@ -14,7 +14,7 @@ class DecodeConfig(WorkerConfig):
     fetch_seconds_max: Seconds = Field(
         default=10.0,
         description="Seconds that a fetch may make no progress. Then it is abandoned, and the request is refused as "
-        "unreachable.",
+        "unreachable. As many seconds of decode steps, the largest running request keeps pages free of arriving ones.",
     )
     flush_seconds: Seconds = Field(
         default=0.01,
@@ -27,16 +27,12 @@ class DecodeConfig(WorkerConfig):
         description="Pages in host memory for each page of the pool. Retracted requests are kept there.",
     )
     retract_steps: PositiveInt = Field(
-        default=20,
+        default=10,
         description="Decode steps that must fit after a retraction, so that the next step does not retract again.",
     )
     retractions_max: PositiveInt = Field(
         default=3,
         description="Retractions after which a request is retracted last. It can still be retracted.",
-    )
-    readmit_fraction: Fraction = Field(
-        default=0.1,
-        description="Fraction of the pool that must be free before new work joins after a retraction.",
     )
     schedule_conservativeness: float = Field(
         default=1.0,
@@ -46,7 +42,7 @@ class DecodeConfig(WorkerConfig):
     )
     init_new_token_ratio: Fraction = Field(
         default=0.7,
-        description="Fraction of max_new_tokens that is reserved at first. Most requests end before their bound.",
+        description="Fraction of max_new_tokens that is reserved until the lengths of outputs are known.",
     )
     min_new_token_ratio_factor: Fraction = Field(
         default=0.14, description="Fraction of its first value to which the new-token ratio falls."
@@ -55,7 +51,7 @@ class DecodeConfig(WorkerConfig):
         default=600, description="Decode steps in which the new-token ratio falls that far."
     )
     clip_max_new_tokens: PositiveInt = Field(
-        default=4096,
-        description="Remaining tokens of one request that the reserve counts at most. A huge bound then blocks "
-        "no other request.",
+        default=512,
+        description="Remaining tokens of one request that the reserve counts at most while the lengths of outputs are "
+        "not known. A chat without max_tokens has the rest of its context for a bound, and uses little of it.",
     )

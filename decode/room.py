@@ -41,7 +41,8 @@ class Room:
             retracting=self.retraction.active,
             overtaken_by=self.retraction.overtaken_by,
         )
-        return has_slot and self.admission.make_room_for(req, missing, settled, transferring)
+        pages_arriving = self.transfer_queue.pages_held_with(req)
+        return has_slot and self.admission.make_room_for(req, missing, settled, transferring, pages_arriving)
 
     def resume(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""

@@ -89,20 +89,17 @@ class RunningBatch:
         return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
 
     def decode(self) -> ScheduleBatch | None:
-        """One token for every request that has a page for it; None if there is none."""
-        rows, grants = [], []
-        for req in self.running.values():
-            if req.launched_len >= req.final_kv_len:
-                continue  # ends by length with the step in flight
-            if self._memory.pages_missing(req, req.launched_len + 1):
-                pages = self._memory.allocate(req, 1)
-                if pages is None:
-                    self._counters.rows_without_page += 1
-                    continue
-                assert req.slot is not None
-                grants.append(PageGrant(req.slot, tuple(pages)))
+        """One token for every request that has a page for it; None if there is none.
+
+        Those that end by length with the step in flight have no row.
+        """
+        going = [req for req in self.running.values() if req.launched_len < req.final_kv_len]
+        growing = [req for req in going if self._memory.pages_missing(req, req.launched_len + 1)]
+        self._memory.evict_for(len(growing))
+        grants, without_page = self._grant_pages(growing)
+        rows = [req for req in going if req.rid not in without_page]
+        for req in rows:
             req.launched_len += 1
-            rows.append(req)
         if not rows:
             return None
         self._counters.decode_steps += 1
@@ -111,6 +108,20 @@ class RunningBatch:
     def settle(self, step: int) -> list[Req]:
         """The rows of a step that has settled, in their order."""
         return self._planned.pop(step)
+
+    def _grant_pages(self, growing: list[Req]) -> tuple[list[PageGrant], set[str]]:
+        """One more page for each, as far as there are any, and the requests that get none."""
+        grants: list[PageGrant] = []
+        without_page: set[str] = set()
+        for req in growing:
+            pages = self._memory.allocate(req, 1)
+            if pages is None:
+                without_page.add(req.rid)
+                continue
+            assert req.slot is not None
+            grants.append(PageGrant(req.slot, tuple(pages)))
+        self._counters.rows_without_page += len(without_page)
+        return grants, without_page
 
     def _step(
         self,

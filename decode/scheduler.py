@@ -161,7 +161,7 @@ class DecodeScheduler:
             self._back_up_settled(now)
         batch = self._batch.decode()
         if batch is not None:
-            self._admission.ratio.decay()
+            self._admission.on_step(now)
         elif stuck := self._room.stuck():
             detail = "the pages it needs are in quarantine"
             self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail, now)
@@ -308,6 +308,7 @@ class DecodeScheduler:
     def _finish(self, req: Req) -> None:
         """End a request whose last token is sampled; the same step may have taken it out of the batch."""
         self.counters.finished += 1
+        self._admission.lengths.add(req.output_len, at_bound=req.remaining_new_tokens <= 0)
         self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
 

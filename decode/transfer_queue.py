@@ -13,6 +13,7 @@ come together with one prefix the first fetches it, and the others wait until it
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
@@ -73,6 +74,9 @@ class TransferQueue:
     _transferring: dict[int, Req] = field(default_factory=dict)  # by fetch
     _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last fetches what it waits for
     _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch
+    _cached: Counter[int] = field(
+        default_factory=Counter
+    )  # cached pages that transferring requests hold, how often
     _next_fetch_id: int = 1
 
     @property
@@ -90,14 +94,21 @@ class TransferQueue:
         """Whether the fetcher will report."""
         return bool(self._transferring or self._quarantined)
 
+    def pages_held_with(self, req: Req) -> int:
+        """Pages that transferring requests and `req` hold, arriving ones and cached ones; a shared one counts once."""
+        own = sum(page not in self._cached for page in req.pages)
+        return self.memory.pool.count(PageState.ARRIVING) + len(self._cached) + own
+
     def wait(self, req: Req, baton: Baton) -> bool:
         """Let the request wait if another one is fetching the next page that it would fetch. It holds nothing."""
         _, cached = self.memory.cache.probe(req.token_ids[: baton.kv_len], req.extra_key)
         end = cached + self.memory.page_size
         if end > baton.kv_len:
             return False
-        wanted = req.token_ids[:end]
+        wanted, page = req.token_ids[:end], req.token_ids[cached:end]
         for other in self._transferring.values():
+            if other.token_ids[cached:end] != page:
+                continue  # by far the most: the whole prefix need not be compared
             same = other.extra_key == req.extra_key and other.token_ids[:end] == wanted
             if same and end < len(other.token_ids):
                 self._waiting.append((req, baton, other))
@@ -124,6 +135,7 @@ class TransferQueue:
         if missing == 0:
             self.counters.full_hits += 1
             return self._arrive(Transferred(req), DecodeEvent.ALL_CACHED)
+        self._cached.update(req.pages)
         into = self.memory.allocate(req, missing, PageState.ARRIVING)
         assert into is not None
         fetch_id = self._next_fetch_id
@@ -135,7 +147,7 @@ class TransferQueue:
 
     def on_fetch(self, event: FetchEvent) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
-        req = self._transferring.pop(event.fetch_id, None)
+        req = self._remove(event.fetch_id)
         if req is None:
             self._on_given_up(event)
             return None
@@ -155,6 +167,16 @@ class TransferQueue:
             case FetchEnded(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but it was not given up")
 
+    def _remove(self, fetch_id: int) -> Req | None:
+        """The request of a fetch, which is not transferring any more; None if it was given up before."""
+        req = self._transferring.pop(fetch_id, None)
+        if req is not None:
+            for page in req.pages[: len(req.pages) - len(req.owned)]:
+                self._cached[page] -= 1
+                if not self._cached[page]:
+                    del self._cached[page]
+        return req
+
     def _on_given_up(self, event: FetchEvent) -> None:
         """A fetch that was given up has reported: every event but a failure without an end proves that it has ended."""
         if isinstance(event, FetchFailed) and not event.ended:
@@ -169,7 +191,7 @@ class TransferQueue:
     def abandon(self, req: Req) -> None:
         """The transferring request has ended: its pages are quarantined until its fetch has."""
         fetch_id = next(number for number, other in self._transferring.items() if other is req)
-        del self._transferring[fetch_id]
+        self._remove(fetch_id)
         self.effects.append(AbandonFetch(fetch_id))
         self._give_up(fetch_id, req, ended=False)
 

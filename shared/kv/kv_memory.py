@@ -49,6 +49,15 @@ class KvMemory:
         """Set `cached_len` to how many of the request's first `tokens` tokens are cached; nothing is locked."""
         _, req.cached_len = self.cache.probe(req.token_ids[:tokens], req.extra_key)
 
+    def evict_for(self, count: int) -> None:
+        """Evict until `count` pages are free now, as far as the cache can give them.
+
+        Pages that retire are not counted, as `allocate` counts them for each request that it serves: one of them would
+        be promised to all the rows of a step. Call it once a step, with what the whole step wants.
+        """
+        while count > self.pool.free and self.cache.evict(count - self.pool.free):
+            pass  # what a launched step may still touch is not free yet, so more is evicted
+
     def match(self, req: Req, tokens: int) -> None:
         """Start the request's table with the longest cached prefix of its first `tokens` tokens, locked."""
         found = self.cache.match_prefix(req.token_ids[:tokens], req.extra_key)

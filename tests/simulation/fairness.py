@@ -9,6 +9,9 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - Beside a chunk short requests take their share of its steps, no more and, if one is light, no less.
 - At both kinds of worker only light requests take what is kept for them; those that resume do not.
 - A light request waits, or is refused, only where it finds no place at all.
+- At a decode worker pages that arrive leave the largest request what it can want until they have landed.
+- At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
+- At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
 that comes free, and only its turn is judged. Which request is light is computed here once more, not asked.
@@ -206,12 +209,16 @@ class JudgedDecode(DecodeScheduler):
         self.judged: Counter[str] = Counter()
         slots, share = config.max_running_requests, config.tenant_share_max
         self._slots_for_light = slots - share_of(slots, share)
+        self._retract_steps = config.retract_steps
         self._pages_for_light = pages - share_of(pages, share)
 
     def _admit(self, req: Req, baton: Baton) -> None:
         present = [*self._batch.reqs, *self._transfer_queue.transferring]
         held = tokens_by_tenant(present)
+        largest = self._pages_of_largest()
         super()._admit(req, baton)
+        if req in self._transfer_queue.transferring:
+            self._judge_arriving(req, largest)
         if req.slot is None:
             self._judge_refusal(req, baton, held)
         elif self._is_light(req, held):
@@ -219,10 +226,17 @@ class JudgedDecode(DecodeScheduler):
         elif present:
             self._judge_slots(req)
             self._judge_pages(req)
+            self._judge_growth([*present, req])
 
     def plan(self, now: float) -> ScheduleBatch | None:
         self._judge_resumed()
-        return super().plan(now)
+        without_page = self.counters.rows_without_page
+        batch = super().plan(now)
+        if batch is not None and self.counters.rows_without_page > without_page:
+            left = self.memory.cache.evictable
+            self.judged["a row misses a step"] += 1
+            assert not left, f"a row misses a step, but {left} pages could be evicted"
+        return batch
 
     def _judge_resumed(self) -> None:
         """Resume requests, as `plan` does first, and judge what is left."""
@@ -247,6 +261,29 @@ class JudgedDecode(DecodeScheduler):
         left, kept = self.memory.available_pages, self._pages_for_light
         assert left >= kept, f"{_name(who)} comes in and leaves {left} pages; {kept} are kept"
 
+    def _judge_arriving(self, req: Req, largest: int) -> None:
+        """What arrives leaves the largest running request the pages that it can want until then."""
+        pool = self.memory.pool
+        arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
+        left = pool.total - pool.count(PageState.QUARANTINED) - len(arriving)
+        self.judged["the largest keeps its pages"] += left < largest + len(arriving)
+        assert left >= largest, f"{req.rid} arrives and leaves {left} pages; the largest can want {largest}"
+
+    def _pages_of_largest(self) -> int:
+        """Pages that the largest request can hold when what arrives has landed or is given up."""
+        steps = self._admission.steps_until_landed
+        lengths = [min(other.final_kv_len, other.launched_len + steps) for other in self._batch.reqs]
+        return max(map(self.memory.pages_for, lengths), default=0)
+
+    def _judge_growth(self, present: list[Req]) -> None:
+        """A new request leaves the pages that the next steps of all take, so that it causes no retraction at once."""
+        if not self._admission.lengths.known:
+            return
+        tokens = sum(min(req.remaining_new_tokens, self._retract_steps) for req in present)
+        left, wanted = self.memory.available_pages, self.memory.pages_for(tokens)
+        self.judged["room by lengths seen"] += 1
+        assert left >= wanted, f"{present[-1].rid} leaves {left} pages; the next steps of all take {wanted}"
+
     def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
         """A light request finds no slot, or not the pages that it needs now beside the largest request's."""
         memory = self.memory
@@ -258,8 +295,7 @@ class JudgedDecode(DecodeScheduler):
         pool = memory.pool
         usable = pool.total - pool.count(PageState.QUARANTINED)
         arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
-        largest = max((memory.pages_for(other.final_kv_len) for other in self._batch.reqs), default=0)
-        room = min(memory.available_pages, usable - largest - len(arriving))
+        room = min(memory.available_pages, usable - self._pages_of_largest() - len(arriving))
         if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
             assert memory.pages_for(baton.kv_len) > room, f"{req.rid} is light and refused for {room} pages"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.simulation import report
+from tests.simulation.drawing import draw
 from tests.simulation.mutations import mutated
-from tests.simulation.scenario import draw
 from tests.simulation.world import SimulationError, World
 
 

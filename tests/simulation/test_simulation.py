@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from tests.simulation import report
+from tests.simulation.drawing import draw
 from tests.simulation.run import run_seed, run_seeds
-from tests.simulation.scenario import draw
 from tests.simulation.world import World
 
 SEEDS = 1000

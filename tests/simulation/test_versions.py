@@ -7,7 +7,7 @@ import pytest
 
 from shared.messages import READABLE, Hello, Message, Role
 from tests.doubles.novelty import Novelty
-from tests.simulation.scenario import draw
+from tests.simulation.drawing import draw
 from tests.simulation.versions import NEWER, read, understood_by, written
 from tests.unit.links.wire import INSTANCES
 

@@ -37,7 +37,6 @@ class DecodeBench(WorkerBench):
             "max_running_requests": 8,
             "init_new_token_ratio": 0.0,
             "retract_steps": 4,
-            "readmit_fraction": 0.0,
             "tenant_share_max": 1.0,
         }
         self.words = PlainWords([0] * words)

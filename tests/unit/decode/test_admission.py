@@ -11,8 +11,9 @@ from shared.kv.kv_memory import KvMemory
 from shared.messages import Decode, Finished, Refused
 from shared.req import Req
 from shared.sampling_params import SamplingParams
+from shared.scheduling.output_lengths import SEEN_MIN
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
-from tests.unit.scheduling.worker_bench import KV_FORMAT, PAGE_SIZE, VOCAB_SIZE, decode, prompt
+from tests.unit.scheduling.worker_bench import EOS, KV_FORMAT, ORDINARY, PAGE_SIZE, VOCAB_SIZE, decode, prompt
 
 
 def refusals(bench: DecodeBench) -> list[tuple[str, str]]:
@@ -78,6 +79,42 @@ def test_transferring_requests_leave_the_room_that_the_largest_running_one_may_n
     assert refusals(bench) == [("c", "no_room")]
 
 
+def test_what_arrives_may_have_the_pages_that_the_largest_request_cannot_want_before_it_has_landed() -> None:
+    """Steps of 0.1 s, so the chat of up to 28 pages can want no more than 5 in half a second of them."""
+    bench = DecodeBench(pages=32, fetch_seconds_max=0.5)
+    bench.send(decode("chat", prompt(8), max_new_tokens=100))
+    bench.turn()
+    bench.fetcher.land_all()
+    for _ in range(6):
+        bench.now += 0.1
+        bench.turn()
+    bench.send(decode("long", prompt(80, family=2), max_new_tokens=2))  # 20 pages
+    bench.turn()
+    assert refusals(bench) == []
+    bench.send(decode("too long", prompt(48, family=3), max_new_tokens=2))  # 12 pages
+    bench.turn()
+    assert refusals(bench) == [("too long", "no_room")]
+    bench.run()
+    assert [said.rid for said in bench.said(Finished)] == ["long", "chat"]
+
+
+def test_a_request_that_lacks_pages_while_others_arrive_slowly_goes_on_when_they_have_landed() -> None:
+    bench = DecodeBench(pages=28, fetch_seconds_max=0.1)
+    bench.send(decode("chat", prompt(8), max_new_tokens=100))
+    bench.turn()
+    bench.fetcher.land_all()
+    for _ in range(6):
+        bench.now += 0.1
+        bench.turn()
+    bench.send(decode("slow", prompt(80, family=2), max_new_tokens=2))
+    while not bench.core.counters.rows_without_page:
+        bench.now += 0.1
+        bench.turn()
+    bench.run()
+    assert bench.core.counters.retractions == 1
+    assert [said.rid for said in bench.said(Finished)] == ["chat", "slow"]
+
+
 def test_what_arriving_requests_share_is_counted_once() -> None:
     bench = DecodeBench(pages=12)
     bench.send(decode("first", prompt(8), max_new_tokens=2))
@@ -104,23 +141,35 @@ def test_what_arriving_requests_hold_in_the_cache_is_not_room_either() -> None:
     assert refusals(bench) == [("a", "no_room")]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, []), (0.9, [("c", "no_room")])])
-def test_after_a_retraction_nothing_new_comes_in_until_a_share_is_free(
-    share: float, expected: list[tuple[str, str]]
-) -> None:
-    bench = DecodeBench(pages=10, readmit_fraction=share)
-    bench.send(*(decode(rid, prompt(7, family=n), max_new_tokens=20) for n, rid in enumerate("ab", 1)))
-    while not bench.said(Finished) or bench.core._retraction.active:
-        bench.turn()
-        bench.fetcher.land_all()
-        bench.device.finish_copies()
-    bench.send(decode("c", prompt(3, family=3), max_new_tokens=2))
+def chats_that_come_in(bench: DecodeBench, chats: int) -> int:
+    """Of so many that give no bound: theirs is the rest of the context."""
+    bench.send(*(decode(f"chat {n}", prompt(8, n), CONTEXT_LEN - 9) for n in range(1, chats + 1)))
     bench.turn()
-    assert refusals(bench) == expected
+    refused = len(refusals(bench))
     bench.run()
-    bench.send(decode("c", prompt(3, family=3), attempt=2))
-    bench.run()
-    assert [said.rid for said in bench.said(Finished)][-1] == "c"
+    return chats - refused
+
+
+def test_chats_without_a_bound_keep_little_room_when_outputs_are_known_to_be_short() -> None:
+    bench = DecodeBench(pages=80, init_new_token_ratio=0.7)
+    bench.device.answers[1] = (ORDINARY,) * 11 + (EOS,)
+    assert chats_that_come_in(bench, 4) == 1
+    for number in range(SEEN_MIN):
+        bench.send(decode(f"r{number}", prompt(8, 10 + number), 100))
+        bench.run()
+    bench.heard.clear()
+    assert chats_that_come_in(bench, 4) == 4
+
+
+def test_chats_without_a_bound_keep_much_room_when_outputs_are_known_to_be_long() -> None:
+    bench = DecodeBench(pages=80)
+    bench.device.answers[1] = (ORDINARY,) * 199 + (EOS,)
+    assert chats_that_come_in(bench, 4) == 4
+    for number in range(SEEN_MIN):
+        bench.send(decode(f"r{number}", prompt(8, 10 + number), 220))
+        bench.run()
+    bench.heard.clear()
+    assert chats_that_come_in(bench, 4) == 1
 
 
 def test_the_reserve_starts_over_when_no_request_is_left() -> None:

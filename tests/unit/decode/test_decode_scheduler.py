@@ -67,6 +67,24 @@ def test_a_page_is_granted_just_before_the_step_that_needs_it() -> None:
     assert granted == [0, 1, 0, 0, 0, 1]
 
 
+def test_no_row_misses_a_step_for_a_page_that_the_cache_can_give() -> None:
+    """Three rows need a page in the step after that in which the page of an ended request retires."""
+    bench = DecodeBench(pages=20)
+    bench.send(decode("cached", prompt(44), max_new_tokens=2))
+    bench.run()
+    rids = dict(zip("abc", (2, 3, 4), strict=True))
+    bench.send(decode("ends", prompt(8, family=5), max_new_tokens=2))
+    bench.send(*(decode(rid, prompt(6, family=n), max_new_tokens=6) for rid, n in rids.items()))
+    met_short = False
+    while len(bench.said(Finished)) < 5:
+        bench.turn()
+        bench.fetcher.land_all()
+        pool = bench.core.memory.pool
+        met_short |= pool.free == 0 and pool.count(PageState.RETIRING) > 0
+    assert met_short
+    assert bench.core.counters.rows_without_page == 0
+
+
 def test_rows_are_in_the_order_in_which_requests_joined() -> None:
     bench = DecodeBench()
     bench.send(*(decode(rid, prompt(8, family=n)) for n, rid in enumerate("zyxwv", 1)))

@@ -137,7 +137,6 @@ def finished_of_equal_tenants(tenants: int, *, offered: int = 24, turns: int = 1
         max_running_requests=24,
         init_new_token_ratio=0.7,
         retract_steps=20,
-        readmit_fraction=0.1,
     )
     tenant_of: dict[str, int] = {}
     number = finished = 0

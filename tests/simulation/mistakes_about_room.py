@@ -1,0 +1,49 @@
+"""Mistakes in the room of a decode worker, who gets pages and when: see `tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+from decode.admission import Admission
+from decode.expected_growth import ExpectedGrowth
+from decode.transfer_queue import TransferQueue
+from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PageState
+from shared.req import Req
+from tests.simulation.mutation import Mutation, Patch, into
+
+MISTAKES: dict[str, Mutation] = {}
+_mistake = into(MISTAKES)
+
+
+@_mistake("room", "a step's pages are asked for one by one")
+def _page_by_page() -> list[Patch]:
+    def evict_for(self: KvMemory, count: int) -> None:
+        del self, count
+
+    return [(KvMemory, "evict_for", evict_for)]
+
+
+@_mistake("room", "what arrives may take the pages of the largest request")
+def _nothing_kept() -> list[Patch]:
+    def pages_of_largest(self: Admission, settled: list[Req]) -> int:
+        del self, settled
+        return 0
+
+    return [(Admission, "_pages_of_largest", pages_of_largest)]
+
+
+@_mistake("room", "requests that are known to end soon get no room to grow")
+def _no_growth() -> list[Patch]:
+    def tokens(self: ExpectedGrowth) -> float:
+        del self
+        return 0.0
+
+    return [(ExpectedGrowth, "tokens", property(tokens))]
+
+
+@_mistake("room", "cached pages that arriving requests hold count as room")
+def _cached_are_room() -> list[Patch]:
+    def pages_held_with(self: TransferQueue, req: Req) -> int:
+        del req
+        return self.memory.pool.count(PageState.ARRIVING)
+
+    return [(TransferQueue, "pages_held_with", pages_held_with)]

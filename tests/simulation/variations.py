@@ -1,0 +1,111 @@
+"""What is drawn on top of a scenario, each from a generator of its own: one more changes none of the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from shared.sampling_params import SamplingParams
+from tests.simulation.faults import HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
+from tests.simulation.oracle import VOCAB_SIZE
+from tests.simulation.scenario import START_SECONDS, PlannedRequest, ScenarioSizes, SimulationScenario
+from tests.simulation.versions import way_of
+
+
+def tenants(scenario: SimulationScenario) -> SimulationScenario:
+    """Most worlds have two to four tenants, the first of them greedy. Only a troubled world refuses their tokens."""
+    rng = scenario.random("tenants")
+    names = [f"tenant-{number}" for number in range(rng.choice((1, 2, 3, 4)))]
+    requests = [
+        replace(planned, tenant=names[0] if rng.random() < 0.5 else rng.choice(names))
+        for planned in scenario.requests
+    ]
+    sizes = replace(
+        scenario.sizes,
+        tenant_share_max=rng.choice((0.5, 0.8, 0.95, 1.0)),
+        tenant_running_max=rng.choice((0, 0, 0, 3)),
+        tenant_tokens_per_minute=0 if scenario.calm else rng.choice((0, 0, 0, 200, 2000)),
+        tenant_weights=tuple(f"{name}={rng.choice((0.5, 3))}" for name in names if rng.random() < 0.3),
+        share_prefix_cache=rng.random() < 0.2,
+        overtakes_max=rng.choice((0, 2, 32)),
+    )
+    if scenario.calm:
+        requests += _small_requests(rng, sizes)
+    return replace(scenario, sizes=sizes, requests=tuple(requests))
+
+
+def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedRequest]:
+    """Another tenant comes in the middle of it all, with a few tokens."""
+    return [
+        PlannedRequest(
+            rid=f"small-{number}",
+            at=START_SECONDS + rng.uniform(0.2, 0.8),
+            router=rng.randrange(sizes.routers),
+            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))),
+            params=SamplingParams(max_new_tokens=rng.randint(1, 4), seed=rng.getrandbits(32)),
+            tenant="small",
+        )
+        for number in range(rng.randint(1, 3))
+    ]
+
+
+def router_drains(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the worlds drain a router; only a troubled world cuts its answers by stopping it."""
+    rng = scenario.random("router drains")
+    if rng.random() > 0.35:
+        return scenario
+    drains = drawn_faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
+    faults = sorted((*scenario.faults, *drains), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def hangs(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the troubled worlds have workers whose loops hang."""
+    rng = scenario.random("hangs")
+    if scenario.calm or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (HANG,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def nonsense(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
+    rng = scenario.random("nonsense")
+    if rng.random() > 0.5:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def short_share(scenario: SimulationScenario) -> SimulationScenario:
+    """A prompt in chunks leaves nothing to short ones, a quarter or half of its steps."""
+    share = scenario.random("short share").choice((0.0, 0.25, 0.5))
+    return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
+
+
+def patience(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds give up a slow fetch early, so decode keeps fewer pages free of what arrives."""
+    if scenario.calm:
+        return scenario
+    patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
+    return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
+
+
+def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
+    """In a rolling upgrade workers leave one after the other."""
+    if way_of(scenario.random) != "rolling":
+        return scenario
+    faults = sorted((*scenario.faults, *rollout(scenario.random("rollout"))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
+    short_share,
+    patience,
+    tenants,
+    router_drains,
+    hangs,
+    nonsense,
+    rollout_of_workers,
+)
