@@ -172,9 +172,8 @@ def _weight(session: str, uid: str) -> bytes:
     return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
 
 
-POLICIES: dict[
-    str, Callable[[Need, Sequence[Worker]], Placement]
-] = {  # … and cache_aware, which reads an index
+Policy = Callable[[Need, Sequence[Worker]], Placement]
+POLICIES: dict[str, Policy] = {  # cache_aware is not among them: it reads an index
     "round_robin": _round_robin,
     "total_requests": _total_requests,
     "total_tokens": _total_tokens,

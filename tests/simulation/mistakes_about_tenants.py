@@ -8,7 +8,7 @@ from typing import Any
 from decode import admission as decode_admission
 from decode.admission import Admission
 from decode.retraction import Retraction
-from prefill import scheduler as prefill_scheduler
+from prefill import waiting_queue
 from prefill.scheduler import PrefillScheduler
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
@@ -94,7 +94,7 @@ def _policy_order() -> list[Patch]:
         del present
         return list(waiting)
 
-    return [(prefill_scheduler, "least_served_first", least_served_first)]
+    return [(waiting_queue, "least_served_first", least_served_first)]
 
 
 # ---- what is kept for light requests ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import decode.admission
-import prefill.scheduler
+import prefill.waiting_queue
 from shared.baton import Baton
 from shared.messages import Decode, Prefill
 from tests.simulation.mutation import Mutation, Patch, into
@@ -18,7 +18,7 @@ def _believed_commands() -> list[Patch]:
         del command, vocab_size
         return ""
 
-    return [(decode.admission, "unsound", unsound), (prefill.scheduler, "unsound", unsound)]
+    return [(decode.admission, "unsound", unsound), (prefill.waiting_queue, "unsound", unsound)]
 
 
 @_mistake("trust", "a worker reads whatever a baton names")

@@ -150,7 +150,8 @@ def test_choices_are_what_is_implemented() -> None:
 
     assert choices(PrefillConfig, "queuePolicy") == set(QUEUE_POLICIES)
     assert choices(DecodeConfig, "radixEvictionPolicy") == set(EVICTION_POLICIES)
-    assert choices(RouterConfig, "prefillPolicy") == choices(RouterConfig, "decodePolicy") == set(POLICIES)
+    assert choices(RouterConfig, "prefillPolicy") == choices(RouterConfig, "decodePolicy")
+    assert choices(RouterConfig, "prefillPolicy") == {*POLICIES, "cache_aware"}
 
 
 @pytest.mark.parametrize("model", ROLES)
