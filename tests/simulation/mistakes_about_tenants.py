@@ -8,6 +8,7 @@ from typing import Any
 from decode import admission as decode_admission
 from decode.admission import Admission
 from decode.retraction import Retraction
+from prefill import scheduler as prefill_scheduler
 from prefill import waiting_queue
 from prefill.scheduler import PrefillScheduler
 from router.core.live_request import LiveRequest
