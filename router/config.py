@@ -225,7 +225,13 @@ class RouterConfig(ProcessConfig):
     )
     ready_max: PositiveInt = Field(
         default=512,
-        description="Requests in prefill or waiting for decode. Each holds pages of a prefill worker.",
+        description="Requests in prefill or waiting for decode, whatever decode takes. Each holds pages of a prefill "
+        "worker.",
+    )
+    ready_seconds: Seconds = Field(
+        default=2.0,
+        description="Seconds of requests in prefill or waiting for decode, at the rate at which decode takes them. "
+        "Under overload further ones wait before they are computed, so that no stream pauses after its first token.",
     )
     prefill_policy: Policy = Field(
         default="cache_aware",
@@ -246,7 +252,8 @@ class RouterConfig(ProcessConfig):
     )
     waiting_seconds_max: Seconds = Field(
         default=30.0,
-        description="Seconds that a new request may wait for a prefill worker. Then the answer is 503.",
+        description="Seconds that a new request may wait for a prefill worker. Then the answer is 503. One that would "
+        "wait longer than 0.8 of them, by the rate at which others are taken, gets 429 at once.",
     )
     ready_seconds_max: Seconds = Field(
         default=30.0,

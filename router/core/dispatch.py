@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from router.config import RouterConfig
 from router.core import placement
-from router.core.admission import refusal, tenant_refusal
+from router.core.admission import refusal, tenant_refusal, wait_refusal
+from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
@@ -51,7 +52,8 @@ class RouterCore:
         self.fleet = Fleet(prefixes, (settings.model_name,), settings.indexed_roles)
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
-        self._replies = WorkerReplies(settings, self._requests, self.counters)
+        self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
+        self._replies = WorkerReplies(settings, self._requests, self._backpressure, self.counters)
         self._missing_roles = self.fleet.missing
         self._draining = False
         self._paired = False  # there has been a pair of workers that can serve
@@ -66,6 +68,9 @@ class RouterCore:
         failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
+        if failed is None:
+            seconds = self._backpressure.seconds_to_wait(self._requests.claims.waiting, request, now)
+            failed = wait_refusal(seconds, self.settings)
         if failed is not None:
             self._requests.refuse(request, failed)
             return
@@ -268,7 +273,9 @@ class RouterCore:
             self._placeable = False
             self._place_ready(now)
             waiting = self._requests.claims.waiting.in_order()
-            self._serve(waiting, self._to_prefill, PlacementPass(self.settings.overtakes_max), now)
+            attempts = PlacementPass(self.settings.overtakes_max)
+            self._serve(waiting, self._to_prefill, attempts, now)
+            self._backpressure.waiting_passed(attempts, now)
 
     def _place_ready(self, now: float) -> None:
         """Those that have left a draining worker, then those that can leave one, then those that have not begun.
@@ -281,6 +288,7 @@ class RouterCore:
         self._serve([live for live in ready if live.migrating], self._to_decode, attempts, now)
         self._request_migrations(now)
         self._serve([live for live in ready if not live.migrating], self._to_decode, attempts, now)
+        self._backpressure.ready_passed(attempts, self._requests.claims.ready.in_order(), now)
 
     def _serve(
         self,
@@ -306,20 +314,22 @@ class RouterCore:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return None
-        if not self._may_prefill(live.tenant):
-            return False
         workers = placement.prefill_workers(live.need, self.fleet)
-        choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
+        may_take = self._in_open_lanes(workers, live.tenant, now)
+        choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
         if choice is not None:
             self.fleet.mark_chosen(choice.worker)
             self._requests.prefill(live, choice, now)
         return choice is not None if workers else None
 
-    def _may_prefill(self, tenant: Tenant) -> bool:
-        """Whether one more request of this tenant may go to a prefill worker."""
+    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+        """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
         ready_max = self.settings.ready_max
         share = share_of(ready_max, self.settings.tenant_share_max)
-        return self._requests.before_decode < ready_max and tenant.before_decode < share
+        if self._requests.before_decode.total() >= ready_max or tenant.before_decode >= share:
+            return []
+        full = self._backpressure.full_lanes(tenant, now)
+        return [worker for worker in workers if worker.lane not in full] if full else workers
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         workers = placement.decode_workers(live.need, self.fleet)

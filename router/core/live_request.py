@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
-from router.core.fleet import Worker
+from router.core.fleet import Lane, Worker
 from router.core.lifecycle import Lifecycle, RequestState
 from router.core.placement import Need
 from router.core.tenants import Tenant
@@ -59,6 +59,7 @@ class LiveRequest:
     target: Worker | None = None  # where room is reserved for it: its migration was requested
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
+    lane: Lane = ("", "")  # of the prefill worker of this attempt
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
     avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most two for each of losses_max

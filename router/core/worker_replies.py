@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from router.config import RouterConfig
+from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.fleet import Worker
@@ -46,8 +47,15 @@ EXPECTED: dict[RequestState, tuple[type, ...]] = {
 class WorkerReplies:
     """Takes each message to the step of `RequestTable` that it means. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, requests: RequestTable, counters: RouterCounters):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        requests: RequestTable,
+        backpressure: Backpressure,
+        counters: RouterCounters,
+    ):
         self._settings = settings
+        self._backpressure = backpressure
         self._requests = requests
         self._counters = counters
 
@@ -152,6 +160,7 @@ class WorkerReplies:
             live.state is RequestState.PREFILLING or live.holder is not None
         ):
             self._pause(worker, live, now)
+            self._backpressure.refused(live)
             self._requests.requeue(live, RequestEvent.NO_ROOM, now, peer=worker.peer)
         elif live.state is RequestState.DECODING and message.reason in ("stale", "unreachable"):
             self._counters.stale_batons[message.reason] += 1

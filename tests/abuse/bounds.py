@@ -190,6 +190,26 @@ ROUTER_BOUNDS = (
         f"{UNIT}/test_dispatch_bounds.py::test_prefill_stops_while_ready_requests_tie_up_pages",
     ),
     Bound(
+        "ready_seconds",
+        "requests wait in the queue",
+        "seconds of a stream's pause after its first token",
+        f"{UNIT}/test_backpressure.py::test_no_more_is_computed_than_decode_takes_in_ready_seconds",
+    ),
+    Bound(
+        "WAIT_FRACTION",
+        "429 with Retry-After",
+        "seconds of a wait that would end in a 503",
+        f"{UNIT}/test_backpressure.py::test_a_new_request_that_would_wait_too_long_is_refused_at_once_with_429",
+        place="router.core.admission",
+    ),
+    Bound(
+        "RATES_MAX",
+        "the oldest rate is forgotten",
+        "64 rates of a hundred marks",
+        f"{UNIT}/test_backpressure.py::test_the_rates_that_are_kept_are_bounded",
+        place="router.core.backpressure",
+    ),
+    Bound(
         "losses_max",
         "500",
         "five workers a request: three losses of two that die together, and the last ends it",

@@ -18,6 +18,7 @@ from tests.simulation import (
     mistakes_about_tenants,
     mistakes_about_trust,
     mistakes_about_versions,
+    mistakes_about_waiting,
     mistakes_in_draining,
 )
 
@@ -30,6 +31,7 @@ MUTATIONS = {
     **mistakes_about_tenants.MISTAKES,
     **mistakes_about_trust.MISTAKES,
     **mistakes_about_versions.MISTAKES,
+    **mistakes_about_waiting.MISTAKES,
 }
 
 

@@ -88,6 +88,9 @@ ENDS = [
 JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
     "judged at router: a turn was before",
     "judged at router: a stream could not migrate",
+    "judged at router: no more is computed than decode takes",
+    "judged at router: enough stands before decode",
+    "judged at router: a wait would be too long",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",

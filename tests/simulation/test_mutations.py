@@ -30,6 +30,7 @@ AREAS = {
     "room",
     "tenants",
     "versions",
+    "waiting",
 }
 
 

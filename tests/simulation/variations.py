@@ -100,9 +100,34 @@ def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, faults=tuple(faults))
 
 
+def waits(scenario: SimulationScenario) -> SimulationScenario:
+    """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
+    rng = scenario.random("waits")
+    sizes = replace(scenario.sizes, ready_seconds=rng.choice((0.1, 0.3, 0.5, 2.0)))
+    if rng.random() > 0.2:
+        return replace(scenario, sizes=sizes)
+    sizes = replace(sizes, ready_seconds=0.1, prefill_slots=1, decode_slots=rng.choice((1, 2)))
+    if scenario.calm:
+        sizes = replace(sizes, max_queued_requests=200)
+    else:
+        sizes = replace(sizes, waiting_seconds_max=rng.choice((0.1, 0.3)))
+    crowd = [
+        PlannedRequest(
+            rid=f"crowd-{number}",
+            at=START_SECONDS + rng.uniform(0.1, 1.0),
+            router=rng.randrange(sizes.routers),
+            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 8))),
+            params=SamplingParams(max_new_tokens=rng.randint(2, 6), seed=rng.getrandbits(32)),
+        )
+        for number in range(rng.randint(40, 80))
+    ]
+    return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     short_share,
     patience,
+    waits,
     tenants,
     router_drains,
     hangs,
