@@ -259,9 +259,19 @@ class RouterConfig(ProcessConfig):
         default=30.0,
         description="Seconds that a request may wait for a decode worker after its first token. Then it gets 503.",
     )
+    unreachable_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds in which no decode worker is asked to fetch from a worker that it could not fetch from, "
+        "while others can. Then the pair is tried again.",
+    )
     worker_return_seconds: Seconds = Field(
         default=60.0,
         description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
+    )
+    stall_seconds: Seconds = Field(
+        default=300.0,
+        description="Seconds in which a live worker may report nothing of a request that it has. Then it is cancelled "
+        "there and tried again. A prompt must be computed, and a retracted request resumed, within this time.",
     )
     request_seconds_max: float = Field(
         default=0.0,

@@ -3,10 +3,10 @@
 What is computed faster than decode takes it waits with its pages on prefill workers, after its first token: a stream
 that pauses, and breaks if no room comes. So while requests wait for decode, no more may stand in front of it than it
 takes in `ready_seconds`. The others wait before they are computed, and a new request that would wait too long there is
-refused at once.
+refused at once. What is being computed stands in front of decode, too: decode takes others while it takes its time.
 
     waiting ─ the line of a model ─► prefill ─► ready ─ a lane: model and KV format ─► decode
-    a wait above what is allowed: 429           what its rate takes in `ready_seconds`
+    a wait above what is allowed: 429           what its rate takes in `ready_seconds` and the time of prefill
 
 Rates come from what the router sees (`taking_rate`). A rate may be wrong after a pause, a loss or a start. So it bounds
 nothing where nothing waits, and some requests for each decode worker may always wait.
@@ -32,6 +32,7 @@ from shared.scheduling.tenant_shares import share_of
 
 RATES_MAX = 64  # models and lanes whose rates are kept
 LANE_MIN = 2  # requests that may stand in front of decode, whatever the rate; or one for each worker
+PREFILL_WEIGHT = 0.1  # of the last request in the average time of prefill
 
 Name = TypeVar("Name", str, Lane)
 
@@ -45,6 +46,7 @@ class Backpressure:
         self._before_decode = before_decode  # requests in prefill and ready
         self._lines: OrderedDict[str, TakingRate] = OrderedDict()  # by name of the model
         self._lanes: OrderedDict[Lane, TakingRate] = OrderedDict()
+        self._prefill_seconds = 0.0  # from placement to the first token, on average
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -62,6 +64,11 @@ class Backpressure:
         for lane in self._lanes | waiting:
             blocked = self._fleet.takers("decode", lane) > 0 and waiting[lane] >= self._lane_min(lane)
             _rate(self._lanes, lane).passed(taken[lane], blocked, now)
+
+    def computed(self, seconds: float) -> None:
+        """Prefill has taken so long for a request. Above `ready_seconds` it is prefill that holds requests up."""
+        seconds = min(seconds, self._settings.ready_seconds)
+        self._prefill_seconds += (seconds - self._prefill_seconds) * PREFILL_WEIGHT
 
     def refused(self, live: LiveRequest) -> None:
         """The worker that was to take the request has no room after all."""
@@ -101,7 +108,7 @@ class Backpressure:
         per_second = rate.per_second(now, seconds)
         if per_second is None:
             return True
-        bound = max(self._lane_min(lane), round(per_second * seconds))
+        bound = max(self._lane_min(lane), round(per_second * (seconds + self._prefill_seconds)))
         share = share_of(bound, self._settings.tenant_share_max)
         return self._before_decode[lane] < bound and tenant.before_decode < share
 

@@ -189,6 +189,10 @@ class RequestTable:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         self.claims.unassign(live)
         self._advance(live, event, now, peer, cause)
+        if event is RequestEvent.UNREACHABLE:
+            live.ready_until = (
+                now + self._settings.ready_seconds_max
+            )  # it has waited for a fetch, not for room
         self.claims.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
@@ -238,6 +242,18 @@ class RequestTable:
         patience = self._settings.worker_return_seconds if live.output else self._settings.waiting_seconds_max
         live.wait_until = now + patience
         self.claims.enqueue(live)
+
+    def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
+        """Nobody could fetch its pages: it is computed anew, elsewhere if it can be. The first time is no loss.
+
+        `peer` is the last worker that tried; it holds nothing of it.
+        """
+        if live.holder is not None:
+            live.avoided += (live.holder.peer,)
+        counts, live.rerouted = live.rerouted, True
+        self.try_again(
+            live, event, now, peer=peer, cause="unreachable", worker_has_released=True, counts=counts
+        )
 
     def end(
         self,

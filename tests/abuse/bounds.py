@@ -203,6 +203,19 @@ ROUTER_BOUNDS = (
         place="router.core.admission",
     ),
     Bound(
+        "stall_seconds",
+        "the request is cancelled at its worker, and tried again",
+        "seconds of a request that its worker has forgotten",
+        f"{UNIT}/test_dispatch_losses.py::test_a_request_that_its_prefill_worker_has_forgotten_goes_elsewhere",
+    ),
+    Bound(
+        "FETCHES_MAX",
+        "the prompt is computed anew, elsewhere",
+        "two fetches that fail",
+        f"{UNIT}/test_partitions.py::test_the_same_pages_are_fetched_by_two_workers_at_most",
+        place="router.core.worker_replies",
+    ),
+    Bound(
         "RATES_MAX",
         "the oldest rate is forgotten",
         "64 rates of a hundred marks",

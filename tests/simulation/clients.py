@@ -122,6 +122,8 @@ class Router:
             share_prefix_cache=sizes.share_prefix_cache,
             overtakes_max=sizes.overtakes_max,
             ready_seconds=sizes.ready_seconds,
+            unreachable_seconds=sizes.unreachable_seconds,
+            stall_seconds=sizes.stall_seconds,
         )
         self.core = JudgedRouterCore(settings, process.now)
         self._network = world.network

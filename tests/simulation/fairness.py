@@ -128,15 +128,16 @@ class JudgedRouterCore(RouterCore):
         if running_max and live.tenant.running >= running_max:
             return False
         workers = self._in_open_lanes(placement.prefill_workers(live.need, self.fleet), live.tenant, now)
+        may_take = self._partitions.holders(workers, now)
         return (
-            placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
+            placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
         )
 
     def _fetches(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = placement.decode_workers(live.need, self.fleet)
+        workers = self._fetchers(live, now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

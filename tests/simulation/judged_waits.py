@@ -1,7 +1,8 @@
 """The oracle for waits at a router: who is refused at once, and what may stand in front of decode.
 
 - A request is refused for its expected wait only if others stand before it, two for each decode worker and more.
-- Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`.
+- Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
+  and in as long again while prompts are computed.
 - Some requests for each decode worker may always stand there, whatever the rate.
 """
 
@@ -50,7 +51,8 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     """A request that has gone to prefill is one that decode soon takes."""
     rate = core._backpressure._lanes[live.lane].per_second(now, core.settings.ready_seconds)
     assert rate is not None
-    bound = max(2, core.fleet.takers("decode", live.lane), rate * core.settings.ready_seconds + 0.5)
+    seconds = 2 * core.settings.ready_seconds  # half of it for what is being computed
+    bound = max(2, core.fleet.takers("decode", live.lane), rate * seconds + 0.5)
     standing = sum(
         other.lane == live.lane and other.state.value in ("prefilling", "ready")
         for other in core._requests.live.values()

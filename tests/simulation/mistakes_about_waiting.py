@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from router.core import placement
 from router.core.backpressure import Backpressure
-from router.core.fleet import Lane
+from router.core.claims import Claims
+from router.core.dispatch import RouterCore
+from router.core.fleet import Lane, Worker
+from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant
+from router.core.worker_replies import WorkerReplies
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -37,3 +44,29 @@ def _last_in_line() -> list[Patch]:
         return len(self)
 
     return [(RequestQueue, "place_of_new", place_of_new)]
+
+
+@_mistake("partitions", "a worker that cannot fetch the pages is a lost worker")
+def _each_failed_fetch_is_a_loss() -> list[Patch]:
+    def unreachable(self: WorkerReplies, live: LiveRequest, worker: Worker, now: float) -> None:
+        self._lost(live, worker, "unreachable", now, worker_has_released=True)
+
+    return [(WorkerReplies, "_unreachable", unreachable)]
+
+
+@_mistake("partitions", "a worker that could not fetch the pages is asked for them again")
+def _asked_again() -> list[Patch]:
+    def fetchers(self: RouterCore, live: LiveRequest, now: float) -> Sequence[Worker]:
+        del now
+        return placement.decode_workers(live.need, self.fleet)
+
+    return [(RouterCore, "_fetchers", fetchers)]
+
+
+@_mistake("waiting", "a request that its worker has forgotten is waited for")
+def _waits_on() -> list[Patch]:
+    def has_stalled(self: Claims, live: LiveRequest, now: float) -> bool:
+        self.deadlines.set(("stall", live.rid), now + 10.0)
+        return False
+
+    return [(Claims, "has_stalled", has_stalled)]

@@ -37,6 +37,7 @@ MESSAGES = [
 FABRIC = [
     "fetch slow",
     "fetch from a dead agent",
+    "fetch across a partition",
     "fetch stale",
     "fetch failed",
     "fetch failed unproven",
@@ -69,7 +70,15 @@ DECODE_PATHS = [
     "resumes",
     "returned_to_router",
 ]
-CONTINUATIONS = ["lost_prefill", "lost_decode", "stale", "unreachable", "lease_ended", "retracted"]
+CONTINUATIONS = [
+    "lost_prefill",
+    "lost_decode",
+    "stale",
+    "unreachable",
+    "stalled",
+    "lease_ended",
+    "retracted",
+]
 DROPPED = ["ended", "old_attempt", "other_worker"]
 ENDS = [
     "stop at the first token",

@@ -31,6 +31,7 @@ AREAS = {
     "tenants",
     "versions",
     "waiting",
+    "partitions",
 }
 
 

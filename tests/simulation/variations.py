@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shared.sampling_params import SamplingParams
-from tests.simulation.faults import HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
+from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
 from tests.simulation.oracle import VOCAB_SIZE
 from tests.simulation.scenario import START_SECONDS, PlannedRequest, ScenarioSizes, SimulationScenario
 from tests.simulation.versions import way_of
@@ -69,6 +69,16 @@ def hangs(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, faults=tuple(faults))
 
 
+def forgetful(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds workers forget requests; there a router waits for a row less than a minute."""
+    rng = scenario.random("forgetful")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (FORGET,) * 3)), key=lambda fault: fault.at)
+    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
+    return replace(scenario, sizes=sizes, faults=tuple(faults))
+
+
 def nonsense(scenario: SimulationScenario) -> SimulationScenario:
     """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
     rng = scenario.random("nonsense")
@@ -90,6 +100,22 @@ def patience(scenario: SimulationScenario) -> SimulationScenario:
         return scenario
     patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
     return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
+
+
+def partition(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds have a prefill and a decode worker that cannot reach each other's memory; no request may suffer."""
+    rng = scenario.random("partition")
+    if rng.random() > 0.15:
+        return scenario
+    sizes = scenario.sizes
+    pair = (
+        f"prefill-{rng.randrange(sizes.prefill_workers)}",
+        f"decode-{rng.randrange(sizes.decode_workers)}",
+    )
+    sizes = replace(sizes, unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
+    if scenario.calm:
+        sizes = replace(sizes, losses_max=1)
+    return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
 
 
 def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
@@ -128,9 +154,11 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     short_share,
     patience,
     waits,
+    partition,
     tenants,
     router_drains,
     hangs,
+    forgetful,
     nonsense,
     rollout_of_workers,
 )
