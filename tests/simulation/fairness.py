@@ -81,7 +81,15 @@ class JudgedRouterCore(RouterCore):
         )
         if not live.migrating and self._fetches(live, now):
             self._judge_migrations(live, now)
-        return super()._to_decode(live, now)
+        failed = live.unread_by
+        placed = super()._to_decode(live, now)
+        if placed and failed:
+            self.judged["pages are fetched by another worker"] += 1
+            assert live.worker is not None
+            assert live.worker.peer not in failed, (
+                f"{live.worker.peer} is asked for the pages of {live.rid} again"
+            )
+        return placed
 
     def _judge(
         self,
