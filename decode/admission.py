@@ -107,14 +107,14 @@ class Admission:
         if self._memory.pages_for(req.final_kv_len) > usable:
             return False
         if not present:
-            return self._memory.cache.make_room(missing)
+            return self._free_now(missing)
         if not self._is_light(req, present):
             growth = self._growth_pages(present, req)
             if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
         unretractable = missing + pages_arriving
         largest = self._pages_of_largest(settled)
-        return unretractable + largest <= usable and self._memory.cache.make_room(missing)
+        return unretractable + largest <= usable and self._free_now(missing)
 
     def on_step(self, now: float) -> None:
         """A decode step is planned: all goes well."""
@@ -136,6 +136,11 @@ class Admission:
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
+
+    def _free_now(self, missing: int) -> bool:
+        """Evict until that many pages are free. A page that retires must not refuse a request: it comes only later."""
+        self._memory.evict_for(missing)
+        return missing <= self._memory.pool.free
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
         """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
