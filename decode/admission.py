@@ -138,8 +138,12 @@ class Admission:
         self.ratio.reset()
 
     def _free_now(self, missing: int) -> bool:
-        """Evict until that many pages are free. A page that retires must not refuse a request: it comes only later."""
-        self._memory.evict_for(missing)
+        """Whether so many pages are free, after evicting those that are not.
+
+        Pages that retire are not counted: they come only later. If what is evicted retires, too, the answer is no, so a
+        request that comes in never costs more of the available pages than its own.
+        """
+        self._memory.cache.evict(missing - self._memory.pool.free)
         return missing <= self._memory.pool.free
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
