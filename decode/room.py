@@ -61,8 +61,7 @@ class Room:
     def stuck(self) -> Req | None:
         """One request to give up, if no step, copy or fetch can free pages and only the end of a quarantine could."""
         retiring = self.memory.pool.count(PageState.RETIRING)
-        coming = self.batch.joining or self.transfer_queue.transferring
-        if self.batch.in_flight or retiring or coming or self.retraction.copying:
+        if self.batch.in_flight or retiring or self.transfer_queue.transferring or self.retraction.copying:
             return None
         return next(iter([*self.batch.running.values(), *self.retraction.retracted]), None)
 

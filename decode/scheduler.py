@@ -150,16 +150,15 @@ class DecodeScheduler:
         return False
 
     def plan(self, now: float) -> ScheduleBatch | None:
-        """The next step: requests whose KV has arrived join first, else every running one decodes one token."""
+        """The next step: requests whose KV has arrived join, and every running one decodes one token."""
         self._room.resume()
         self._admit_waiting()
-        if self._batch.joining:
-            return self._batch.prebuilt()
+        self._batch.start_joining()
         self._migrations.start()
         self._lease_settled(now)
         if self._room.grow():
             self._back_up_settled(now)
-        batch = self._batch.decode()
+        batch = self._batch.next_step()
         if batch is not None:
             self._admission.on_step(now)
         elif stuck := self._room.stuck():

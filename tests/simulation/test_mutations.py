@@ -28,6 +28,7 @@ AREAS = {
     "lifecycle",
     "placement",
     "room",
+    "steps",
     "tenants",
     "versions",
 }

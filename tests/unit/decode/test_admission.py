@@ -117,7 +117,7 @@ def test_a_request_that_lacks_pages_while_others_arrive_slowly_goes_on_when_they
 
 
 def test_what_arriving_requests_share_is_counted_once() -> None:
-    bench = DecodeBench(pages=12)
+    bench = DecodeBench(pages=13)
     bench.send(decode("first", prompt(8), max_new_tokens=2))
     bench.run()
     bench.send(decode("large", prompt(8, family=2), max_new_tokens=13))  # up to 5 pages
