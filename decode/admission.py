@@ -33,6 +33,7 @@ from shared.scheduling.tenant_shares import is_light, share_of
 STEPS_BETWEEN = (
     2  # in units of `retract_steps`: a retraction needs one, so the other lies before the next retraction
 )
+GROWTH_STEPS = 8  # that one sum of the growth serves: it changes slowly and is dear
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -51,7 +52,7 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
-        self._growth = KeptSum(self._no_growth, _with_growth_of)
+        self._growth = KeptSum(self._no_growth, _with_growth_of, GROWTH_STEPS)
         self._largest = KeptSum(int, self._larger)
         self._config = config
         self._memory = memory
@@ -136,6 +137,7 @@ class Admission:
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
+        self._growth.forget()
 
     def _free_now(self, missing: int) -> bool:
         """Whether so many pages are free, after evicting those that are not.
@@ -152,8 +154,8 @@ class Admission:
 
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps = self.steps_until_landed if reqs else 0
-        lengths = [min(req.final_kv_len, req.launched_len + steps) for req in reqs]
-        return max([pages, *map(self._memory.pages_for, lengths)])
+        longest = max([min(req.final_kv_len, req.launched_len + steps) for req in reqs], default=0)
+        return max(pages, self._memory.pages_for(longest))
 
     def _is_light(self, req: Req, present: list[Req]) -> bool:
         return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
