@@ -51,7 +51,7 @@ class Room:
 
     def grow(self) -> bool:
         """Retract running requests until the next steps of the others fit; whether any was retracted."""
-        victims = self.retraction.retract_until_fits(list(self.batch.running.values()))
+        victims = self.retraction.retract_until_fits(self.batch.running.values())
         for victim in victims:
             self.batch.remove(victim)
         if victims:

@@ -83,6 +83,7 @@ class RunningBatch:
         """Let the joining requests run. The next step carries the joins of those that still do."""
         for req in self.joining:
             req.launched_len = req.kv_len
+            self._look_ahead(req)
             self.running[req.rid] = req
             self._states.advance(req, DecodeEvent.JOINED)
         self._starting += self.joining
@@ -94,11 +95,14 @@ class RunningBatch:
         Those that end by length with the step in flight have no row.
         """
         joins = self._joins()  # their pages as they are before this step's grants
-        going = [req for req in self.running.values() if req.launched_len < req.final_kv_len]
-        growing = [req for req in going if self._memory.pages_missing(req, req.launched_len + 1)]
+        at_bound = [req for req in self.running.values() if req.launched_len >= req.launched_max]
+        growing = [req for req in at_bound if req.launched_len < req.final_kv_len]
         self._memory.evict_for(len(growing))
-        grants, without_page = self._grant_pages(growing)
-        rows = [req for req in going if req.rid not in without_page]
+        grants = self._grant_pages(growing)
+        sits_out = {req.rid for req in at_bound if req.launched_len >= req.launched_max}
+        rows = [*self.running.values()]
+        if sits_out:
+            rows = [req for req in rows if req.rid not in sits_out]
         for req in rows:
             req.launched_len += 1
         if rows:
@@ -117,19 +121,22 @@ class RunningBatch:
         starting, self._starting = self._starting, []
         return tuple(req.join(last_token=req.token_ids[-1]) for req in starting if req.slot is not None)
 
-    def _grant_pages(self, growing: list[Req]) -> tuple[list[PageGrant], set[str]]:
-        """One more page for each, as far as there are any, and the requests that get none."""
-        grants: list[PageGrant] = []
-        without_page: set[str] = set()
+    def _grant_pages(self, growing: list[Req]) -> list[PageGrant]:
+        """One more page for each, as far as there are any."""
+        grants = []
         for req in growing:
             pages = self._memory.allocate(req, 1)
             if pages is None:
-                without_page.add(req.rid)
+                self._counters.rows_without_page += 1
                 continue
             assert req.slot is not None
             grants.append(PageGrant(req.slot, tuple(pages)))
-        self._counters.rows_without_page += len(without_page)
-        return grants, without_page
+            self._look_ahead(req)
+        return grants
+
+    def _look_ahead(self, req: Req) -> None:
+        """Find out how far its steps go as they are: until then they need no look at pages or its end."""
+        req.launched_max = min(len(req.pages) * self._memory.page_size, req.final_kv_len)
 
     def _step(
         self,

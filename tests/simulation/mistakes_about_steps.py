@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import msgspec
+
+from decode import output_buffer
 from decode.lifecycle import DecodeEvent
+from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import TransferQueue, Transferred
 from shared.baton import Baton
 from shared.kv.page_pool import PageState
+from shared.messages import Row
 from shared.req import Req
-from shared.schedule_batch import SlotJoin
+from shared.schedule_batch import PageGrant, SlotJoin
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -55,8 +62,44 @@ def _before_it_landed() -> list[Patch]:
 def _without_page() -> list[Patch]:
     real = RunningBatch._grant_pages
 
-    def grant_pages(self: RunningBatch, growing: list[Req]) -> object:
-        grants, _ = real(self, growing)
-        return grants, set()
+    def grant_pages(self: RunningBatch, growing: list[Req]) -> list[PageGrant]:
+        grants = real(self, growing)
+        for req in growing:
+            req.launched_max = max(req.launched_max, req.launched_len + 1)
+        return grants
 
     return [(RunningBatch, "_grant_pages", grant_pages)]
+
+
+@_mistake("steps", "a page is looked for one step late")
+def _page_late() -> list[Patch]:
+    real = RunningBatch._look_ahead
+
+    def look_ahead(self: RunningBatch, req: Req) -> None:
+        real(self, req)
+        if req.launched_max < req.final_kv_len:
+            req.launched_max += 1
+
+    return [(RunningBatch, "_look_ahead", look_ahead)]
+
+
+@_mistake("steps", "a flush forgets all but the last token of a request")
+def _last_token_only() -> list[Patch]:
+    real = output_buffer._unsent
+
+    def unsent(req: Req) -> Row:
+        row = real(req)
+        last = row.index + len(row.token_ids) - 1
+        return msgspec.structs.replace(row, index=last, token_ids=row.token_ids[-1:])
+
+    return [(output_buffer, "_unsent", unsent)]
+
+
+@_mistake("steps", "requests are retracted only when not one page is left")
+def _surely_enough() -> list[Patch]:
+    real = Retraction.retract_until_fits
+
+    def retract_until_fits(self: Retraction, running: Collection[Req]) -> list[Req]:
+        return [] if self.memory.available_pages else real(self, running)
+
+    return [(Retraction, "retract_until_fits", retract_until_fits)]
