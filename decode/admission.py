@@ -80,23 +80,33 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
+    def is_light(self, req: Req, present: list[Req]) -> bool:
+        """Whether the tenant of `req` holds so little of `present` that it needs only its own pages."""
+        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
+
     def has_slot(
-        self, req: Req, free_slots: int, present: list[Req], *, retracting: bool, overtaken_by: int
+        self, light: bool, free_slots: int, *, alone: bool, retracting: bool, overtaken_by: int
     ) -> bool:
-        """Whether one of `free_slots` is for this request.
+        """Whether one of `free_slots` is for a request that is or is not `light`; if `alone`, no other is in a slot.
 
         While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
         """
-        if not present:
+        if alone:
             return free_slots > 0 and not retracting
-        if self._is_light(req, present):
+        if light:
             return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
     def make_room_for(
-        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], pages_arriving: int
+        self,
+        req: Req,
+        light: bool,
+        missing: int,
+        settled: list[Req],
+        transferring: list[Req],
+        pages_arriving: int,
     ) -> bool:
-        """Whether the request can have its `missing` pages beside the growth of the others.
+        """Whether the request can have its `missing` pages beside the growth of the others; not that if it is `light`.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
         cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
@@ -109,7 +119,7 @@ class Admission:
             return False
         if not present:
             return self._free_now(missing)
-        if not self._is_light(req, present):
+        if not light:
             growth = self._growth_pages(present, req)
             if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
@@ -156,9 +166,6 @@ class Admission:
         steps = self.steps_until_landed if reqs else 0
         longest = max([min(req.final_kv_len, req.launched_len + steps) for req in reqs], default=0)
         return max(pages, self._memory.pages_for(longest))
-
-    def _is_light(self, req: Req, present: list[Req]) -> bool:
-        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:
         """Pages that all are expected to take beside those they have."""

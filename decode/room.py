@@ -34,15 +34,19 @@ class Room:
     def admits(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
         settled, transferring = self.batch.reqs, self.transfer_queue.transferring
+        present = [*settled, *transferring]
+        light = self.admission.is_light(req, present)
         has_slot = self.admission.has_slot(
-            req,
+            light,
             self.batch.free_slots,
-            [*settled, *transferring],
+            alone=not present,
             retracting=self.retraction.active,
             overtaken_by=self.retraction.overtaken_by,
         )
         pages_arriving = self.transfer_queue.pages_held_with(req)
-        return has_slot and self.admission.make_room_for(req, missing, settled, transferring, pages_arriving)
+        return has_slot and self.admission.make_room_for(
+            req, light, missing, settled, transferring, pages_arriving
+        )
 
     def resume(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import msgspec
 
 from decode import output_buffer
 from decode.lifecycle import DecodeEvent
-from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import TransferQueue, Transferred
 from shared.baton import Baton
@@ -93,13 +90,3 @@ def _last_token_only() -> list[Patch]:
         return msgspec.structs.replace(row, index=last, token_ids=row.token_ids[-1:])
 
     return [(output_buffer, "_unsent", unsent)]
-
-
-@_mistake("steps", "requests are retracted only when not one page is left")
-def _surely_enough() -> list[Patch]:
-    real = Retraction.retract_until_fits
-
-    def retract_until_fits(self: Retraction, running: Collection[Req]) -> list[Req]:
-        return [] if self.memory.available_pages else real(self, running)
-
-    return [(Retraction, "retract_until_fits", retract_until_fits)]

@@ -199,7 +199,7 @@ def test_a_page_that_retires_refuses_nobody_while_others_can_be_evicted() -> Non
     memory.launched_step = 1
     memory.pool.retire(memory.pool.allocate(1, PageState.OWNED), PageState.OWNED, after_step=1)
     assert memory.pool.free == 1
-    assert admission.make_room_for(new, 2, [], [], 0)
+    assert admission.make_room_for(new, False, 2, [], [], 0)
 
 
 @pytest.mark.parametrize("retract_steps", [20, 40])
