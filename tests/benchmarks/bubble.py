@@ -47,7 +47,7 @@ WARM_UP_STEPS = 300  # until requests of all ages run
 
 
 @dataclass(slots=True)
-class Clock:
+class WorkedTime:
     """Seconds that the worker has computed or waited; `cpu` reads the CPU time of this thread."""
 
     cpu: Callable[[], float] = time.thread_time
@@ -69,10 +69,10 @@ class Clock:
 
 
 @dataclass(slots=True)
-class VirtualDevice:
+class TimedDevice:
     """Implements `Device`: steps take a fixed time, one after the other."""
 
-    clock: Clock
+    clock: WorkedTime
     step_seconds: float
     decode_steps: int = 0
     prebuilt_steps: int = 0
@@ -116,10 +116,10 @@ class VirtualDevice:
 
 
 @dataclass(slots=True)
-class VirtualFetcher:
+class TimedFetcher:
     """Implements `Fetcher`: each fetch lands after `FETCH_SECONDS`."""
 
-    clock: Clock
+    clock: WorkedTime
     _landing: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -142,10 +142,10 @@ class VirtualFetcher:
 
 
 @dataclass(slots=True)
-class Router:
+class EndlessRouter:
     """Implements `WorkerEndpoint`: sends a new request for each that ends."""
 
-    clock: Clock
+    clock: WorkedTime
     rows: int
     _requests: Iterator[Decode] = field(default_factory=lambda: drawn_requests(random.Random(0)))
     _events: list[LinkEvent] = field(default_factory=list)
@@ -201,8 +201,8 @@ class BubbleRun:
     def __init__(
         self, rows: int, step_seconds: float, *, overlap: bool, cpu: Callable[[], float] = time.thread_time
     ):
-        self.clock = Clock(cpu)
-        self.device = VirtualDevice(self.clock, step_seconds)
+        self.clock = WorkedTime(cpu)
+        self.device = TimedDevice(self.clock, step_seconds)
         self.core = DecodeScheduler(
             DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE, tenant_share_max=1.0),
             pages=rows * PAGES_PER_ROW,
@@ -217,8 +217,8 @@ class BubbleRun:
         self.loop = EventLoop(
             self.core,
             self.device,
-            VirtualFetcher(self.clock),
-            Router(self.clock, rows),
+            TimedFetcher(self.clock),
+            EndlessRouter(self.clock, rows),
             self.clock.now,
             _ignore,
             overlap=overlap,
