@@ -16,7 +16,7 @@ DRAWN = 0.25  # share of the worlds in which a setting differs
 
 ROUTER: Choices = {
     "ready_max": (1, 3, 8),
-    "prefilling_per_slot": (0.3, 1.0, 5.0),
+    "prefilling_per_slot": (0.1, 0.3, 5.0),
     "no_room_seconds": (0.001, 0.02, 1.0),
     "cache_hit_tokens_min": (0, 64, 128),
     "imbalance_tokens_max": (0, 40, 8192),
