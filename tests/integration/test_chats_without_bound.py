@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -24,7 +24,6 @@ PAGE_SIZE = 16
 CHATS = 6
 SHORT = 3
 LONG_TOKENS = 4_400
-LOOK_SECONDS = 0.1  # between two looks at the metrics
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +43,19 @@ def long_prompt(number: int) -> list[int]:
     return [1_000 + (number * 7_919 + 31 * place) % 20_000 for place in range(LONG_TOKENS)]
 
 
-async def second_token(client: openai.AsyncOpenAI, prompt: str | list[int]) -> float:
-    """Seconds until the second piece of a streamed answer came. Then the client leaves."""
-    began_at, pieces = monotonic(), 0
+async def second_token(
+    client: openai.AsyncOpenAI, prompt: str | list[int], look: Callable[[], object] = lambda: None
+) -> float:
+    """Seconds until the second piece of a streamed answer came; `look` is called then and at each later one."""
+    began_at, pieces, seconds = monotonic(), 0, 0.0
     async with await client.completions.create(model="smollm2", prompt=prompt, stream=True) as stream:
         async for chunk in stream:
             pieces += bool(chunk.choices and chunk.choices[0].text)
-            if pieces == 2:
-                return monotonic() - began_at
-    raise AssertionError(f"the answer ended after {pieces} pieces")
+            seconds = monotonic() - began_at if pieces == 2 and not seconds else seconds
+            if pieces >= 2:
+                await asyncio.to_thread(look)
+    assert seconds, f"the answer ended after {pieces} pieces"
+    return seconds
 
 
 async def chat(client: openai.AsyncOpenAI, topic: str, seconds: asyncio.Future[float]) -> None:
@@ -85,28 +88,14 @@ async def chats(client: openai.AsyncOpenAI, count: int) -> AsyncIterator[list[fl
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@asynccontextmanager
-async def most_in_decode(running: LocalDeployment) -> AsyncIterator[list[float]]:
-    """Looks all the while at how many requests the decode worker has at a time; the list has what it saw."""
-    (worker,) = running.processes("decode")
-    seen: list[float] = []
-
-    async def look() -> None:
-        while True:
-            metrics = await asyncio.to_thread(running.metrics, worker)
-            seen.append(metrics["segue_slots_used"])
-            await asyncio.sleep(LOOK_SECONDS)
-
-    task = asyncio.create_task(look())
-    try:
-        yield seen
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 @pytest.mark.timeout(400)
 def test_beside_chats_without_max_tokens_a_second_token_comes_soon(defaults: LocalDeployment) -> None:
+    (decode,) = defaults.processes("decode")
+    in_decode: list[float] = []  # requests, while the long one generates
+
+    def look() -> None:
+        in_decode.append(defaults.metrics(decode)["segue_slots_used"])
+
     async def story() -> None:
         async with client_of(defaults.url) as client:
             await second_token(client, "Warm up: ")
@@ -114,20 +103,19 @@ def test_beside_chats_without_max_tokens_a_second_token_comes_soon(defaults: Loc
             long_alone = await second_token(client, long_prompt(1))
             async with chats(client, 1) as alone:
                 chat_alone = alone[0]
-            async with chats(client, CHATS) as chat_seconds, most_in_decode(defaults) as seen:
-                long = asyncio.create_task(second_token(client, long_prompt(2)))
-                short = await asyncio.gather(
-                    *(second_token(client, f"The {n}. of them is") for n in range(SHORT))
-                )
-                long_seconds = await long
+            async with chats(client, CHATS) as chat_seconds:
+                long = second_token(client, long_prompt(2), look)
+                short = [second_token(client, f"The {n}. of them is") for n in range(SHORT)]
+                long_seconds, *short_seconds = await asyncio.gather(long, *short)
         figures = (
-            f"alone: chat {chat_alone:.2f}, short {short_alone:.2f}, long {long_alone:.2f} s; beside others: chats "
-            f"{max(chat_seconds):.2f}, short {max(short):.2f}, long {long_seconds:.2f} s; {max(seen)} in decode"
+            f"alone: chat {chat_alone:.2f}, short {short_alone:.2f}, long {long_alone:.2f} s; "
+            f"beside others: chats {max(chat_seconds):.2f}, short {max(short_seconds):.2f}, long {long_seconds:.2f} s; "
+            f"{max(in_decode):.0f} in decode"
         )
         sys.stdout.write(f"{figures}\n")
-        assert max(seen) >= CHATS + 1, figures
+        assert max(in_decode) >= CHATS + 1, figures
         assert max(chat_seconds) <= may_take(chat_alone), figures
-        assert max(short) <= may_take(short_alone), figures
+        assert max(short_seconds) <= may_take(short_alone), figures
         assert long_seconds <= may_take(long_alone), figures
 
     for worker in [*defaults.processes("prefill"), *defaults.processes("decode")]:
