@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.simulation import (
     mistakes,
+    mistakes_about_choices,
     mistakes_about_chunks,
     mistakes_about_losses,
     mistakes_about_room,
@@ -25,6 +26,7 @@ from tests.simulation import (
 MUTATIONS = {
     **mistakes.MISTAKES,
     **mistakes_in_draining.MISTAKES,
+    **mistakes_about_choices.MISTAKES,
     **mistakes_about_chunks.MISTAKES,
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_room.MISTAKES,
