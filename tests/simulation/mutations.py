@@ -20,6 +20,7 @@ from tests.simulation import (
     mistakes_about_tenants,
     mistakes_about_trust,
     mistakes_about_versions,
+    mistakes_about_waiting,
     mistakes_in_draining,
 )
 
@@ -34,6 +35,7 @@ MUTATIONS = {
     **mistakes_about_tenants.MISTAKES,
     **mistakes_about_trust.MISTAKES,
     **mistakes_about_versions.MISTAKES,
+    **mistakes_about_waiting.MISTAKES,
 }
 
 

@@ -36,6 +36,7 @@ MESSAGES = [
 FABRIC = [
     "fetch slow",
     "fetch from a dead agent",
+    "fetch across a partition",
     "fetch stale",
     "fetch failed",
     "fetch failed unproven",
@@ -68,7 +69,15 @@ DECODE_PATHS = [
     "resumes",
     "returned_to_router",
 ]
-CONTINUATIONS = ["lost_prefill", "lost_decode", "stale", "unreachable", "lease_ended", "retracted"]
+CONTINUATIONS = [
+    "lost_prefill",
+    "lost_decode",
+    "stale",
+    "unreachable",
+    "stalled",
+    "lease_ended",
+    "retracted",
+]
 DROPPED = ["ended", "old_attempt", "other_worker"]
 ENDS = [
     "stop at the first token",
@@ -87,6 +96,9 @@ ENDS = [
 JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
     "judged at router: a turn was before",
     "judged at router: a stream could not migrate",
+    "judged at router: no more is computed than decode takes",
+    "judged at router: enough stands before decode",
+    "judged at router: a wait would be too long",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",

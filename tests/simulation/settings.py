@@ -33,6 +33,9 @@ def router_config(sizes: ScenarioSizes) -> RouterConfig:
         "tenant_weights": sizes.tenant_weights,
         "share_prefix_cache": sizes.share_prefix_cache,
         "overtakes_max": sizes.overtakes_max,
+        "ready_seconds": sizes.ready_seconds,
+        "unreachable_seconds": sizes.unreachable_seconds,
+        "stall_seconds": sizes.stall_seconds,
     }
     return RouterConfig(**values | dict(sizes.router_bounds))
 
