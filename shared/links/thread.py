@@ -24,11 +24,11 @@ import structlog
 import zmq
 
 from shared.effects import Note
-from shared.errors import InvariantError
 from shared.links.counters import LinkCounters
-from shared.links.events import LinkEvent, PeerDown, PeerUp
+from shared.links.events import LinkEvent
+from shared.links.inbox import Inbox
 from shared.links.session import LinkSettings, reason_of
-from shared.messages import Hello, Message, encode
+from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
 
@@ -73,63 +73,6 @@ class LinkSockets(Protocol):
 
     def close(self, now: float) -> None:
         """End all sessions and close all sockets."""
-
-
-class Inbox:
-    """Events that wait for `receive`, and the peers that its caller has heard of."""
-
-    def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
-        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the receiver knows
-        self._settings = settings
-        self._on_ready = on_ready
-        self._events: list[LinkEvent] = []
-        self._unread_bytes = 0  # bodies of the events
-        self._woken = False
-        self._failure: BaseException | None = None
-        self._changed = threading.Condition()
-
-    @property
-    def full(self) -> bool:
-        settings = self._settings
-        return (
-            len(self._events) >= settings.unread_messages_max
-            or self._unread_bytes >= settings.unread_bytes_max
-        )
-
-    def put(self, events: list[LinkEvent], body_bytes: int) -> None:
-        with self._changed:
-            was_empty = not self._events
-            self._events += events
-            self._unread_bytes += body_bytes
-            self._changed.notify()
-        if was_empty and self._on_ready is not None:
-            self._on_ready()
-
-    def fail(self, failure: BaseException) -> None:
-        with self._changed:
-            self._failure = failure
-            self._changed.notify()
-        if self._on_ready is not None:
-            self._on_ready()
-
-    def wake(self) -> None:
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
-
-    def take(self, timeout_seconds: float) -> list[LinkEvent]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._woken or self._failure, timeout_seconds)
-            if self._failure is not None:
-                raise InvariantError("the link thread has died") from self._failure
-            self._woken = False
-            events, self._events, self._unread_bytes = self._events, [], 0
-        for event in events:
-            if isinstance(event, PeerUp):
-                self.hellos[event.peer] = event.hello
-            elif isinstance(event, PeerDown):
-                self.hellos.pop(event.peer, None)
-        return events
 
 
 class Outbox:
