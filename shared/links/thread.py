@@ -11,22 +11,21 @@ holds the sockets.
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal, Protocol
 
 import structlog
-import zmq
 
 from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent
 from shared.links.inbox import Inbox
+from shared.links.poller import SocketPoller
 from shared.links.session import LinkSettings, reason_of
 from shared.messages import Message, encode
 
@@ -62,10 +61,10 @@ class End(Protocol):
 class LinkSockets(Protocol):
     """What holds the sockets of an end."""
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
         """Tell the poller what to wait for, once."""
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
         """Feed the end from the sockets that are ready; with `unread_full`, refuse to."""
 
     def flush(self, now: float) -> None:
@@ -139,7 +138,7 @@ class ThreadedLinks:
         self._wake_recv, self._wake_send = socket.socketpair()
         self._wake_recv.setblocking(False)
         self._wake_send.setblocking(False)
-        self._poller = zmq.Poller()
+        self._poller = SocketPoller()
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
 
@@ -182,6 +181,7 @@ class ThreadedLinks:
         self._closing = True
         self._wake_thread()
         self._thread.join(CLOSE_SECONDS)
+        self._poller.close()
         self._wake_recv.close()
         self._wake_send.close()
 
@@ -211,7 +211,7 @@ class ThreadedLinks:
             return  # a wake-up is pending already
 
     def _run(self) -> None:
-        self._poller.register(self._wake_recv, zmq.POLLIN)
+        self._poller.register(self._wake_recv)
         self._wire.register(self._poller)
         try:
             while not self._closing:
@@ -228,12 +228,12 @@ class ThreadedLinks:
     def _turn(self) -> None:
         due_at = max(self._turned_at, min(self._end.deadline, self._turned_at + WAIT_SECONDS_MAX))
         wait_seconds = max(due_at - self._clock(), 0.0)
-        ready = {source for source, _ in self._poller.poll(math.ceil(wait_seconds * 1000))}
+        ready = self._poller.poll(wait_seconds)
         now = self._turned_at = self._clock()
         if now - due_at >= self._silence_seconds:
             # We were frozen longer than our peers wait: the messages that have arrived are of sessions that are over.
             self._end.tick(now)
-        if self._wake_recv.fileno() in ready:
+        if self._wake_recv in ready:
             self._wake_recv.recv(4096)
         self._carry_out_commands(now)
         self._wire.read(ready, now, self._inbox.full)

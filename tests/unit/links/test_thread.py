@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
-import zmq
 from structlog.testing import capture_logs
 
 from shared.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerUp
+from shared.links.poller import SocketPoller
 from shared.links.thread import ThreadedLinks
 from shared.messages import Cancel, Hello
 from tests.doubles.novelty import Novelty
@@ -52,11 +52,11 @@ class Recorded:
         del peer, session, now
         self.calls.append(reason)
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
         del poller
         self.calls.append("register")
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
         del ready, now, unread_full
         self.calls.append("read")
         self.gate.wait(10)
