@@ -48,7 +48,9 @@ class RouterCore:
         self.settings = settings
         self.counters = RouterCounters()
         prefixes = PrefixIndex(settings.prefix_blocks_max)
-        self.fleet = Fleet(prefixes, (settings.model_name,), settings.indexed_roles)
+        self.fleet = Fleet(
+            prefixes, (settings.model_name,), settings.indexed_roles, settings.prefilling_per_slot
+        )
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._replies = WorkerReplies(settings, self._requests, self.counters)
@@ -218,8 +220,7 @@ class RouterCore:
         if worker is None:
             self.counters.dropped_messages["unknown_worker"] += 1
         elif isinstance(message, messages.Load):
-            worker.report(message)
-            self._placeable = True
+            self._placeable |= worker.report(message)
         elif isinstance(message, messages.Draining):
             self._drain_worker(worker)
         elif isinstance(message, messages.Generated):
@@ -308,12 +309,13 @@ class RouterCore:
             return None
         if not self._may_prefill(live.tenant):
             return False
-        workers = placement.prefill_workers(live.need, self.fleet)
-        choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
-        if choice is not None:
-            self.fleet.mark_chosen(choice.worker)
-            self._requests.prefill(live, choice, now)
-        return choice is not None if workers else None
+        for workers in placement.prefill_rounds(live.need, self.fleet, self.settings):
+            choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
+            if choice is not None:
+                self.fleet.mark_chosen(choice.worker)
+                self._requests.prefill(live, choice, now)
+                return True
+        return False if workers else None
 
     def _may_prefill(self, tenant: Tenant) -> bool:
         """Whether one more request of this tenant may go to a prefill worker."""
@@ -322,12 +324,13 @@ class RouterCore:
         return self._requests.before_decode < ready_max and tenant.before_decode < share
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
-        workers = placement.decode_workers(live.need, self.fleet)
-        choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
-        if choice is not None:
-            self.fleet.mark_chosen(choice.worker)
-            self._requests.decode(live, choice, now)
-        return choice is not None if workers else None
+        for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+            choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
+            if choice is not None:
+                self.fleet.mark_chosen(choice.worker)
+                self._requests.decode(live, choice, now)
+                return True
+        return False if workers else None
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
@@ -335,9 +338,10 @@ class RouterCore:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
                     live.refresh_need()
-                    workers = placement.decode_workers(live.need, self.fleet)
-                    choice = placement.place_decode(
-                        live.need, workers, self.fleet.prefixes, self.settings, now
-                    )
-                    if choice is not None:
-                        self._requests.request_migration(live, choice)
+                    for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+                        choice = placement.place_decode(
+                            live.need, workers, self.fleet.prefixes, self.settings, now
+                        )
+                        if choice is not None:
+                            self._requests.request_migration(live, choice)
+                            break

@@ -121,6 +121,7 @@ class Router:
             tenant_weights=sizes.tenant_weights,
             share_prefix_cache=sizes.share_prefix_cache,
             overtakes_max=sizes.overtakes_max,
+            candidates_max=sizes.candidates_max,
         )
         self.core = JudgedRouterCore(settings, process.now)
         self._network = world.network

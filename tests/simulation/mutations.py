@@ -13,6 +13,7 @@ from typing import Any
 from tests.simulation import (
     mistakes,
     mistakes_about_chunks,
+    mistakes_about_fleets,
     mistakes_about_losses,
     mistakes_about_room,
     mistakes_about_tenants,
@@ -25,6 +26,7 @@ MUTATIONS = {
     **mistakes.MISTAKES,
     **mistakes_in_draining.MISTAKES,
     **mistakes_about_chunks.MISTAKES,
+    **mistakes_about_fleets.MISTAKES,
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_room.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
