@@ -75,6 +75,7 @@ class ScenarioSizes:
     radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
+    candidates_max: int = 8
     tenant_share_max: float = 1.0
     tenant_running_max: int = 0
     tenant_tokens_per_minute: int = 0
