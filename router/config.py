@@ -241,6 +241,11 @@ class RouterConfig(ProcessConfig):
         default="total_tokens",
         description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
     )
+    candidates_max: PositiveInt = Field(
+        default=8,
+        description="Workers that are compared for one request, drawn at random, besides those that have its prefix. "
+        "Where none of them has room, all are. In a fleet with no more workers of a role, all are compared at once.",
+    )
     losses_max: PositiveInt = Field(
         default=3,
         description="Workers that one request may lose before it fails. A request that kills workers cannot kill all.",

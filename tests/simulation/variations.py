@@ -5,11 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
+import msgspec
+
+from router.config import Policy
 from shared.sampling_params import SamplingParams
+from tests.simulation.bounds import bounds
 from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
 from tests.simulation.oracle import VOCAB_SIZE
-from tests.simulation.scenario import START_SECONDS, PlannedRequest, ScenarioSizes, SimulationScenario
+from tests.simulation.scenario import (
+    CONTEXT_LEN,
+    START_SECONDS,
+    PlannedRequest,
+    ScenarioSizes,
+    SimulationScenario,
+)
 from tests.simulation.versions import way_of
 
 
@@ -94,12 +105,73 @@ def short_share(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
 
 
+def candidates(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
+    handful = scenario.random("candidates").choice((1, 2, 8, 8))
+    return replace(scenario, sizes=replace(scenario.sizes, candidates_max=handful))
+
+
 def patience(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds give up a slow fetch early, so decode keeps fewer pages free of what arrives."""
     if scenario.calm:
         return scenario
     patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
     return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
+
+
+def policies(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
+    rng = scenario.random("policies")
+    if rng.random() < 0.5:
+        return scenario
+    any_policy = get_args(Policy)
+    sizes = replace(
+        scenario.sizes, prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy)
+    )
+    return replace(scenario, sizes=sizes)
+
+
+def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds some or most requests may generate until their context is full, as most clients' do."""
+    rng = scenario.random("without max_tokens")
+    share = rng.choice((0.0, 0.0, 0.3, 0.8))
+
+    def freed(planned: PlannedRequest) -> PlannedRequest:
+        rest = CONTEXT_LEN - len(planned.prompt)
+        return replace(planned, params=msgspec.structs.replace(planned.params, max_new_tokens=rest))
+
+    requests = [freed(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
+def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
+
+    So a cancel and its command reach a decode worker in one turn, in which the request joins at once.
+    """
+    rng = scenario.random("second thoughts")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    sizes = scenario.sizes
+    tokens = sizes.page_size * rng.randint(1, 4)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(tokens))
+    router = rng.randrange(sizes.routers)
+
+    def request(number: int, at: float, abort_after_tokens: int | None) -> PlannedRequest:
+        params = SamplingParams(max_new_tokens=4, seed=rng.getrandbits(32), ignore_eos=True)
+        return PlannedRequest(
+            rid=f"hasty-{number}",
+            at=START_SECONDS + at,
+            router=router,
+            prompt=prompt,
+            params=params,
+            tenant="hasty",
+            abort_after_tokens=abort_after_tokens,
+        )
+
+    warming = [request(number, 0.0, None) for number in range(sizes.decode_workers)]
+    crowds = [request(10 * crowd + number, 0.4 * crowd, 1) for crowd in (1, 2, 3) for number in range(6)]
+    return replace(scenario, requests=scenario.requests + tuple(warming + crowds))
 
 
 def partition(scenario: SimulationScenario) -> SimulationScenario:
@@ -151,11 +223,16 @@ def waits(scenario: SimulationScenario) -> SimulationScenario:
 
 
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
+    bounds,
+    policies,
     short_share,
+    candidates,
     patience,
     waits,
     partition,
     tenants,
+    without_max_tokens,
+    second_thoughts,
     router_drains,
     hangs,
     forgetful,
