@@ -8,7 +8,7 @@ from decode.admission import Admission
 from prefill.scheduler import PrefillScheduler
 from router.core.fleet import Fleet, Worker
 from shared.kv.radix_cache import RadixCache
-from shared.messages import Decode, FinishReason, RefusalReason
+from shared.messages import Decode, FinishReason, Hello, RefusalReason
 from shared.req import Req
 from shared.scheduling.queue_policy import QUEUE_POLICIES
 from tests.simulation.mutation import Mutation, Patch, into
