@@ -274,7 +274,7 @@ class RouterConfig(ProcessConfig):
         description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
     )
     stall_seconds: Seconds = Field(
-        default=300.0,
+        default=900.0,
         description="Seconds in which a live worker may report nothing of a request that it has. Then it is cancelled "
         "there and tried again. A prompt must be computed, and a retracted request resumed, within this time.",
     )
