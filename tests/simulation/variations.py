@@ -120,9 +120,9 @@ def patience(scenario: SimulationScenario) -> SimulationScenario:
 
 
 def policies(scenario: SimulationScenario) -> SimulationScenario:
-    """Half of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
+    """A third of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
     rng = scenario.random("policies")
-    if rng.random() < 0.5:
+    if rng.random() > 0.35:
         return scenario
     any_policy = get_args(Policy)
     sizes = replace(
