@@ -18,6 +18,8 @@ from shared.scheduling.tenant_shares import share_of
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
+Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -79,6 +81,11 @@ class Worker:
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
         self.pool_tokens = limits.pages * limits.page_size
         self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)
+
+    @property
+    def lane(self) -> Lane:
+        """What workers must share with it to exchange pages."""
+        return (self.hello.model, self.hello.kv_format)
 
     def understands(self, message: type[Message]) -> bool:
         """Whether such a message may be sent to it; if not, do as was done before the message existed."""
@@ -251,6 +258,10 @@ class Fleet:
         mine = worker.hello
         other: Role = "decode" if mine.role == "prefill" else "prefill"
         return self._partners[other, mine.model, mine.kv_format] > 0
+
+    def takers(self, role: Role, lane: Lane) -> int:
+        """How many workers of a role and a lane do not drain."""
+        return self._partners[(role, *lane)]
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ AREAS = {
     "steps",
     "tenants",
     "versions",
+    "waiting",
+    "partitions",
 }
 
 
