@@ -33,6 +33,7 @@ from shared.scheduling.tenant_shares import is_light, share_of
 STEPS_BETWEEN = (
     2  # in units of `retract_steps`: a retraction needs one, so the other lies before the next retraction
 )
+GROWTH_STEPS = 8  # that one sum of the growth serves: it changes slowly and is dear
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -51,7 +52,7 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
-        self._growth = KeptSum(self._no_growth, _with_growth_of)
+        self._growth = KeptSum(self._no_growth, _with_growth_of, GROWTH_STEPS)
         self._largest = KeptSum(int, self._larger)
         self._config = config
         self._memory = memory
@@ -79,23 +80,33 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
+    def is_light(self, req: Req, present: list[Req]) -> bool:
+        """Whether the tenant of `req` holds so little of `present` that it needs only its own pages."""
+        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
+
     def has_slot(
-        self, req: Req, free_slots: int, present: list[Req], *, retracting: bool, overtaken_by: int
+        self, light: bool, free_slots: int, *, alone: bool, retracting: bool, overtaken_by: int
     ) -> bool:
-        """Whether one of `free_slots` is for this request.
+        """Whether one of `free_slots` is for a request that is or is not `light`; if `alone`, no other is in a slot.
 
         While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
         """
-        if not present:
+        if alone:
             return free_slots > 0 and not retracting
-        if self._is_light(req, present):
+        if light:
             return free_slots > 0 and overtaken_by < OVERTAKING_MAX
         return free_slots > self.slots_kept and not retracting
 
     def make_room_for(
-        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], pages_arriving: int
+        self,
+        req: Req,
+        light: bool,
+        missing: int,
+        settled: list[Req],
+        transferring: list[Req],
+        pages_arriving: int,
     ) -> bool:
-        """Whether the request can have its `missing` pages beside the growth of the others.
+        """Whether the request can have its `missing` pages beside the growth of the others; not that if it is `light`.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
         cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
@@ -107,14 +118,14 @@ class Admission:
         if self._memory.pages_for(req.final_kv_len) > usable:
             return False
         if not present:
-            return self._memory.cache.make_room(missing)
-        if not self._is_light(req, present):
+            return self._free_now(missing)
+        if not light:
             growth = self._growth_pages(present, req)
             if self._memory.available_pages < missing + growth + self.pages_kept:
                 return False
         unretractable = missing + pages_arriving
         largest = self._pages_of_largest(settled)
-        return unretractable + largest <= usable and self._memory.cache.make_room(missing)
+        return unretractable + largest <= usable and self._free_now(missing)
 
     def on_step(self, now: float) -> None:
         """A decode step is planned: all goes well."""
@@ -136,6 +147,16 @@ class Admission:
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
+        self._growth.forget()
+
+    def _free_now(self, missing: int) -> bool:
+        """Whether so many pages are free, after evicting those that are not.
+
+        Pages that retire are not counted: they come only later. If what is evicted retires, too, the answer is no, so a
+        request that comes in never costs more of the available pages than its own.
+        """
+        self._memory.cache.evict(missing - self._memory.pool.free)
+        return missing <= self._memory.pool.free
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
         """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
@@ -143,11 +164,8 @@ class Admission:
 
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps = self.steps_until_landed if reqs else 0
-        lengths = [min(req.final_kv_len, req.launched_len + steps) for req in reqs]
-        return max([pages, *map(self._memory.pages_for, lengths)])
-
-    def _is_light(self, req: Req, present: list[Req]) -> bool:
-        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
+        longest = max([min(req.final_kv_len, req.launched_len + steps) for req in reqs], default=0)
+        return max(pages, self._memory.pages_for(longest))
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:
         """Pages that all are expected to take beside those they have."""

@@ -22,7 +22,7 @@ class DecodeState(enum.Enum):
 
     WAITING = "waiting"  # it holds nothing; another request is fetching the prefix that it needs, too
     TRANSFERRING = "transferring"  # in a slot, its pages are being fetched
-    JOINING = "joining"  # its pages are here; it is part of the next PREBUILT step
+    JOINING = "joining"  # its pages are here; it is part of the next step
     RUNNING = "running"  # it decodes one token a step
     MIGRATING = "migrating"  # out of the batch, to continue elsewhere; its last step has not settled
     LEASED = "leased"  # its pages are leased to the worker that continues it

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
-from decode.lifecycle import DecodeEvent, DecodeState
+from decode.lifecycle import ENDED, DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.running_batch import RunningBatch
 from shared.effects import Send, WorkerEffect
@@ -35,13 +35,21 @@ class Migrations:
     counters: DecodeCounters
     effects: list[WorkerEffect]
     settling: list[Req] = field(default_factory=list)
+    _asked: list[Req] = field(default_factory=list)
+
+    def ask(self, req: Req) -> None:
+        """The request is to continue on another worker as soon as it runs."""
+        if req not in self._asked:
+            self._asked.append(req)
 
     def start(self) -> None:
         """Take the requests to migrate out of the batch, at most as many as there are free lease words."""
-        asked = [req for req in self.batch.running.values() if req.migration_asked]
-        going = [req for req in asked if req.launched_len < req.final_kv_len]
+        self._asked = [req for req in self._asked if req.state not in ENDED]
+        running = [req for req in self._asked if req.state is DecodeState.RUNNING]
+        going = [req for req in running if req.launched_len < req.final_kv_len]
         for req in going[: self.leases.free - len(self.settling)]:
             self.states.advance(req, DecodeEvent.MIGRATION_STARTED)
+            self._asked.remove(req)
             self.batch.remove(req)
             self.settling.append(req)
 

@@ -1,46 +1,57 @@
-"""Tokens on their way to the routers: one message a router and flush, not one a token.
+"""Tokens on their way to the routers: one message a router and flush, and one row a request, not one a token.
 
-Tokens wait at most `flush_seconds` for others to share their message; after a pause the first ones go at once. It knows
-nothing of requests.
+Tokens wait at most `flush_seconds` for others to share their message; after a pause the first ones go at once. What is
+kept is which requests have tokens that were not sent; the tokens stay in the requests, so a step costs little here. It
+does not know why a request has tokens or whether it goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shared.effects import Send
 from shared.messages import Generated, Row
+from shared.req import Req
 
 
 class OutputBuffer:
-    """Rows since the last flush, by router."""
+    """Requests with tokens since the last flush, in the order of the first of these."""
 
     def __init__(self, flush_seconds: float):
         self._flush_seconds = flush_seconds
-        self._rows: dict[str, list[Row]] = {}
+        self._reqs: dict[Req, None] = {}
         self._next_flush = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(self._reqs)
 
-    def add(self, router: str, row: Row) -> None:
-        """Keep a row until the next flush."""
-        self._rows.setdefault(router, []).append(row)
+    def add(self, reqs: Iterable[Req]) -> None:
+        """These have one token more."""
+        self._reqs.update(dict.fromkeys(reqs))
 
     def forget(self, router: str) -> None:
-        """The router's session has ended: drop its rows."""
-        self._rows.pop(router, None)
+        """The router's session has ended: drop its tokens."""
+        self._reqs = {req: None for req in self._reqs if req.router != router}
 
     def due(self, now: float) -> bool:
-        """Whether the rows have waited `flush_seconds`, or come after a pause that long."""
-        return bool(self._rows) and now >= self._next_flush
+        """Whether the tokens have waited `flush_seconds`, or come after a pause that long."""
+        return bool(self._reqs) and now >= self._next_flush
 
     def deadline(self) -> float | None:
-        """When the rows are due, in seconds of the worker's clock; None if there are none."""
-        return self._next_flush if self._rows else None
+        """When the tokens are due, in seconds of the worker's clock; None if there are none."""
+        return self._next_flush if self._reqs else None
 
     def flush(self, now: float) -> list[Send]:
-        """The messages with all rows; the buffer is empty then."""
-        sends = [Send(router, Generated(tuple(rows))) for router, rows in self._rows.items()]
-        if self._rows:
-            self._rows = {}
+        """The messages with all tokens; the buffer is empty then."""
+        rows: dict[str, list[Row]] = {}
+        for req in self._reqs:
+            rows.setdefault(req.router, []).append(_unsent(req))
+        if rows:
+            self._reqs = {}
             self._next_flush = now + self._flush_seconds
-        return sends
+        return [Send(router, Generated(tuple(rows))) for router, rows in rows.items()]
+
+
+def _unsent(req: Req) -> Row:
+    start, req.sent_len = req.sent_len, len(req.token_ids)
+    return Row(req.rid, req.attempt, start - req.prompt_len, tuple(req.token_ids[start:]))

@@ -12,7 +12,7 @@ are of the tenant that holds most; in it the order is SGLang's: fewest output to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
@@ -89,11 +89,16 @@ class Retraction:
 
     # ---- out of the batch ----
 
-    def retract_until_fits(self, running: Iterable[Req]) -> list[Req]:
+    def retract_until_fits(self, running: Collection[Req]) -> list[Req]:
         """Retract requests until the steps ahead of the others fit; one always stays. Returns the victims.
 
         Those that end by length with the step in flight give their pages back anyway.
         """
+        if (
+            len(running) * self.memory.pages_for(self.steps_ahead) + self.pages_kept
+            <= self.memory.available_pages
+        ):
+            return []  # nobody can want more: most steps need no look at each request
         ending = sum(
             self.memory.releasable_pages(req) for req in running if req.launched_len >= req.final_kv_len
         )

@@ -34,15 +34,19 @@ class Room:
     def admits(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
         settled, transferring = self.batch.reqs, self.transfer_queue.transferring
+        present = [*settled, *transferring]
+        light = self.admission.is_light(req, present)
         has_slot = self.admission.has_slot(
-            req,
+            light,
             self.batch.free_slots,
-            [*settled, *transferring],
+            alone=not present,
             retracting=self.retraction.active,
             overtaken_by=self.retraction.overtaken_by,
         )
         pages_arriving = self.transfer_queue.pages_held_with(req)
-        return has_slot and self.admission.make_room_for(req, missing, settled, transferring, pages_arriving)
+        return has_slot and self.admission.make_room_for(
+            req, light, missing, settled, transferring, pages_arriving
+        )
 
     def resume(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""
@@ -51,7 +55,7 @@ class Room:
 
     def grow(self) -> bool:
         """Retract running requests until the next steps of the others fit; whether any was retracted."""
-        victims = self.retraction.retract_until_fits(list(self.batch.running.values()))
+        victims = self.retraction.retract_until_fits(self.batch.running.values())
         for victim in victims:
             self.batch.remove(victim)
         if victims:
@@ -61,8 +65,7 @@ class Room:
     def stuck(self) -> Req | None:
         """One request to give up, if no step, copy or fetch can free pages and only the end of a quarantine could."""
         retiring = self.memory.pool.count(PageState.RETIRING)
-        coming = self.batch.joining or self.transfer_queue.transferring
-        if self.batch.in_flight or retiring or coming or self.retraction.copying:
+        if self.batch.in_flight or retiring or self.transfer_queue.transferring or self.retraction.copying:
             return None
         return next(iter([*self.batch.running.values(), *self.retraction.retracted]), None)
 

@@ -1,10 +1,12 @@
 """The requests in slots whose KV is here, and the steps made of them.
 
-    join ─► joining ─► PREBUILT ─► running ─► DECODE, DECODE, … ─► remove
+    join ─► joining ─► start_joining ─► running ─► DECODE, DECODE, … ─► remove
 
-A step is planned before the one in flight has settled. So a row may run one step past its end, and rows that are
-certain to end by length in the step in flight are not planned again. A slot may be taken as soon as it is free: the
-device applies joins in the order of the steps. It knows nothing of routers, fetches or why a request is removed.
+The first DECODE step of a request carries its join, so a join costs the others nothing. A PREBUILT step carries joins
+when no request can decode: then the device has nothing else to do. A step is planned before the one in flight has
+settled. So a row may run one step past its end, and rows that are certain to end by length in the step in flight are
+not planned again. A slot may be taken as soon as it is free: the device applies joins in the order of the steps. It
+knows nothing of routers, fetches or why a request is removed.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class RunningBatch:
         self._counters = counters
         self._slots = slots
         self._free_slots = deque(range(slots))
+        self._starting: list[Req] = []  # running, but no step has carried their join
         self._planned: dict[int, list[Req]] = {}  # rows of the steps launched and not settled
 
     @property
@@ -63,7 +66,7 @@ class RunningBatch:
         req.slot = self._free_slots.popleft()
 
     def join(self, req: Req) -> None:
-        """Make a request that is in a slot part of the next PREBUILT step."""
+        """Make a request that is in a slot part of the next step."""
         self.joining.append(req)
 
     def remove(self, req: Req) -> None:
@@ -76,59 +79,71 @@ class RunningBatch:
             self._free_slots.append(req.slot)
             req.slot = None
 
-    def prebuilt(self) -> ScheduleBatch:
-        """The step with which the joining requests start to run."""
-        joins = []
+    def start_joining(self) -> None:
+        """Let the joining requests run. The next step carries the joins of those that still do."""
         for req in self.joining:
             req.launched_len = req.kv_len
+            self._look_ahead(req)
             self.running[req.rid] = req
             self._states.advance(req, DecodeEvent.JOINED)
-            joins.append(req.join(last_token=req.token_ids[-1]))
-        self.joining.clear()
-        self._counters.prebuilt_steps += 1
-        return self._step(ForwardMode.PREBUILT, [], joins=tuple(joins))
+        self._starting += self.joining
+        self.joining = []
 
-    def decode(self) -> ScheduleBatch | None:
-        """One token for every request that has a page for it; None if there is none.
+    def next_step(self) -> ScheduleBatch | None:
+        """One token for every request that has a page for it; None if there is neither a row nor a join.
 
         Those that end by length with the step in flight have no row.
         """
-        going = [req for req in self.running.values() if req.launched_len < req.final_kv_len]
-        growing = [req for req in going if self._memory.pages_missing(req, req.launched_len + 1)]
+        joins = self._joins()  # their pages as they are before this step's grants
+        at_bound = [req for req in self.running.values() if req.launched_len >= req.launched_max]
+        growing = [req for req in at_bound if req.launched_len < req.final_kv_len]
         self._memory.evict_for(len(growing))
-        grants, without_page = self._grant_pages(growing)
-        rows = [req for req in going if req.rid not in without_page]
+        grants = self._grant_pages(growing)
+        sits_out = {req.rid for req in at_bound if req.launched_len >= req.launched_max}
+        rows = [*self.running.values()]
+        if sits_out:
+            rows = [req for req in rows if req.rid not in sits_out]
         for req in rows:
             req.launched_len += 1
-        if not rows:
-            return None
-        self._counters.decode_steps += 1
-        return self._step(ForwardMode.DECODE, rows, grants=tuple(grants))
+        if rows:
+            self._counters.decode_steps += 1
+            return self._step(ForwardMode.DECODE, rows, joins, tuple(grants))
+        if joins:
+            self._counters.prebuilt_steps += 1
+            return self._step(ForwardMode.PREBUILT, rows, joins, tuple(grants))
+        return None
 
     def settle(self, step: int) -> list[Req]:
         """The rows of a step that has settled, in their order."""
         return self._planned.pop(step)
 
-    def _grant_pages(self, growing: list[Req]) -> tuple[list[PageGrant], set[str]]:
-        """One more page for each, as far as there are any, and the requests that get none."""
-        grants: list[PageGrant] = []
-        without_page: set[str] = set()
+    def _joins(self) -> tuple[SlotJoin, ...]:
+        starting, self._starting = self._starting, []
+        return tuple(req.join(last_token=req.token_ids[-1]) for req in starting if req.slot is not None)
+
+    def _grant_pages(self, growing: list[Req]) -> list[PageGrant]:
+        """One more page for each, as far as there are any."""
+        grants = []
         for req in growing:
             pages = self._memory.allocate(req, 1)
             if pages is None:
-                without_page.add(req.rid)
+                self._counters.rows_without_page += 1
                 continue
             assert req.slot is not None
             grants.append(PageGrant(req.slot, tuple(pages)))
-        self._counters.rows_without_page += len(without_page)
-        return grants, without_page
+            self._look_ahead(req)
+        return grants
+
+    def _look_ahead(self, req: Req) -> None:
+        """Find out how far its steps go as they are: until then they need no look at pages or its end."""
+        req.launched_max = min(len(req.pages) * self._memory.page_size, req.final_kv_len)
 
     def _step(
         self,
         mode: ForwardMode,
         rows: list[Req],
-        joins: tuple[SlotJoin, ...] = (),
-        grants: tuple[PageGrant, ...] = (),
+        joins: tuple[SlotJoin, ...],
+        grants: tuple[PageGrant, ...],
     ) -> ScheduleBatch:
         self._memory.launched_step += 1
         self._planned[self._memory.launched_step] = rows

@@ -33,7 +33,7 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Decode, Finished, Migrate, RefusalReason, Refused, Row
+from shared.messages import Cancel, Decode, Finished, FinishReason, Migrate, RefusalReason, Refused
 from shared.req import Req
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.request_states import RequestStates
@@ -101,7 +101,7 @@ class DecodeScheduler:
                 self._intake(router, command, now)
             case Received(_, Migrate(rid, attempt)):
                 if (req := self._reqs.get(rid)) and req.attempt == attempt:
-                    req.migration_asked = True
+                    self._migrations.ask(req)
             case Received(_, Cancel(rid, attempt)):
                 self._cancel(rid, attempt)
             case PeerDown(router, _):
@@ -150,16 +150,15 @@ class DecodeScheduler:
         return False
 
     def plan(self, now: float) -> ScheduleBatch | None:
-        """The next step: requests whose KV has arrived join first, else every running one decodes one token."""
+        """The next step: requests whose KV has arrived join, and every running one decodes one token."""
         self._room.resume()
         self._admit_waiting()
-        if self._batch.joining:
-            return self._batch.prebuilt()
+        self._batch.start_joining()
         self._migrations.start()
         self._lease_settled(now)
         if self._room.grow():
             self._back_up_settled(now)
-        batch = self._batch.decode()
+        batch = self._batch.next_step()
         if batch is not None:
             self._admission.on_step(now)
         elif stuck := self._room.stuck():
@@ -169,24 +168,35 @@ class DecodeScheduler:
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
-        finished: list[Send] = []
-        for req, token_id in zip(self._batch.settle(batch.step), token_ids, strict=True):
-            if req.state in ENDED:
-                self.counters.extra_tokens += 1
-                continue
-            req.token_ids.append(token_id)
-            req.kv_len += 1
-            self.counters.generated_tokens += 1
-            self._output_buffer.add(req.router, Row(req.rid, req.attempt, req.output_len - 1, (token_id,)))
-            if reason := req.finish_reason(self._eos_token_ids):
-                message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
-                finished.append(Send(req.router, message))
-                self._finish(req)
+        rows = self._batch.settle(batch.step)
+        extra, ended = self._append(rows, token_ids)
+        self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
+        finished = [self._finish(req, reason) for req, reason in ended]
         if finished or self._output_buffer.due(now):
             self._flush(now)
         self._effects.extend(finished)
         self._lease_settled(now)
         self._back_up_settled(now)
+
+    def _append(
+        self, rows: list[Req], token_ids: list[int]
+    ) -> tuple[list[Req], list[tuple[Req, FinishReason]]]:
+        """Append each row's token; the rows of requests that had ended before, and those that end now."""
+        extra: list[Req] = []
+        ended: list[tuple[Req, FinishReason]] = []
+        running, eos_token_ids = DecodeState.RUNNING, self._eos_token_ids
+        for req, token_id in zip(rows, token_ids, strict=True):
+            if req.state is not running and req.state in ENDED:
+                extra.append(req)
+                continue
+            req.token_ids.append(token_id)
+            req.kv_len += 1
+            may_end = req.kv_len >= req.final_kv_len or token_id in eos_token_ids or req.params.stop_token_ids
+            if may_end and (reason := req.finish_reason(eos_token_ids)):
+                ended.append((req, reason))
+        self.counters.extra_tokens += len(extra)
+        self.counters.generated_tokens += len(rows) - len(extra)
+        return extra, ended
 
     # ---- what the loop and the process ask ----
 
@@ -305,12 +315,14 @@ class DecodeScheduler:
                 self._holdings.give_up(req)
                 self._end(req, DecodeEvent.CANCELLED)
 
-    def _finish(self, req: Req) -> None:
+    def _finish(self, req: Req, reason: FinishReason) -> Send:
         """End a request whose last token is sampled; the same step may have taken it out of the batch."""
+        message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
         self.counters.finished += 1
         self._admission.lengths.add(req.output_len, at_bound=req.remaining_new_tokens <= 0)
         self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
+        return Send(req.router, message)
 
     def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
         self.states.advance(req, LEASE_ENDS[end])

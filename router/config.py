@@ -233,7 +233,13 @@ class RouterConfig(ProcessConfig):
     )
     ready_max: PositiveInt = Field(
         default=512,
-        description="Requests in prefill or waiting for decode. Each holds pages of a prefill worker.",
+        description="Requests in prefill or waiting for decode, whatever decode takes. Each holds pages of a prefill "
+        "worker.",
+    )
+    ready_seconds: Seconds = Field(
+        default=2.0,
+        description="Seconds of requests in prefill or waiting for decode, at the rate at which decode takes them. "
+        "Under overload further ones wait before they are computed, so that no stream pauses after its first token.",
     )
     prefill_policy: Policy = Field(
         default="cache_aware",
@@ -259,15 +265,26 @@ class RouterConfig(ProcessConfig):
     )
     waiting_seconds_max: Seconds = Field(
         default=30.0,
-        description="Seconds that a new request may wait for a prefill worker. Then the answer is 503.",
+        description="Seconds that a new request may wait for a prefill worker. Then the answer is 503. One that would "
+        "wait longer than 0.8 of them, by the rate at which others are taken, gets 429 at once.",
     )
     ready_seconds_max: Seconds = Field(
         default=30.0,
         description="Seconds that a request may wait for a decode worker after its first token. Then it gets 503.",
     )
+    unreachable_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds in which no decode worker is asked to fetch from a worker that it could not fetch from, "
+        "while others can. Then the pair is tried again.",
+    )
     worker_return_seconds: Seconds = Field(
         default=60.0,
         description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
+    )
+    stall_seconds: Seconds = Field(
+        default=300.0,
+        description="Seconds in which a live worker may report nothing of a request that it has. Then it is cancelled "
+        "there and tried again. A prompt must be computed, and a retracted request resumed, within this time.",
     )
     request_seconds_max: float = Field(
         default=0.0,

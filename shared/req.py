@@ -49,9 +49,15 @@ class Req:
     cached_len: int = 0  # tokens found in the radix cache; an estimate until they are locked
     kv_len: int = 0
     launched_len: int = 0
+    launched_max: int = 0  # decode: to this length it has pages, and does not end
+    sent_len: int = field(init=False)  # of token_ids: those that its router has or was sent
     slot: int | None = None
     retractions: int = 0
-    migration_asked: bool = False  # it is to continue on another worker as soon as it runs
+    final_kv_len: int = field(init=False)  # tokens whose KV it can ever need: all but the very last one
+
+    def __post_init__(self) -> None:
+        self.final_kv_len = self.prompt_len + self.params.max_new_tokens - 1
+        self.sent_len = len(self.token_ids)
 
     @classmethod
     def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Enum) -> Req:
@@ -81,11 +87,6 @@ class Req:
     def remaining_new_tokens(self) -> int:
         """Tokens that may still be generated, by settled length."""
         return self.params.max_new_tokens - self.output_len
-
-    @property
-    def final_kv_len(self) -> int:
-        """Tokens whose KV the request can ever need: all but the very last one."""
-        return self.prompt_len + self.params.max_new_tokens - 1
 
     def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Why the request ends with its last token; None if it goes on."""

@@ -20,7 +20,7 @@ class ForwardMode(enum.Enum):
 
     EXTEND = "extend"  # several tokens per request; the KV before them is already in its pages
     DECODE = "decode"  # one token per request, read from the FutureMap
-    PREBUILT = "prebuilt"  # requests whose KV has arrived join; nothing is computed
+    PREBUILT = "prebuilt"  # requests whose KV has arrived join, and none can decode; nothing is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SlotJoin:
     params: SamplingParams
     prompt_len: int
     token_ids: Sequence[int] = ()  # all tokens so far, given only when params.needs_history
-    last_token: int | None = None  # seeds the FutureMap: PREBUILT only
+    last_token: int | None = None  # seeds the FutureMap, which EXTEND does not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ExtendRow:
 class ScheduleBatch:
     """One step. `step` numbers are consecutive from 1 on each device.
 
-    EXTEND uses `extend`; DECODE uses `decode_slots`; PREBUILT has only `joins` and `grants`. Deltas (`joins`, then
+    EXTEND uses `extend`; DECODE uses `decode_slots`; PREBUILT has only `joins`. Deltas (`joins`, then
     `grants`) apply in order before the forward. Results come back in row order: one token for each extend row with
     `samples`, or one for each decode slot.
     """

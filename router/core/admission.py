@@ -14,6 +14,8 @@ from router.core.tenants import Tenant
 from shared.messages import WORKER_ROLES
 from shared.scheduling.tenant_shares import share_of
 
+WAIT_FRACTION = 0.8  # of what a new request may wait: a wait that is foreseen may become longer
+
 
 def refusal(
     request: ClientRequest, fleet: Fleet, waiting: int, settings: RouterConfig
@@ -46,6 +48,18 @@ def tenant_refusal(
         )
         return RequestFailed(429, message, seconds, code="tokens_per_minute")
     return None
+
+
+def wait_refusal(seconds: float, settings: RouterConfig) -> RequestFailed | None:
+    """Why a request that would wait so many seconds before prefill is not admitted; None if it is admitted."""
+    seconds_max = settings.waiting_seconds_max * WAIT_FRACTION
+    if seconds <= seconds_max:
+        return None
+    retry = min(max(settings.retry_after_seconds, seconds - seconds_max), settings.waiting_seconds_max)
+    message = (
+        f"So many requests wait that this one would wait longer than {seconds_max:g} s. Try again later."
+    )
+    return RequestFailed(429, message, retry, code="wait_too_long")
 
 
 def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:

@@ -23,7 +23,7 @@ from shared.baton import Baton
 from shared.effects import Send
 from shared.messages import Message
 
-Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause"]
+Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall"]
 
 
 class Claims:
@@ -73,12 +73,15 @@ class Claims:
         self._prefixes.insert(worker.peer, live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
+        live.heard_at = now
+        self.deadlines.set(("stall", live.rid), now + self._settings.stall_seconds)
 
     def unassign(self, live: LiveRequest) -> None:
         """Its worker has no more work with it, and it needs no room elsewhere."""
         assert live.worker is not None, live.rid
         live.worker.unassign(live.rid)
         live.worker = None
+        self.deadlines.clear(("stall", live.rid))
         self.forget_target(live)
 
     def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
@@ -109,11 +112,21 @@ class Claims:
             del live.target.reserved[live.rid]
             live.target = None
 
+    def has_stalled(self, live: LiveRequest, now: float) -> bool:
+        """Whether its worker has been silent about it for too long; if not, look again when it may have been.
+
+        Moving the deadline with every token would cost more than this.
+        """
+        due = live.heard_at + self._settings.stall_seconds
+        if now < due:
+            self.deadlines.set(("stall", live.rid), due)
+        return now >= due
+
     # ---- leases ------------------------------------------------------------------------------------------------
 
     def hold_lease(self, live: LiveRequest, holder: Worker, baton: Baton, now: float) -> None:
         """`holder` keeps its pages under a lease, which must be renewed."""
-        live.holder, live.baton = holder, baton
+        live.holder, live.baton, live.unread_by = holder, baton, ()
         holder.leases[live.rid] = None
         self.deadlines.set(("renew", live.rid), now + self._settings.renew_seconds)
 

@@ -96,6 +96,10 @@ class RouterCounters:
     ttft_seconds: deque[float] = durations(
         "segue_ttft_seconds", "Seconds from a request's arrival to its first token."
     )
+    second_token_seconds: deque[float] = durations(
+        "segue_second_token_seconds",
+        "Seconds from a request's first token, which prefill samples, to its second one, the first of decode.",
+    )
     itl_seconds: deque[float] = durations(
         "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token."
     )

@@ -12,27 +12,29 @@ ones for a while (`overtaking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from router.config import RouterConfig
 from router.core import placement
-from router.core.admission import refusal, tenant_refusal
+from router.core.admission import refusal, tenant_refusal, wait_refusal
+from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
     FleetPaired,
     RequestAborted,
     RequestCompleted,
-    RequestFailed,
     RouterEffect,
 )
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.overtaking import PlacementPass
+from router.core.partitions import Partitions
 from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
 from router.core.tenants import Tenant
+from router.core.time_limits import timed_out
 from router.core.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
 from shared.effects import Note
@@ -53,7 +55,11 @@ class RouterCore:
         )
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
-        self._replies = WorkerReplies(settings, self._requests, self.counters)
+        self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
+        self._partitions = Partitions(settings.unreachable_seconds)
+        self._replies = WorkerReplies(
+            settings, self._requests, self._backpressure, self._partitions, self.counters
+        )
         self._missing_roles = self.fleet.missing
         self._draining = False
         self._paired = False  # there has been a pair of workers that can serve
@@ -68,6 +74,9 @@ class RouterCore:
         failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
+        if failed is None:
+            seconds = self._backpressure.seconds_to_wait(self._requests.claims.waiting, request, now)
+            failed = wait_refusal(seconds, self.settings)
         if failed is not None:
             self._requests.refuse(request, failed)
             return
@@ -118,6 +127,8 @@ class RouterCore:
                 self._placeable = True
             elif kind == "renew":
                 self._requests.claims.renew(self._requests.live[name], now)
+            elif kind == "stall":
+                self._find_stalled(self._requests.live[name], now)
             else:
                 self._expire(self._requests.live[name], kind, now)
         self._place_pending(now)
@@ -194,6 +205,7 @@ class RouterCore:
             return
         self._note_missing_roles()
         self._requests.claims.deadlines.clear(("pause", event.peer))
+        self._partitions.down(event.peer)
         for rid in list(worker.reserved):
             self._requests.claims.forget_target(self._requests.live[rid])
         cause = f"lost_{worker.hello.role}"
@@ -234,31 +246,30 @@ class RouterCore:
     # ---- time --------------------------------------------------------------------------------------------------
 
     def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
-        retry = self.settings.retry_after_seconds
-        if kind == "request":
-            seconds = self.settings.request_seconds_max
-            failed = RequestFailed(
-                504, f"The request took longer than {seconds:g} s.", code="request_timeout"
-            )
-        elif kind == "ready" and live.migrating:
+        if kind == "ready" and live.migrating:
             assert live.holder is not None, live.rid
             self._requests.try_again(
                 live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
             )
-            self._placeable = True
-            return
-        elif kind == "ready":
-            seconds = self.settings.ready_seconds_max
-            message = f"No decode worker had room within {seconds:g} s. Try again later."
-            failed = RequestFailed(503, message, retry, code="no_worker")
         else:
-            seconds = now - live.state_since
-            missing = " or ".join(self.fleet.missing)
-            why = f"There was no {missing} worker for" if missing else "No worker took the request within"
-            message = f"{why} {seconds:g} s. Try again later."
-            failed = RequestFailed(503, message, retry, code="no_worker")
-        self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
+            failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
+            self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
         self._placeable = True
+
+    def _find_stalled(self, live: LiveRequest, now: float) -> None:
+        """Its worker is up and may have forgotten it: then it is cancelled there, and tried again."""
+        worker = live.worker
+        assert worker is not None, live.rid
+        if self._requests.claims.has_stalled(live, now):
+            fields = {
+                "rid": live.rid,
+                "worker": worker.peer,
+                "attempt": live.attempt,
+                "state": live.state.value,
+            }
+            self._effects.append(Note("request.stalled", fields, "warning"))
+            self._requests.try_again(live, RequestEvent.LOST, now, peer=worker.peer, cause="stalled")
+            self._placeable = True
 
     # ---- placement ---------------------------------------------------------------------------------------------
 
@@ -269,7 +280,9 @@ class RouterCore:
             self._placeable = False
             self._place_ready(now)
             waiting = self._requests.claims.waiting.in_order()
-            self._serve(waiting, self._to_prefill, PlacementPass(self.settings.overtakes_max), now)
+            attempts = PlacementPass(self.settings.overtakes_max)
+            self._serve(waiting, self._to_prefill, attempts, now)
+            self._backpressure.waiting_passed(attempts, now)
 
     def _place_ready(self, now: float) -> None:
         """Those that have left a draining worker, then those that can leave one, then those that have not begun.
@@ -278,10 +291,13 @@ class RouterCore:
         each slot that falls free, or the room that a migration had reserved.
         """
         ready = self._requests.claims.ready.in_order()
+        migrating = [live for live in ready if live.migrating]
+        others = [live for live in ready if not live.migrating]
         attempts = PlacementPass(self.settings.overtakes_max)
-        self._serve([live for live in ready if live.migrating], self._to_decode, attempts, now)
+        self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
-        self._serve([live for live in ready if not live.migrating], self._to_decode, attempts, now)
+        self._serve(others, self._to_decode, attempts, now)
+        self._backpressure.ready_passed(attempts, self._requests.claims.ready.in_order(), now)
 
     def _serve(
         self,
@@ -307,24 +323,43 @@ class RouterCore:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return None
-        if not self._may_prefill(live.tenant):
-            return False
-        for workers in placement.prefill_rounds(live.need, self.fleet, self.settings):
-            choice = placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now)
+        for workers in self._prefill_rounds(live, now):
+            may_take = self._partitions.holders(self._in_open_lanes(workers, live.tenant, now), now)
+            choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:
                 self.fleet.mark_chosen(choice.worker)
                 self._requests.prefill(live, choice, now)
                 return True
         return False if workers else None
 
-    def _may_prefill(self, tenant: Tenant) -> bool:
-        """Whether one more request of this tenant may go to a prefill worker."""
+    def _prefill_rounds(self, live: LiveRequest, now: float) -> Iterable[list[Worker]]:
+        """While some workers cannot be read from, all are looked at: a handful might have no other."""
+        if self._partitions.known(now):
+            return (placement.prefill_workers(live.need, self.fleet),)
+        return placement.prefill_rounds(live.need, self.fleet, self.settings)
+
+    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+        """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
         ready_max = self.settings.ready_max
         share = share_of(ready_max, self.settings.tenant_share_max)
-        return self._requests.before_decode < ready_max and tenant.before_decode < share
+        if self._requests.before_decode.total() >= ready_max or tenant.before_decode >= share:
+            return []
+        full = self._backpressure.full_lanes(tenant, now)
+        return [worker for worker in workers if worker.lane not in full] if full else workers
+
+    def _fetchers(self, live: LiveRequest, now: float) -> Sequence[Worker]:
+        """Decode workers that may be asked to fetch its pages from the worker that has them."""
+        workers = placement.decode_workers(live.need, self.fleet)
+        holder = live.waits_on
+        assert holder is not None, live.rid
+        untried = [worker for worker in workers if worker.peer not in live.unread_by]
+        return self._partitions.readers(holder, untried, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
-        for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+        for workers in self._decode_rounds(live, now):
+            if live.unread_by and all(worker.draining for worker in workers):
+                self._requests.reroute(live, RequestEvent.LEASE_ENDED, now, peer=live.unread_by[-1])
+                return None
             choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
             if choice is not None:
                 self.fleet.mark_chosen(choice.worker)
@@ -332,13 +367,19 @@ class RouterCore:
                 return True
         return False if workers else None
 
+    def _decode_rounds(self, live: LiveRequest, now: float) -> Iterable[Sequence[Worker]]:
+        """As `_prefill_rounds`."""
+        if live.unread_by or self._partitions.known(now):
+            return (self._fetchers(live, now),)
+        return placement.decode_rounds(live.need, self.fleet, self.settings)
+
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
         for worker in [worker for worker in self.fleet.of_role("decode") if worker.draining]:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
                     live.refresh_need()
-                    for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+                    for workers in self._decode_rounds(live, now):
                         choice = placement.place_decode(
                             live.need, workers, self.fleet.prefixes, self.settings, now
                         )

@@ -38,6 +38,10 @@ class FairClock:
             self._last.popitem(last=False)
         return start
 
+    def next_start(self, tenant: str) -> float:
+        """The start that the tenant's next request would get."""
+        return max(self._now, *self._last.get(tenant, (self._now,)))
+
     def serve(self, start: float) -> None:
         """The request with this start goes."""
         self._now = max(self._now, start)

@@ -19,6 +19,8 @@ from shared.scheduling.tenant_shares import share_of
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
+Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -84,6 +86,11 @@ class Worker:
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
         self.pool_tokens = limits.pages * limits.page_size
         self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)
+
+    @property
+    def lane(self) -> Lane:
+        """What workers must share with it to exchange pages."""
+        return (self.hello.model, self.hello.kv_format)
 
     def understands(self, message: type[Message]) -> bool:
         """Whether such a message may be sent to it; if not, do as was done before the message existed."""
@@ -213,6 +220,11 @@ class Worker:
         return more and self.is_open
 
 
+def prefilling_max_of(slots: int, per_slot: float) -> int:
+    """Requests in flight that a prefill worker may have."""
+    return max(1, int(slots * per_slot))
+
+
 class Fleet:
     """All workers that are up, in the order they came, and the models they have served."""
 
@@ -244,7 +256,7 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
-        prefilling_max = max(1, int(hello.limits.slots * self._prefilling_per_slot))
+        prefilling_max = prefilling_max_of(hello.limits.slots, self._prefilling_per_slot)
         worker = Worker(
             peer, hello, self._arrivals, prefilling_max=prefilling_max, changed=self._note_whether_open
         )
@@ -299,6 +311,10 @@ class Fleet:
         mine = worker.hello
         other: Role = "decode" if mine.role == "prefill" else "prefill"
         return self._partners[other, mine.model, mine.kv_format] > 0
+
+    def takers(self, role: Role, lane: Lane) -> int:
+        """How many workers of a role and a lane do not drain."""
+        return self._partners[(role, *lane)]
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ class RequestEvent(enum.Enum):
     GENERATED = "Generated"  # further tokens have come
     MIGRATING = "Migrating"  # the decode worker leases the pages to another one, which goes on
     NO_ROOM = "NoRoom"  # the worker refused for lack of room; what was computed remains valid
-    STALE = "Stale"  # the pages cannot be fetched any more, or not by that worker
+    UNREACHABLE = "Unreachable"  # that worker cannot fetch the pages; another one may
+    STALE = "Stale"  # the pages cannot be fetched any more, or by nobody
     LOST = "Lost"  # the worker that the state waits on is gone, or its messages cannot be trusted
     MIGRATION_TARGET_LOST = "MigrationTargetLost"  # the new worker is lost before it had the pages
     LEASE_ENDED = "LeaseEnded"  # the holder of the pages has given them up
@@ -90,6 +91,7 @@ TRANSITIONS = StateTable[RequestState, RequestEvent](
             RequestEvent.GENERATED: RequestState.DECODING,
             RequestEvent.MIGRATING: RequestState.READY,
             RequestEvent.NO_ROOM: RequestState.READY,
+            RequestEvent.UNREACHABLE: RequestState.READY,
             RequestEvent.MIGRATION_TARGET_LOST: RequestState.READY,
             RequestEvent.STALE: RequestState.WAITING,
             RequestEvent.LOST: RequestState.WAITING,

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
-from router.core.fleet import Worker
+from router.core.fleet import Lane, Worker
 from router.core.lifecycle import Lifecycle, RequestState
 from router.core.placement import Need
 from router.core.tenants import Tenant
@@ -59,10 +59,16 @@ class LiveRequest:
     target: Worker | None = None  # where room is reserved for it: its migration was requested
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
+    lane: Lane = ("", "")  # of the prefill worker of this attempt
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
-    avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most two for each of losses_max
+    avoided: tuple[
+        str, ...
+    ] = ()  # peers that lost an attempt; at most two for each of losses_max, and one more
+    unread_by: tuple[str, ...] = ()  # peers that could not fetch its pages from their present holder
+    rerouted: bool = False  # it was computed again because nobody could fetch its pages; that is no loss once
     joined: bool = False  # the decode worker of this attempt has the pages
+    heard_at: float = 0.0  # when its worker last reported something of it
     wait_until: float = 0.0  # survives a refusal for lack of room
     ready_until: float = 0.0
 

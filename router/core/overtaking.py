@@ -8,6 +8,8 @@ less running than its own tenant: else one that fills all workers would hold up 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from router.core.live_request import LiveRequest
 
 Group = tuple[str, str, str]
@@ -22,6 +24,12 @@ class PlacementPass:
         self._room_below: dict[
             tuple[Group, str], int
         ] = {}  # tokens: of a tenant, a request of as many found none
+        self.taken: list[LiveRequest] = []  # those that were placed
+
+    @property
+    def blocked(self) -> Iterable[Group]:
+        """The groups of requests that found no room."""
+        return self._front.keys()
 
     def may_try(self, live: LiveRequest) -> bool:
         """Whether room for it is possible, and not kept for another one."""
@@ -42,6 +50,7 @@ class PlacementPass:
 
     def placed(self, live: LiveRequest) -> None:
         """It went to a worker, past the first that found no room, if there is one."""
+        self.taken.append(live)
         front = self._front.get(live.need.group)
         if front is not None:
             front.overtakes += 1

@@ -117,7 +117,8 @@ def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
     )
 
 
-def _could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
+def _could_decode(need: Need, worker: Worker, fleet: Fleet) -> bool:
+    del fleet
     hello = worker.hello
     return hello.model == need.model and hello.kv_format == need.kv_format and worker.fits(need.tokens_max)
 

@@ -6,7 +6,8 @@ it keeps its place. The queue does not know what its requests wait for.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from math import inf
 
 from router.core.fair_clock import FairClock
 from router.core.lifecycle import RequestState
@@ -55,9 +56,13 @@ class RequestQueue:
         if not self._unserved:
             self.clock.rest()
 
+    def place_of_new(self, tenant: str, priority: int) -> int:
+        """How many would stand before the next request of a tenant."""
+        return bisect_right(self._queue, (-priority, self.clock.next_start(tenant), inf), key=self._order)
+
     def in_order(self) -> list[LiveRequest]:
         """A copy, so that requests may be removed while it is walked."""
         return list(self._queue)
 
-    def _order(self, live: LiveRequest) -> tuple[int, float, int]:
+    def _order(self, live: LiveRequest) -> tuple[int, float, float]:
         return (-live.request.priority, live.starts[self._state], live.arrival)

@@ -33,6 +33,7 @@ from router.core.effects import (
     outcome_word,
 )
 from router.core.ended_requests import EndedRequests
+from router.core.fleet import Lane
 from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
@@ -45,6 +46,7 @@ from shared.errors import InvariantError
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
+BEFORE_DECODE = (RequestState.PREFILLING, RequestState.READY)
 
 
 class RequestTable:
@@ -59,6 +61,9 @@ class RequestTable:
     ):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
+        self.before_decode: Counter[Lane] = (
+            Counter()
+        )  # those that tie up, or soon will, pages of prefill workers
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
         self.claims = Claims(settings, prefixes, effects)
@@ -67,11 +72,6 @@ class RequestTable:
         self._counters = counters
         self._arrivals = 0
         self._indexed = bool(settings.indexed_roles)
-
-    @property
-    def before_decode(self) -> int:
-        """Requests that tie up, or soon will, pages of a prefill worker."""
-        return self.by_state[RequestState.PREFILLING] + self.by_state[RequestState.READY]
 
     def admit(self, request: ClientRequest, now: float) -> LiveRequest:
         """A new request enters the queue of waiting ones."""
@@ -110,6 +110,7 @@ class RequestTable:
         """waiting → prefilling."""
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
+        live.lane = choice.worker.lane
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
         self.claims.send(choice.worker, prefill_command(live))
 
@@ -173,6 +174,8 @@ class RequestTable:
         if not live.output:
             self._counters.ttft_seconds.append(now - live.arrived_at)
             gap = 0.0
+        elif len(live.output) == 1:
+            self._counters.second_token_seconds.append(gap)
         for _ in inter_token:
             self._counters.itl_seconds.append(gap / len(token_ids))
         live.output.extend(token_ids)
@@ -186,6 +189,10 @@ class RequestTable:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         self.claims.unassign(live)
         self._advance(live, event, now, peer, cause)
+        if event is RequestEvent.UNREACHABLE:
+            live.ready_until = (
+                now + self._settings.ready_seconds_max
+            )  # it has waited for a fetch, not for room
         self.claims.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
@@ -236,6 +243,18 @@ class RequestTable:
         live.wait_until = now + patience
         self.claims.enqueue(live)
 
+    def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
+        """Nobody could fetch its pages: it is computed anew, elsewhere if it can be. The first time is no loss.
+
+        `peer` is the last worker that tried; it holds nothing of it.
+        """
+        if live.holder is not None:
+            live.avoided += (live.holder.peer,)
+        counts, live.rerouted = live.rerouted, True
+        self.try_again(
+            live, event, now, peer=peer, cause="unreachable", worker_has_released=True, counts=counts
+        )
+
     def end(
         self,
         live: LiveRequest,
@@ -275,6 +294,7 @@ class RequestTable:
             live.state_since = now
             self._count(live, before, -1)
             self._count(live, live.state, 1)
+            self.before_decode[live.lane] += (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE)
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from functools import partial
 
 from router.config import RouterConfig
+from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.fleet import Worker
 from router.core.lifecycle import RequestEvent, RequestState
 from router.core.live_request import LiveRequest
+from router.core.partitions import Partitions
 from router.core.request_table import RequestTable
 from shared import messages
 from shared.messages import FinishReason
@@ -29,6 +31,8 @@ AboutRequest = (
 )
 
 SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
+
+FETCHES_MAX = 2  # workers that try to fetch the same pages, if the first cannot
 
 EXPECTED: dict[RequestState, tuple[type, ...]] = {
     RequestState.PREFILLING: (messages.Prefilled, messages.Refused),
@@ -46,8 +50,17 @@ EXPECTED: dict[RequestState, tuple[type, ...]] = {
 class WorkerReplies:
     """Takes each message to the step of `RequestTable` that it means. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, requests: RequestTable, counters: RouterCounters):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        requests: RequestTable,
+        backpressure: Backpressure,
+        partitions: Partitions,
+        counters: RouterCounters,
+    ):
         self._settings = settings
+        self._backpressure = backpressure
+        self._partitions = partitions
         self._requests = requests
         self._counters = counters
 
@@ -57,10 +70,13 @@ class WorkerReplies:
         if live is None:
             return False
         had_joined = live.joined
+        live.heard_at = now
         match message:
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
             case messages.Joined():
+                if live.holder is not None:
+                    self._partitions.fetched(live.holder, worker)
                 self._requests.join(live, message, now)
             case messages.Row():
                 self._generated(live, worker, message, now)
@@ -94,6 +110,7 @@ class WorkerReplies:
             self._lost(live, worker, "gap", now)
             return
         self._requests.claims.waiting.served(live)
+        self._backpressure.computed(now - live.state_since)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += message.cached_tokens
@@ -152,12 +169,26 @@ class WorkerReplies:
             live.state is RequestState.PREFILLING or live.holder is not None
         ):
             self._pause(worker, live, now)
+            self._backpressure.refused(live)
             self._requests.requeue(live, RequestEvent.NO_ROOM, now, peer=worker.peer)
-        elif live.state is RequestState.DECODING and message.reason in ("stale", "unreachable"):
-            self._counters.stale_batons[message.reason] += 1
-            again(RequestEvent.STALE, cause=message.reason, worker_has_released=True)
+        elif live.state is RequestState.DECODING and message.reason == "unreachable":
+            self._unreachable(live, worker, now)
+        elif live.state is RequestState.DECODING and message.reason == "stale":
+            self._counters.stale_batons["stale"] += 1
+            again(RequestEvent.STALE, cause="stale", worker_has_released=True)
         else:
             again(RequestEvent.LOST, cause=message.reason, worker_has_released=True)
+
+    def _unreachable(self, live: LiveRequest, worker: Worker, now: float) -> None:
+        """The worker cannot fetch the pages, although their holder is up. Another one may try once."""
+        self._counters.stale_batons["unreachable"] += 1
+        if live.holder is not None:
+            self._partitions.failed(live.holder, worker, now)
+            live.unread_by += (worker.peer,)
+            if len(live.unread_by) < FETCHES_MAX:
+                self._requests.requeue(live, RequestEvent.UNREACHABLE, now, peer=worker.peer)
+                return
+        self._requests.reroute(live, RequestEvent.STALE, now, peer=worker.peer)
 
     def _lost(
         self, live: LiveRequest, worker: Worker, cause: str, now: float, *, worker_has_released: bool = False

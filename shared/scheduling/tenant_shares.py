@@ -9,7 +9,7 @@ take alone (`tenant_share_max`) is kept for light requests. With one tenant none
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from shared.req import Req
 
@@ -27,12 +27,14 @@ def tokens_by_tenant(reqs: Iterable[Req]) -> Counter[str]:
     return held
 
 
-def is_light(req: Req, others: Iterable[Req], size: int, capacity: float) -> bool:
+def is_light(req: Req, others: Collection[Req], size: int, capacity: float) -> bool:
     """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside `others`.
 
     With the `size` to which the request may grow, its tenant must also stay within an even share of `capacity`, both in
     tokens. One share more than there are tenants is counted, so that the requests that are not light keep one.
     """
+    if {other.tenant for other in others} <= {req.tenant}:
+        return False
     held = tokens_by_tenant(others)
     own = held.pop(req.tenant, 0)
     if own + size > capacity / (len(held) + 2):

@@ -37,7 +37,7 @@ class DecodeUnderTest:
 
     def __init__(self, rows: int, max_new_tokens: int):
         self.core = DecodeScheduler(
-            DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE),
+            DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE, tenant_share_max=1.0),
             pages=2 * rows * CONTEXT_LEN // PAGE_SIZE,  # ample: this measures bookkeeping, not pressure
             host_pages=64,
             context_len=CONTEXT_LEN,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from router.config import RouterConfig
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
@@ -21,9 +20,10 @@ from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
 from tests.simulation.scenario import PlannedRequest
+from tests.simulation.settings import MODEL_NAME, router_config
 from tests.simulation.timeline import TimelineProcess
 from tests.simulation.versions import Novelties
-from tests.simulation.worker import MODEL_NAME, Surroundings
+from tests.simulation.worker import Surroundings
 
 ROUNDING = 1e-6  # seconds
 REFUSALS = (400, 429, 500, 503, 504)  # the statuses that a request of these worlds may fail with
@@ -102,28 +102,7 @@ class Router:
         )
         self.clients: dict[str, SimulatedClient] = {}
         self._accepted: dict[str, SimulatedClient] = {}
-        settings = RouterConfig(
-            served_model_name=MODEL_NAME,
-            prefill_policy=sizes.prefill_policy,
-            decode_policy=sizes.decode_policy,
-            max_queued_requests=sizes.max_queued_requests,
-            losses_max=sizes.losses_max,
-            loss_seconds=sizes.loss_seconds,
-            waiting_seconds_max=sizes.waiting_seconds_max,
-            ready_seconds_max=sizes.ready_seconds_max,
-            request_seconds_max=sizes.request_seconds_max,
-            renew_seconds=sizes.lease_seconds / 4,
-            cache_hit_tokens_min=1,
-            imbalance_tokens_max=200,
-            tenant_share_max=sizes.tenant_share_max,
-            tenant_running_max=sizes.tenant_running_max,
-            tenant_tokens_per_minute=sizes.tenant_tokens_per_minute,
-            tenant_weights=sizes.tenant_weights,
-            share_prefix_cache=sizes.share_prefix_cache,
-            overtakes_max=sizes.overtakes_max,
-            candidates_max=sizes.candidates_max,
-        )
-        self.core = JudgedRouterCore(settings, process.now)
+        self.core = JudgedRouterCore(router_config(sizes), process.now)
         self._network = world.network
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)

@@ -28,7 +28,15 @@ from tests.simulation.scenario import (
 from tests.simulation.variations import VARIATIONS
 
 OVERFLOWING = 0.4  # share of worlds whose pools are too small for what comes
-QUEUE_POLICIES: tuple[QueuePolicy, ...] = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "priority", "random")
+QUEUE_POLICIES: tuple[QueuePolicy, ...] = (
+    "fcfs",
+    "routing-key",
+    "lpm",
+    "dfs-weight",
+    "lof",
+    "priority",
+    "random",
+)
 CACHE_POLICIES: tuple[CachePolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
 PREFILL_POLICIES: tuple[Policy, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
 DECODE_POLICIES: tuple[Policy, ...] = (

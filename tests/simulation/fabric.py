@@ -36,6 +36,7 @@ class FabricFaults:
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
     endless: float = 0.0  # share of the unproven that never end
+    partition: tuple[str, str] | None = None  # uids of a holder and a reader that cannot reach each other
 
 
 @dataclass(slots=True)
@@ -115,6 +116,10 @@ class Agent:
         if rng.random() < faults.slow:
             self.fabric.count("fetch slow")
             latest = faults.slow_seconds * rng.uniform(0.5, 2)
+        if faults.partition == (baton.holder.uid, self.holder.uid):
+            self.fabric.count("fetch across a partition")
+            self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no route"))
+            return
         for page, target in zip(source, into, strict=False):
             at = now + rng.uniform(0, latest)
             self.process.at(at, lambda page=page, target=target: self._read_page(read, page, target))  # type: ignore[misc]

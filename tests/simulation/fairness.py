@@ -31,14 +31,18 @@ from prefill.scheduler import PrefillScheduler
 from router.config import RouterConfig
 from router.core import placement
 from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest
+from router.core.fleet import Worker
 from router.core.lifecycle import RequestState
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
+from router.core.tenants import Tenant
 from shared.baton import Baton
 from shared.kv.page_pool import PageState
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
+from tests.simulation import judged_waits
 
 
 class JudgedRouterCore(RouterCore):
@@ -52,7 +56,24 @@ class JudgedRouterCore(RouterCore):
         self._judge(
             live, self._requests.claims.waiting, RequestState.WAITING, lambda other: self._takes(other, now)
         )
-        return super()._to_prefill(live, now)
+        placed = super()._to_prefill(live, now)
+        if placed and judged_waits.is_bounded(self, live.lane, now):
+            self.judged["no more is computed than decode takes"] += 1
+            judged_waits.prove_needed(self, live, now)
+        return placed
+
+    def submit(self, request: ClientRequest, now: float) -> None:
+        before = judged_waits.standing_before(self, request)
+        super().submit(request, now)
+        if judged_waits.was_refused(self):
+            self.judged["a wait would be too long"] += 1
+            judged_waits.prove_refusal(self, request, before)
+
+    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+        for lane in self._backpressure.full_lanes(tenant, now):
+            self.judged["enough stands before decode"] += 1
+            judged_waits.prove_not_shut(self, lane, tenant)
+        return super()._in_open_lanes(workers, tenant, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
@@ -104,18 +125,19 @@ class JudgedRouterCore(RouterCore):
         if now < live.rests_until:
             return False
         running_max = self.settings.tenant_running_max
-        if (running_max and live.tenant.running >= running_max) or not self._may_prefill(live.tenant):
+        if running_max and live.tenant.running >= running_max:
             return False
-        workers = placement.prefill_workers(live.need, self.fleet)
+        workers = self._in_open_lanes(placement.prefill_workers(live.need, self.fleet), live.tenant, now)
+        may_take = self._partitions.holders(workers, now)
         return (
-            placement.place_prefill(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
+            placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
         )
 
     def _fetches(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = placement.decode_workers(live.need, self.fleet)
+        workers = self._fetchers(live, now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

@@ -20,8 +20,9 @@ DRAWN_FAULTS = (
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
 HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
 FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
+FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, NONSENSE)
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE)
 
 
 @dataclass(frozen=True, slots=True)

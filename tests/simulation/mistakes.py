@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from decode import retraction, transfer_queue
+from decode import output_buffer, retraction, transfer_queue
 from decode.lifecycle import DecodeEvent, DecodeState
-from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
 from router.core import placement
 from router.core.claims import Claims
@@ -247,12 +246,12 @@ def _rows_swapped() -> list[Patch]:
 
 @_mistake("decode", "the output index starts anew with each attempt")
 def _index_of_attempt() -> list[Patch]:
-    def add(self: OutputBuffer, router: str, row: Row) -> None:
-        index = row.index if row.attempt == 1 else row.index - 1
-        real(self, router, msgspec.structs.replace(row, index=index))
+    def unsent(req: Req) -> Row:
+        row = real(req)
+        return msgspec.structs.replace(row, index=row.index if row.attempt == 1 else row.index - 1)
 
-    real = OutputBuffer.add
-    return [(OutputBuffer, "add", add)]
+    real = output_buffer._unsent
+    return [(output_buffer, "_unsent", unsent)]
 
 
 @_mistake("decode", "an end overtakes the last tokens")
@@ -355,7 +354,8 @@ def _fits_ignored() -> list[Patch]:
 
 @_mistake("placement", "pages go to workers of another KV format")
 def _format_ignored() -> list[Patch]:
-    def decode_workers(need: Any, fleet: Any) -> list[Worker]:
-        return [worker for worker in fleet.of_role("decode") if worker.fits(need.tokens_max)]
+    def could_decode(need: Any, worker: Worker, fleet: Any) -> bool:
+        del fleet
+        return worker.fits(need.tokens_max)
 
-    return [(placement, "decode_workers", decode_workers)]
+    return [(placement, "_could_decode", could_decode)]

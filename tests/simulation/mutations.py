@@ -12,26 +12,32 @@ from typing import Any
 
 from tests.simulation import (
     mistakes,
+    mistakes_about_choices,
     mistakes_about_chunks,
     mistakes_about_fleets,
     mistakes_about_losses,
     mistakes_about_room,
+    mistakes_about_steps,
     mistakes_about_tenants,
     mistakes_about_trust,
     mistakes_about_versions,
+    mistakes_about_waiting,
     mistakes_in_draining,
 )
 
 MUTATIONS = {
     **mistakes.MISTAKES,
     **mistakes_in_draining.MISTAKES,
+    **mistakes_about_choices.MISTAKES,
     **mistakes_about_chunks.MISTAKES,
     **mistakes_about_fleets.MISTAKES,
     **mistakes_about_losses.MISTAKES,
     **mistakes_about_room.MISTAKES,
+    **mistakes_about_steps.MISTAKES,
     **mistakes_about_tenants.MISTAKES,
     **mistakes_about_trust.MISTAKES,
     **mistakes_about_versions.MISTAKES,
+    **mistakes_about_waiting.MISTAKES,
 }
 
 

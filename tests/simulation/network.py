@@ -73,8 +73,7 @@ class SimulatedLink:
         if not self.router.process.alive or not self.worker.process.alive:
             return
         if not self.worker.endpoint.accepts_sessions:
-            self.network.count("path session refused while the loop hangs")
-            self.router.process.after(self.network.reconnect_seconds(), self.start_session)
+            self._refuse()
             return
         self.session += 1
         for side in (self.router, self.worker):
@@ -82,8 +81,15 @@ class SimulatedLink:
         session = self.session
         self.worker.process.after(self.network.latency(), lambda: self._up(self.worker, session))
 
+    def _refuse(self) -> None:
+        self.network.count("path session refused while the loop hangs")
+        self.router.process.after(self.network.reconnect_seconds(), self.start_session)
+
     def _up(self, side: Side, session: int) -> None:
         if session != self.session or side.torn:
+            return
+        if not side.endpoint.accepts_sessions:  # any more
+            self._refuse()
             return
         other = self._other(side)
         side.up = True
@@ -189,6 +195,7 @@ class SimulatedLink:
             other.torn = True
             self._down_later(other, reason)
         elif other.process.alive:
+            other.torn = True  # it may not have come up yet
             self.router.process.after(self.network.reconnect_seconds(), self.start_session)
 
     def _other(self, side: Side) -> Side:

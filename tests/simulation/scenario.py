@@ -15,7 +15,8 @@ from tests.simulation.network import NetworkFaults
 from tests.simulation.oracle_device import Speed
 
 CachePolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"]
-QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]
+QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"]
+SettingValues = tuple[tuple[str, float], ...]  # names and values
 
 CONTEXT_LEN = 160
 START_SECONDS = 0.2  # until the first request; links come up before
@@ -67,7 +68,7 @@ class ScenarioSizes:
     losses_max: int = 3
     loss_seconds: float = 1.0
     step_seconds_max: float = 2.0  # no step takes as long
-    drain_seconds: float = 30.0
+    drain_seconds: float = 100.0  # in a calm world all answers end within it
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
     queue_policy: QueuePolicy = "fcfs"
@@ -81,9 +82,15 @@ class ScenarioSizes:
     tenant_weights: tuple[str, ...] = ()
     share_prefix_cache: bool = False
     overtakes_max: int = 32
+    ready_seconds: float = 2.0
+    unreachable_seconds: float = 30.0
+    stall_seconds: float = 300.0
     small_pages: int = 0  # pages of the first worker of each role; 0: as many as the others …
     reticent: bool = False  # … and its Hello has no limits
     odd_kv_format: bool = False  # the last decode worker has a KV format of its own
+    router_bounds: SettingValues = ()  # settings of each role that differ from those above
+    prefill_bounds: SettingValues = ()
+    decode_bounds: SettingValues = ()
 
     def pages(self, role: Role, number: int) -> int:
         """KV pages of a worker."""

@@ -29,8 +29,11 @@ AREAS = {
     "placement",
     "fleets",
     "room",
+    "steps",
     "tenants",
     "versions",
+    "waiting",
+    "partitions",
 }
 
 

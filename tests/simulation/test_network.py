@@ -22,10 +22,7 @@ class Peer:
     process: TimelineProcess
     hello: Hello
     events: list[LinkEvent] = field(default_factory=list)
-
-    @property
-    def accepts_sessions(self) -> bool:
-        return True
+    accepts_sessions: bool = True
 
     def deliver(self, event: LinkEvent) -> None:
         self.events.append(event)
@@ -124,3 +121,20 @@ def test_a_silent_peer_learns_of_it_when_it_is_back() -> None:
     wire.worker.process.thaw()
     wire.settle()
     assert [type(event) for event in wire.worker.events] == [PeerUp, PeerDown, PeerUp]
+
+
+def test_a_loop_that_hangs_before_a_session_is_up_has_none() -> None:
+    wire = EchoWire()
+    wire.tear()
+    dialled = wire.link.session
+    while wire.link.session == dialled:
+        wire.timeline.advance()
+    wire.worker.accepts_sessions = False
+    wire.timeline.after(5.0, lambda: setattr(wire.worker, "accepts_sessions", True))
+    until = wire.timeline.now + 4.9
+    while wire.timeline.now < until:
+        wire.timeline.advance()
+        assert not wire.link.worker.up
+    wire.settle()
+    assert wire.link.worker.up
+    assert wire.link.router.up

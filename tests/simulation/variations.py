@@ -5,11 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
+import msgspec
+
+from router.config import Policy
 from shared.sampling_params import SamplingParams
-from tests.simulation.faults import HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
+from tests.simulation.bounds import bounds
+from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
 from tests.simulation.oracle import VOCAB_SIZE
-from tests.simulation.scenario import START_SECONDS, PlannedRequest, ScenarioSizes, SimulationScenario
+from tests.simulation.scenario import (
+    CONTEXT_LEN,
+    START_SECONDS,
+    PlannedRequest,
+    ScenarioSizes,
+    SimulationScenario,
+)
 from tests.simulation.versions import way_of
 
 
@@ -69,6 +80,16 @@ def hangs(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, faults=tuple(faults))
 
 
+def forgetful(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds workers forget requests; there a router waits for a row less than a minute."""
+    rng = scenario.random("forgetful")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (FORGET,) * 3)), key=lambda fault: fault.at)
+    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
+    return replace(scenario, sizes=sizes, faults=tuple(faults))
+
+
 def nonsense(scenario: SimulationScenario) -> SimulationScenario:
     """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
     rng = scenario.random("nonsense")
@@ -98,6 +119,77 @@ def patience(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
 
 
+def policies(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
+    rng = scenario.random("policies")
+    if rng.random() < 0.5:
+        return scenario
+    any_policy = get_args(Policy)
+    sizes = replace(
+        scenario.sizes, prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy)
+    )
+    return replace(scenario, sizes=sizes)
+
+
+def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds some or most requests may generate until their context is full, as most clients' do."""
+    rng = scenario.random("without max_tokens")
+    share = rng.choice((0.0, 0.0, 0.3, 0.8))
+
+    def freed(planned: PlannedRequest) -> PlannedRequest:
+        rest = CONTEXT_LEN - len(planned.prompt)
+        return replace(planned, params=msgspec.structs.replace(planned.params, max_new_tokens=rest))
+
+    requests = [freed(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
+def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
+
+    So a cancel and its command reach a decode worker in one turn, in which the request joins at once.
+    """
+    rng = scenario.random("second thoughts")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    sizes = scenario.sizes
+    tokens = sizes.page_size * rng.randint(1, 4)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(tokens))
+    router = rng.randrange(sizes.routers)
+
+    def request(number: int, at: float, abort_after_tokens: int | None) -> PlannedRequest:
+        params = SamplingParams(max_new_tokens=4, seed=rng.getrandbits(32), ignore_eos=True)
+        return PlannedRequest(
+            rid=f"hasty-{number}",
+            at=START_SECONDS + at,
+            router=router,
+            prompt=prompt,
+            params=params,
+            tenant="hasty",
+            abort_after_tokens=abort_after_tokens,
+        )
+
+    warming = [request(number, 0.0, None) for number in range(sizes.decode_workers)]
+    crowds = [request(10 * crowd + number, 0.4 * crowd, 1) for crowd in (1, 2, 3) for number in range(6)]
+    return replace(scenario, requests=scenario.requests + tuple(warming + crowds))
+
+
+def partition(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds have a prefill and a decode worker that cannot reach each other's memory; no request may suffer."""
+    rng = scenario.random("partition")
+    if rng.random() > 0.15:
+        return scenario
+    sizes = scenario.sizes
+    pair = (
+        f"prefill-{rng.randrange(sizes.prefill_workers)}",
+        f"decode-{rng.randrange(sizes.decode_workers)}",
+    )
+    sizes = replace(sizes, unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
+    if scenario.calm:
+        sizes = replace(sizes, losses_max=1)
+    return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
+
+
 def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     """In a rolling upgrade workers leave one after the other."""
     if way_of(scenario.random) != "rolling":
@@ -106,13 +198,44 @@ def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, faults=tuple(faults))
 
 
+def waits(scenario: SimulationScenario) -> SimulationScenario:
+    """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
+    rng = scenario.random("waits")
+    sizes = replace(scenario.sizes, ready_seconds=rng.choice((0.1, 0.3, 0.5, 2.0)))
+    if rng.random() > 0.2:
+        return replace(scenario, sizes=sizes)
+    sizes = replace(sizes, ready_seconds=0.1, prefill_slots=1, decode_slots=rng.choice((1, 2)))
+    if scenario.calm:
+        sizes = replace(sizes, max_queued_requests=200)
+    else:
+        sizes = replace(sizes, waiting_seconds_max=rng.choice((0.1, 0.3)))
+    crowd = [
+        PlannedRequest(
+            rid=f"crowd-{number}",
+            at=START_SECONDS + rng.uniform(0.1, 1.0),
+            router=rng.randrange(sizes.routers),
+            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 8))),
+            params=SamplingParams(max_new_tokens=rng.randint(2, 6), seed=rng.getrandbits(32)),
+        )
+        for number in range(rng.randint(40, 80))
+    ]
+    return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
+    bounds,
+    policies,
     short_share,
     candidates,
     patience,
+    waits,
+    partition,
     tenants,
+    without_max_tokens,
+    second_thoughts,
     router_drains,
     hangs,
+    forgetful,
     nonsense,
     rollout_of_workers,
 )

@@ -63,6 +63,8 @@ class Witness:
         batch = self.scheduler.plan(now)
         if isinstance(self.scheduler, PrefillScheduler) and self.scheduler.waiting.put_off:
             self.count("path put off for a prefix in the same batch")
+        if isinstance(self.scheduler, DecodeScheduler) and batch and batch.joins:
+            self.count(f"path joined in {batch.mode.name}")
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
         return batch
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from decode.config import DecodeConfig
-from prefill.config import PrefillConfig
 from shared.baton import Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
@@ -28,11 +26,11 @@ from tests.simulation.network import Network
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
 from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
+from tests.simulation.settings import MODEL_NAME, decode_config, prefill_config
 from tests.simulation.timeline import TimelineProcess
 from tests.simulation.versions import Novelties
 from tests.simulation.witness import Witness
 
-MODEL_NAME = "oracle"
 TURN_SECONDS = 0.0005  # what the CPU takes for a turn
 
 
@@ -238,21 +236,7 @@ def agent_name(uid: str, epoch: int) -> str:
 
 def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> JudgedPrefill:
     return JudgedPrefill(
-        PrefillConfig(
-            page_size=sizes.page_size,
-            max_running_requests=sizes.prefill_slots,
-            chunked_prefill_size=sizes.chunked_prefill_size,
-            short_share=sizes.short_share,
-            max_prefill_tokens=4 * sizes.chunked_prefill_size,
-            lease_seconds=sizes.lease_seconds,
-            leases_max=sizes.leases_max,
-            queue_policy=sizes.queue_policy,
-            radix_eviction_policy=sizes.radix_eviction_policy,
-            tenant_share_max=sizes.tenant_share_max,
-            max_queued_requests=sizes.max_queued_requests,
-            shared_prefix_cached_tokens_max=sizes.page_size,
-            shared_prefix_tokens_min=sizes.page_size,
-        ),
+        prefill_config(sizes),
         pages=pages,
         context_len=CONTEXT_LEN,
         holder=agent.holder,
@@ -265,16 +249,7 @@ def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> 
 
 def _decode(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> JudgedDecode:
     return JudgedDecode(
-        DecodeConfig(
-            page_size=sizes.page_size,
-            max_running_requests=sizes.decode_slots,
-            radix_eviction_policy=sizes.radix_eviction_policy,
-            tenant_share_max=sizes.tenant_share_max,
-            retract_steps=sizes.retract_steps,
-            init_new_token_ratio=sizes.init_new_token_ratio,
-            fetch_seconds_max=sizes.fetch_seconds_max,
-            lease_seconds=sizes.lease_seconds,
-        ),
+        decode_config(sizes),
         pages=pages,
         host_pages=sizes.host_pages,
         context_len=CONTEXT_LEN,

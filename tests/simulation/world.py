@@ -15,10 +15,11 @@ from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
-from shared.messages import Role
+from shared.links.events import Received
+from shared.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
-from tests.simulation.faults import HANG, NONSENSE, Fault
+from tests.simulation.faults import FORGET, HANG, NONSENSE, Fault
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.scenario import SimulationScenario
@@ -153,8 +154,8 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
-            case kind if kind == NONSENSE:
-                self._send_nonsense(fault)
+            case kind if kind in (FORGET, NONSENSE):
+                self._confuse(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
                 self._break(self.network.links_of(victim.process) if victim else [], fault)
@@ -263,6 +264,24 @@ class World:
             self.timeline.after(self.scenario.network.silence_seconds, lambda: self.network.silent(process))
         self.timeline.after(fault.seconds, process.thaw)
 
+    def _confuse(self, fault: Fault) -> None:
+        if fault.kind == NONSENSE:
+            self._send_nonsense(fault)
+        else:
+            self._forget(fault)
+
+    def _forget(self, fault: Fault) -> None:
+        """A worker drops a request as if it were cancelled, though nobody has asked for that."""
+        worker = self._victim(
+            fault, [worker for worker in self.workers.values() if worker.scheduler.requests]
+        )
+        if worker is None:
+            return
+        self.count(f"fault {fault.kind}")
+        requests = worker.scheduler.requests
+        req = requests[fault.choice % len(requests)]
+        worker.deliver(Received(req.router, Cancel(req.rid, req.attempt)))
+
     def _hang(self, worker: SimulatedWorker | None, fault: Fault) -> None:
         if worker is None or self._healed:  # it may last for ever
             return
@@ -324,7 +343,8 @@ class World:
                 assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
-                assert causes <= {"retracted"}, f"requests had to continue after {causes} in a calm world"
+                allowed = {"retracted", "unreachable"} if self.scenario.fabric.partition else {"retracted"}
+                assert causes <= allowed, f"requests had to continue after {causes} in a calm world"
 
     def _prove_empty(self, worker: SimulatedWorker) -> None:
         worker.scheduler.check()

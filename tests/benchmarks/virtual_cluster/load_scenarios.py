@@ -88,6 +88,11 @@ def _long_prompts(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     return {"prompts": shape}
 
 
+def _first_token(figures: Mapping[str, Figures]) -> Figures:
+    prompts = figures["prompts"]
+    return {"ttft_p50": prompts["ttft_p50"], "broken_share": broken_share(prompts)}
+
+
 # ---- more than decode can do ----
 
 CAPACITY = 12.8  # requests a second of the decode pod in the overload scenarios
@@ -324,7 +329,9 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
         compared=_without_and_with,
     ),
     "long_prompts": LoadScenario(
-        about="prompts of up to 5,500 tokens, 1.2/s, on a decode pool of 12,288 tokens", runs=_long_prompts
+        about="prompts of up to 5,500 tokens, 1.2/s, on a decode pool of 12,288 tokens",
+        runs=_long_prompts,
+        compared=_first_token,
     ),
     "overload_1.5": LoadScenario(
         about="1.5 times what one decode pod can serve",
@@ -359,5 +366,6 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
     "satout": LoadScenario(
         about="rows that miss a step although pages could be evicted: an ample pool whose tree is warm",
         runs=_satout,
+        compared=lambda figures: {"rows_without_page": figures["warm tree"]["rows_without_page"]},
     ),
 }

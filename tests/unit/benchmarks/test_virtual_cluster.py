@@ -168,18 +168,50 @@ GATES = (
         at_most=(("ttft_p50_of_three_by_one", 1.5),),
     ),
     Gate(
+        scenario="no_max_tokens",
+        size=ScenarioSize(),
+        at_most=(
+            ("second_token_gap_p99", 0.4),
+            ("by_that_with_max_tokens", 1.2),
+            ("broken_share", 0.0),
+        ),
+        occurred=(("half", "without", "requests"), ("half", "with", "requests")),
+    ),
+    Gate(
+        scenario="long_prompts",
+        size=ScenarioSize(),
+        at_most=(("ttft_p50", 1.5), ("broken_share", 0.0)),
+    ),
+    Gate(
         scenario="affinity",
-        size=ScenarioSize(length=0.2),
-        at_least=(("by_that_of_round_robin", 1.0),),
-        occurred=(("cache_aware", "prefix_hit_share"),),
+        size=ScenarioSize(length=0.5),
+        at_least=(("prefix_hit_share", 0.7), ("by_that_of_round_robin", 1.35)),
+        at_most=(("ttft_p50", 0.1),),
+    ),
+    Gate(
+        scenario="short_behind_long",
+        size=ScenarioSize(),
+        at_most=(("short_ttft_p90", 0.55), ("long_slowdown", 1.15)),
+        occurred=(("together", "long", "requests"), ("together", "short", "requests")),
     ),
     Gate(
         scenario="drain_at_saturation",
         size=ScenarioSize(length=0.5),
-        at_least=(("migrated_share", 0.9),),
+        at_least=(("migrated_share", 0.95),),
         occurred=(("drain", "migrations", "migrated"), ("drain", "events", "running_at_sigterm")),
     ),
-    Gate(scenario="short_behind_long", size=ScenarioSize(length=0.2), at_most=(("long_slowdown", 1.4),)),
+    Gate(
+        scenario="satout",
+        size=ScenarioSize(length=0.5),
+        at_most=(("rows_without_page", 0),),
+        occurred=(("warm tree", "decode_rows"),),
+    ),
+    Gate(
+        scenario="tight_pool",
+        size=ScenarioSize(length=0.5),
+        at_least=(("share_of_ample", 0.82),),
+        occurred=(("tight", "retractions"),),
+    ),
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from shared.kv.kv_memory import KvMemory
+from shared.kv.page_pool import PageState
 from shared.messages import Decode, Finished, Refused
 from shared.req import Req
 from shared.sampling_params import SamplingParams
@@ -116,7 +117,7 @@ def test_a_request_that_lacks_pages_while_others_arrive_slowly_goes_on_when_they
 
 
 def test_what_arriving_requests_share_is_counted_once() -> None:
-    bench = DecodeBench(pages=12)
+    bench = DecodeBench(pages=13)
     bench.send(decode("first", prompt(8), max_new_tokens=2))
     bench.run()
     bench.send(decode("large", prompt(8, family=2), max_new_tokens=13))  # up to 5 pages
@@ -181,6 +182,24 @@ def test_the_reserve_starts_over_when_no_request_is_left() -> None:
     assert bench.core._admission.ratio.value < 0.7
     bench.run()
     assert bench.core._admission.ratio.value == 0.7
+
+
+def test_a_page_that_retires_refuses_nobody_while_others_can_be_evicted() -> None:
+    memory = KvMemory(8, PAGE_SIZE)
+    admission = Admission(DecodeConfig(), memory, 256, KV_FORMAT, VOCAB_SIZE)
+    cached, new = (
+        Req(rid, 1, "router", n, list(prompt(24, n)), 24, SamplingParams(max_new_tokens=2, seed=1))
+        for n, rid in enumerate(("cached", "new"), 1)
+    )
+    memory.match(cached, 0)
+    memory.allocate(cached, 6)
+    cached.kv_len = 24
+    memory.commit(cached)
+    memory.release(cached)
+    memory.launched_step = 1
+    memory.pool.retire(memory.pool.allocate(1, PageState.OWNED), PageState.OWNED, after_step=1)
+    assert memory.pool.free == 1
+    assert admission.make_room_for(new, False, 2, [], [], 0)
 
 
 @pytest.mark.parametrize("retract_steps", [20, 40])

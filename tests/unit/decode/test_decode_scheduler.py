@@ -17,7 +17,7 @@ def running(**settings: object) -> DecodeBench:
     bench.send(decode("a", prompt(8), max_new_tokens=8))
     bench.turn()
     bench.fetcher.land_all()
-    bench.turn(3)
+    bench.turn(2)
     return bench
 
 
@@ -29,8 +29,8 @@ def test_the_next_step_is_launched_before_the_last_is_settled() -> None:
     bench.send(decode("a", prompt(8), max_new_tokens=3))
     bench.run()
     assert bench.device.trace == [
-        *("launch 1", "launch 2", "settle 1", "launch 3", "settle 2"),
-        "settle 3",
+        *("launch 1", "launch 2", "settle 1"),
+        "settle 2",
     ]
 
 
@@ -38,19 +38,36 @@ def test_normal_mode_settles_each_step_before_the_next() -> None:
     bench = DecodeBench(overlap=False)
     bench.send(decode("a", prompt(8), max_new_tokens=3))
     bench.run()
-    assert bench.device.trace == [f"{act} {step}" for step in (1, 2, 3) for act in ("launch", "settle")]
+    assert bench.device.trace == [f"{act} {step}" for step in (1, 2) for act in ("launch", "settle")]
 
 
-def test_landed_requests_join_before_anybody_decodes_another_token() -> None:
+def test_a_landed_request_joins_in_the_step_of_the_others() -> None:
     bench = running()
     bench.send(decode("b", prompt(8, family=2)))
     bench.turn()
     bench.fetcher.land_all()
     before = len(bench.device.batches)
-    bench.turn(2)
-    join, step = bench.device.batches[before : before + 2]
-    assert (join.mode, step.mode) == (ForwardMode.PREBUILT, ForwardMode.DECODE)
-    assert len(step.decode_slots) == 2
+    bench.turn()
+    (step,) = bench.device.batches[before:]
+    assert step.mode is ForwardMode.DECODE
+    assert [join.slot for join in step.joins] == [1]
+    assert list(step.decode_slots) == [0, 1]
+
+
+def test_a_request_joins_alone_while_no_page_is_free_to_decode() -> None:
+    """The pages of a request that is cancelled retire until the step in flight has completed."""
+    bench = DecodeBench(pages=5)
+    bench.send(decode("a", prompt(8), max_new_tokens=5), decode("b", prompt(8, family=2), max_new_tokens=3))
+    bench.turn()
+    bench.fetcher.land(1)
+    bench.turn()
+    bench.fetcher.land(2)
+    bench.send(Cancel("a", 1))
+    bench.turn()
+    step = bench.device.batches[-1]
+    assert (step.mode, len(step.joins), list(step.decode_slots)) == (ForwardMode.PREBUILT, 1, [])
+    bench.run()
+    assert len(bench.tokens("b")) == 2
 
 
 def test_a_join_tells_the_device_where_the_request_stands() -> None:
@@ -90,7 +107,7 @@ def test_rows_are_in_the_order_in_which_requests_joined() -> None:
     bench.send(*(decode(rid, prompt(8, family=n)) for n, rid in enumerate("zyxwv", 1)))
     bench.run_until(lambda: bool(bench.said(Generated)))
     assert [row.rid for row in bench.said(Generated)[0].rows] == list("zyxwv")
-    assert list(bench.device.batches[1].decode_slots) == [0, 1, 2, 3, 4]
+    assert list(bench.device.batches[0].decode_slots) == [0, 1, 2, 3, 4]
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------
@@ -229,8 +246,8 @@ def test_the_first_token_goes_at_once_and_later_ones_share_a_message() -> None:
     bench = DecodeBench(flush_seconds=0.01)
     bench.send(decode("a", prompt(8)), decode("b", prompt(8, family=2)))
     bench.run()
-    sizes = [len(message.rows) for message in bench.said(Generated)]
-    assert sizes == [2, 12]
+    sent = [[row.token_ids for row in message.rows] for message in bench.said(Generated)]
+    assert sent == [[(ORDINARY,)] * 2, [(ORDINARY,) * 6] * 2]
 
 
 def test_tokens_do_not_wait_longer_than_flush_seconds() -> None:

@@ -132,6 +132,20 @@ def test_a_trip_through_host_memory_changes_no_bit(
     assert_same_bits(driver.logits[14], alone[1:])
 
 
+def test_a_join_in_the_decode_step_of_others_changes_no_bit(
+    driver: Driver, alone: list[Tensor], sequence: list[int]
+) -> None:
+    pages = list(range(22))
+    driver.prefill(0, PROMPT, pages)
+    driver.prefill(1, tokens_of(9, 40, VOCAB_SIZE), range(100, 108))
+    joins = [
+        driver.join(2, pages, prompt_len=len(PROMPT), kv_len=len(PROMPT), last_token=sequence[len(PROMPT)])
+    ]
+    driver.run(ForwardMode.DECODE, joins=joins, decode_slots=[1, 2])
+    driver.decode([1, 2], STEPS - 1)
+    assert_same_bits(driver.logits[2], alone[1:])
+
+
 def test_stale_cells_beyond_the_sequence_change_no_bit(driver: Driver, alone: list[Tensor]) -> None:
     driver.engine.cache.store[90:112].fill_(torch.nan)
     driver.prefill(15, PROMPT, range(90, 112))

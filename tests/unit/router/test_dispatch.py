@@ -143,4 +143,5 @@ def test_times_are_measured_for_every_stage_and_every_token() -> None:
     assert list(counters.queue_seconds) == [0.0]
     assert list(counters.ttft_seconds) == [1.0]
     assert list(counters.itl_seconds) == [0.25, 0.25]
+    assert list(counters.second_token_seconds) == [0.5]
     assert list(counters.request_seconds) == [1.5]

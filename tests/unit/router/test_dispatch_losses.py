@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from router.core.effects import RequestCompleted, RequestFailed, Usage
 from shared.links.events import Received
 from shared.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
@@ -172,16 +170,15 @@ def test_a_stream_cut_right_behind_its_end_of_sequence_is_finished() -> None:
     assert world.outcome("r") == RequestCompleted("stop", Usage(3, 2, 2))
 
 
-@pytest.mark.parametrize("reason", ["stale", "unreachable"])
-def test_pages_that_cannot_be_fetched_mean_a_new_attempt_on_another_decode_pod(reason: str) -> None:
+def test_pages_whose_lease_has_ended_mean_a_new_attempt_on_another_decode_pod() -> None:
     world = ScriptedDeployment(1, 2)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
-    world.refused("d0", "r", reason)  # type: ignore[arg-type]
+    world.refused("d0", "r", "stale")
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
     world.prefilled("p0", "r", 11, attempt=2, index=1)
     assert world.placed(Decode, "r") == "d1"
-    assert world.core.counters.stale_batons == {reason: 1}
+    assert world.core.counters.stale_batons == {"stale": 1}
 
 
 def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() -> None:
@@ -316,3 +313,35 @@ def test_the_end_tokens_that_the_worker_names_count_not_those_of_the_tokenizer()
     world.down("d0")
     assert world.state("goes on") == "waiting"
     assert world.outcome("ends") == RequestCompleted("stop", Usage(3, 2, 2))
+
+
+def test_a_request_that_a_live_worker_is_silent_about_is_cancelled_there_and_tried_again() -> None:
+    world = decoding(stall_seconds=20.0)
+    for _ in range(4):
+        world.wait(5.0)
+        world.loaded("d0")
+    assert world.state("r") == "prefilling"
+    assert world.sent(Cancel) == [("d0", Cancel("r", 1))]
+    assert world.sent(Prefill)[-1][1].token_ids == (1, 2, 3, 10, 11)
+    assert world.core.counters.continuations["stalled"] == 1
+    (note,) = world.notes("request.stalled")
+    assert (note.fields["worker"], note.fields["state"]) == ("d0", "decoding")
+
+
+def test_a_request_that_its_prefill_worker_has_forgotten_goes_elsewhere() -> None:
+    world = ScriptedDeployment(2, 1, stall_seconds=20.0)
+    world.submit(request("r"))
+    world.wait(20.0)
+    assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
+    assert world.placed(Prefill, "r") == "p1"
+
+
+def test_every_row_gives_its_request_time_again() -> None:
+    world = decoding(stall_seconds=20.0)
+    for index in range(2, 6):
+        world.wait(15.0)
+        world.generated("d0", "r", index, index)
+    world.wait(19.9)
+    assert not world.sent(Cancel)
+    world.wait(0.2)
+    assert world.sent(Cancel)

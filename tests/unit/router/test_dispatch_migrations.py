@@ -184,6 +184,7 @@ def test_a_migrating_stream_whose_pages_cannot_be_fetched_is_recomputed() -> Non
     world.say("d0", Draining())
     world.migrating("d0", "r", 2)
     world.refused("d1", "r", "unreachable")
+    assert world.state("r") == "prefilling"  # d1 was the only other one
     peer, again = world.sent(Prefill, "r")[-1]
     assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
     assert world.sent(Cancel, "r")[-1][0] == "d0"

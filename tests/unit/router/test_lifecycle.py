@@ -15,8 +15,8 @@ PATHS = {  # what must be possible, written down apart from the table
     RequestState.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Finished:finished Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",
     RequestState.DECODING: "Joined:decoding Generated:decoding Migrating:ready NoRoom:ready "
-    "MigrationTargetLost:ready Stale:waiting Lost:waiting Finished:finished Rejected:failed Stopped:finished "
-    "Cancelled:cancelled Expired:failed Exhausted:failed",
+    "Unreachable:ready MigrationTargetLost:ready Stale:waiting Lost:waiting Finished:finished Rejected:failed "
+    "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     RequestState.FINISHED: "",
     RequestState.CANCELLED: "",
     RequestState.FAILED: "",

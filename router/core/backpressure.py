@@ -1,0 +1,124 @@
+"""How many requests may stand between prefill and decode, and how long a new one would wait before prefill.
+
+What is computed faster than decode takes it waits with its pages on prefill workers, after its first token: a stream
+that pauses, and breaks if no room comes. So while requests wait for decode, no more may stand in front of it than it
+takes in `ready_seconds`. The others wait before they are computed, and a new request that would wait too long there is
+refused at once. What is being computed stands in front of decode, too: decode takes others while it takes its time.
+
+    waiting ─ the line of a model ─► prefill ─► ready ─ a lane: model and KV format ─► decode
+    a wait above what is allowed: 429           what its rate takes in `ready_seconds` and the time of prefill
+
+Rates come from what the router sees (`taking_rate`). A rate may be wrong after a pause, a loss or a start. So it bounds
+nothing where nothing waits, and some requests for each decode worker may always wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from math import inf
+from typing import TypeVar
+
+from router.config import RouterConfig
+from router.core.effects import ClientRequest
+from router.core.fleet import Fleet, Lane
+from router.core.lifecycle import RequestState
+from router.core.live_request import LiveRequest
+from router.core.overtaking import PlacementPass
+from router.core.request_queue import RequestQueue
+from router.core.taking_rate import TakingRate
+from router.core.tenants import Tenant
+from shared.scheduling.tenant_shares import share_of
+
+RATES_MAX = 64  # models and lanes whose rates are kept
+LANE_MIN = 2  # requests that may stand in front of decode, whatever the rate; or one for each worker
+PREFILL_WEIGHT = 0.1  # of the last request in the average time of prefill
+
+Name = TypeVar("Name", str, Lane)
+
+
+class Backpressure:
+    """The rates of the queues, and the bounds that follow. `now` in seconds."""
+
+    def __init__(self, settings: RouterConfig, fleet: Fleet, before_decode: Counter[Lane]):
+        self._settings = settings
+        self._fleet = fleet
+        self._before_decode = before_decode  # requests in prefill and ready
+        self._lines: OrderedDict[str, TakingRate] = OrderedDict()  # by name of the model
+        self._lanes: OrderedDict[Lane, TakingRate] = OrderedDict()
+        self._prefill_seconds = 0.0  # from placement to the first token, on average
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+
+    def waiting_passed(self, attempts: PlacementPass, now: float) -> None:
+        """A pass along the waiting queue has ended."""
+        taken = Counter(live.request.model for live in attempts.taken)
+        blocked = {model: True for model, _, _ in attempts.blocked}
+        for model in self._lines | blocked:
+            _rate(self._lines, model).passed(taken[model], model in blocked, now)
+
+    def ready_passed(self, attempts: PlacementPass, left: Sequence[LiveRequest], now: float) -> None:
+        """A pass along the ready queue has ended, and `left` are still in it."""
+        taken = Counter(live.lane for live in attempts.taken)
+        waiting = Counter(live.lane for live in left)
+        for lane in self._lanes | waiting:
+            blocked = self._fleet.takers("decode", lane) > 0 and waiting[lane] >= self._lane_min(lane)
+            _rate(self._lanes, lane).passed(taken[lane], blocked, now)
+
+    def computed(self, seconds: float) -> None:
+        """Prefill has taken so long for a request. Above `ready_seconds` it is prefill that holds requests up."""
+        seconds = min(seconds, self._settings.ready_seconds)
+        self._prefill_seconds += (seconds - self._prefill_seconds) * PREFILL_WEIGHT
+
+    def refused(self, live: LiveRequest) -> None:
+        """The worker that was to take the request has no room after all."""
+        if live.state is RequestState.DECODING:
+            rate = self._lanes.get(live.lane)
+        else:
+            rate = self._lines.get(live.request.model)
+        if rate is not None:
+            rate.give_back()
+
+    # ---- what follows ------------------------------------------------------------------------------------------
+
+    def full_lanes(self, tenant: Tenant, now: float) -> frozenset[Lane]:
+        """Lanes where enough requests stand in front of decode, or enough of this tenant."""
+        return frozenset(
+            lane
+            for lane, rate in self._lanes.items()
+            if rate.blocked and not self._may_enter(lane, rate, tenant, now)
+        )
+
+    def seconds_to_wait(self, queue: RequestQueue, request: ClientRequest, now: float) -> float:
+        """How long a new request would wait for a prefill worker; 0.0 where that is not known."""
+        rate = self._lines.get(request.model)
+        if rate is None or not rate.blocked:
+            return 0.0
+        ahead = queue.place_of_new(request.tenant, request.priority)
+        workers = len(self._fleet.of_role("decode"))
+        per_second = rate.per_second(now, self._settings.waiting_seconds_max)
+        if per_second is None or ahead <= 2 * workers:
+            return 0.0
+        if len(self._lines) > 1:
+            ahead = sum(live.request.model == request.model for live in queue.in_order()[:ahead])
+        return ahead / per_second if per_second else inf
+
+    def _may_enter(self, lane: Lane, rate: TakingRate, tenant: Tenant, now: float) -> bool:
+        seconds = self._settings.ready_seconds
+        per_second = rate.per_second(now, seconds)
+        if per_second is None:
+            return True
+        bound = max(self._lane_min(lane), round(per_second * (seconds + self._prefill_seconds)))
+        share = share_of(bound, self._settings.tenant_share_max)
+        return self._before_decode[lane] < bound and tenant.before_decode < share
+
+    def _lane_min(self, lane: Lane) -> int:
+        return max(LANE_MIN, self._fleet.takers("decode", lane))
+
+
+def _rate(rates: OrderedDict[Name, TakingRate], name: Name) -> TakingRate:
+    if name not in rates:
+        rates[name] = TakingRate()
+        if len(rates) > RATES_MAX:
+            rates.popitem(last=False)
+    return rates[name]

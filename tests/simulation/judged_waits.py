@@ -1,0 +1,70 @@
+"""The oracle for waits at a router: who is refused at once, and what may stand in front of decode.
+
+- A request is refused for its expected wait only if others stand before it, two for each decode worker and more.
+- Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
+  and in as long again while prompts are computed.
+- Some requests for each decode worker may always stand there, whatever the rate.
+"""
+
+from __future__ import annotations
+
+from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest, RequestEnded, RequestFailed
+from router.core.fleet import Lane
+from router.core.live_request import LiveRequest
+from router.core.tenants import Tenant
+from shared.scheduling.tenant_shares import share_of
+
+
+def standing_before(core: RouterCore, request: ClientRequest) -> int:
+    """How many of its model wait whose turn is before that of a request which is about to come."""
+    queue = core._requests.claims.waiting
+    own = (-request.priority, queue.clock.next_start(request.tenant))
+    return sum(
+        queue._order(other)[:2] <= own for other in queue.in_order() if other.request.model == request.model
+    )
+
+
+def was_refused(core: RouterCore) -> bool:
+    """Whether the request that has just come was refused for the wait that it could expect."""
+    last = core._effects[-1] if core._effects else None
+    if not isinstance(last, RequestEnded) or not isinstance(last.outcome, RequestFailed):
+        return False
+    return last.outcome.code == "wait_too_long"
+
+
+def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None:
+    """With `before` others before it."""
+    workers = len(core.fleet.of_role("decode"))
+    assert before > 2 * workers, (
+        f"{request.rid} is refused, with {before} before it and {workers} decode workers"
+    )
+
+
+def is_bounded(core: RouterCore, lane: Lane, now: float) -> bool:
+    """Whether requests wait for decode in the lane, and the rate is known at which it takes them."""
+    rate = core._backpressure._lanes.get(lane)
+    return rate is not None and rate.blocked and rate.per_second(now, core.settings.ready_seconds) is not None
+
+
+def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
+    """A request that has gone to prefill is one that decode soon takes."""
+    rate = core._backpressure._lanes[live.lane].per_second(now, core.settings.ready_seconds)
+    assert rate is not None
+    seconds = 2 * core.settings.ready_seconds  # half of it for what is being computed
+    bound = max(2, core.fleet.takers("decode", live.lane), rate * seconds + 0.5)
+    standing = sum(
+        other.lane == live.lane and other.state.value in ("prefilling", "ready")
+        for other in core._requests.live.values()
+    )
+    assert standing <= bound, (
+        f"{live.rid} is computed, and {standing} stand before decode at {rate:.2f} a second"
+    )
+
+
+def prove_not_shut(core: RouterCore, lane: Lane, tenant: Tenant) -> None:
+    """A lane that takes nothing more of a tenant has some before decode."""
+    some = max(2, core.fleet.takers("decode", lane))
+    standing = core._requests.before_decode[lane]
+    enough = standing >= some or tenant.before_decode >= share_of(some, core.settings.tenant_share_max)
+    assert enough, f"{standing} stand in front of {some} places of {lane}, and no more may come"

@@ -1,0 +1,72 @@
+"""Mistakes in what may wait, and how long: see `tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.core import placement
+from router.core.backpressure import Backpressure
+from router.core.claims import Claims
+from router.core.dispatch import RouterCore
+from router.core.fleet import Lane, Worker
+from router.core.live_request import LiveRequest
+from router.core.request_queue import RequestQueue
+from router.core.tenants import Tenant
+from router.core.worker_replies import WorkerReplies
+from tests.simulation.mutation import Mutation, Patch, into
+
+MISTAKES: dict[str, Mutation] = {}
+_mistake = into(MISTAKES)
+
+
+@_mistake("waiting", "as much is computed as prefill can, whatever decode takes")
+def _no_bound() -> list[Patch]:
+    def full_lanes(self: Backpressure, tenant: Tenant, now: float) -> frozenset[Lane]:
+        del self, tenant, now
+        return frozenset()
+
+    return [(Backpressure, "full_lanes", full_lanes)]
+
+
+@_mistake("waiting", "at a rate of nothing, nothing is computed")
+def _shut() -> list[Patch]:
+    def lane_min(self: Backpressure, lane: Lane) -> int:
+        del self, lane
+        return 0
+
+    return [(Backpressure, "_lane_min", lane_min)]
+
+
+@_mistake("waiting", "a new request is expected to wait for all others, whosever turn it is")
+def _last_in_line() -> list[Patch]:
+    def place_of_new(self: RequestQueue, tenant: str, priority: int) -> int:
+        del tenant, priority
+        return len(self)
+
+    return [(RequestQueue, "place_of_new", place_of_new)]
+
+
+@_mistake("partitions", "a worker that cannot fetch the pages is a lost worker")
+def _each_failed_fetch_is_a_loss() -> list[Patch]:
+    def unreachable(self: WorkerReplies, live: LiveRequest, worker: Worker, now: float) -> None:
+        self._lost(live, worker, "unreachable", now, worker_has_released=True)
+
+    return [(WorkerReplies, "_unreachable", unreachable)]
+
+
+@_mistake("partitions", "a worker that could not fetch the pages is asked for them again")
+def _asked_again() -> list[Patch]:
+    def fetchers(self: RouterCore, live: LiveRequest, now: float) -> Sequence[Worker]:
+        del now
+        return placement.decode_workers(live.need, self.fleet)
+
+    return [(RouterCore, "_fetchers", fetchers)]
+
+
+@_mistake("waiting", "a request that its worker has forgotten is waited for")
+def _waits_on() -> list[Patch]:
+    def has_stalled(self: Claims, live: LiveRequest, now: float) -> bool:
+        self.deadlines.set(("stall", live.rid), now + 10.0)
+        return False
+
+    return [(Claims, "has_stalled", has_stalled)]

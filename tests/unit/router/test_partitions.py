@@ -1,0 +1,108 @@
+"""A decode worker that cannot reach the worker with the pages: another one fetches, or another one computes."""
+
+from __future__ import annotations
+
+from router.core.effects import RequestFailed
+from shared.messages import Cancel, Decode, Prefill
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
+
+
+def ready(prefill: int, decode: int, losses_max: int = 1, **settings: float) -> ScriptedDeployment:
+    """A request whose pages lie on p0, and which d0 is asked to fetch."""
+    world = ScriptedDeployment(prefill, decode, limits=LIMITS, losses_max=losses_max, **settings)
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    assert world.placed(Decode, "r") == "d0"
+    return world
+
+
+def test_another_decode_worker_fetches_the_same_pages_and_nothing_is_lost() -> None:
+    world = ready(1, 2)
+    world.refused("d0", "r", "unreachable")
+    assert world.placed(Decode, "r") == "d1"
+    assert [decode.attempt for _, decode in world.sent(Decode)] == [1, 1]
+    assert not world.sent(Cancel)
+    world.joined("d1", "r")
+    world.finished("d1", "r", 1)
+    assert not isinstance(world.outcome("r"), RequestFailed)
+    world.assert_nothing_left()
+
+
+def test_without_another_decode_worker_another_prefill_worker_computes_it() -> None:
+    world = ready(2, 1)
+    world.refused("d0", "r", "unreachable")
+    assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
+    assert world.placed(Prefill, "r") == "p1"
+    world.prefilled("p1", "r", 11, attempt=2, index=1)
+    assert world.placed(Decode, "r") == "d0"
+    assert +world.core.counters.continuations == {"unreachable": 1}
+
+
+def test_the_same_pages_are_fetched_by_two_workers_at_most() -> None:
+    world = ready(2, 4)
+    world.refused("d0", "r", "unreachable")
+    world.refused("d1", "r", "unreachable")
+    assert world.placed(Prefill, "r") == "p1"
+
+
+def test_a_request_that_nobody_can_fetch_ends() -> None:
+    world = ready(1, 1, losses_max=2, loss_seconds=0.1)
+    for attempt in (1, 2, 3):
+        if world.outcome("r") is None:
+            world.refused("d0", "r", "unreachable", attempt=attempt)
+            world.wait(1.0)
+            world.prefilled("p0", "r", 10 + attempt, attempt=attempt + 1, index=attempt)
+            world.wait(1.0)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert outcome.code == "attempts_exhausted"
+    world.assert_nothing_left()
+
+
+def test_a_request_whose_last_worker_that_could_fetch_leaves_is_computed_anew() -> None:
+    world = ready(2, 2)
+    world.loaded("d1", slots_free=0)
+    world.refused("d0", "r", "unreachable")
+    assert world.state("r") == "ready"
+    world.down("d1")
+    assert world.placed(Prefill, "r") == "p1"
+
+
+def test_other_requests_avoid_the_pair_for_a_while() -> None:
+    world = ready(1, 2, unreachable_seconds=30.0)
+    world.refused("d0", "r", "unreachable")
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+        world.prefilled("p0", rid, 10)
+        assert world.placed(Decode, rid) == "d1"
+    world.wait(31.0)
+    world.submit(request("later"))
+    world.prefilled("p0", "later", 10)
+    assert world.placed(Decode, "later") == "d0"
+
+
+def test_a_pair_that_could_fetch_again_is_used_again() -> None:
+    world = ready(1, 2)
+    world.loaded("d1", slots_free=0)
+    world.refused("d0", "r", "unreachable")
+    world.loaded("d1", slots_free=1)
+    assert world.placed(Decode, "r") == "d1"
+    world.submit(request("forced"))
+    world.down("d1")
+    world.prefilled("p0", "forced", 10)
+    assert world.placed(Decode, "forced") == "d0"
+    world.joined("d0", "forced")
+    world.up("decode", "d2")
+    world.submit(request("later"))
+    world.loaded("d2", slots_free=0)
+    world.prefilled("p0", "later", 10)
+    assert world.placed(Decode, "later") == "d0"
+
+
+def test_a_worker_that_two_could_not_read_from_computes_nothing_while_another_can() -> None:
+    world = ready(2, 3)
+    world.refused("d0", "r", "unreachable")
+    world.refused("d1", "r", "unreachable")
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+        assert world.placed(Prefill, rid) == "p1"
