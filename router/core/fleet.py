@@ -220,11 +220,6 @@ class Worker:
         return more and self.is_open
 
 
-def prefilling_max_of(slots: int, per_slot: float) -> int:
-    """Requests in flight that a prefill worker may have."""
-    return max(1, int(slots * per_slot))
-
-
 class Fleet:
     """All workers that are up, in the order they came, and the models they have served."""
 
@@ -256,7 +251,7 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
-        prefilling_max = prefilling_max_of(hello.limits.slots, self._prefilling_per_slot)
+        prefilling_max = max(1, int(hello.limits.slots * self._prefilling_per_slot))
         worker = Worker(
             peer, hello, self._arrivals, prefilling_max=prefilling_max, changed=self._note_whether_open
         )

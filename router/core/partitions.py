@@ -39,10 +39,6 @@ class Partitions:
         for readers in self._until.values():
             readers.pop(peer, None)
 
-    def known(self, now: float) -> bool:
-        """Whether there are any."""
-        return any(until > now for readers in self._until.values() for until in readers.values())
-
     def readers(self, holder: Worker, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
         """Those that can be expected to read from `holder`; all of them, if that is none."""
         failed = self._until.get(holder.peer)

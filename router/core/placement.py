@@ -117,8 +117,7 @@ def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
     )
 
 
-def _could_decode(need: Need, worker: Worker, fleet: Fleet) -> bool:
-    del fleet
+def _could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
     hello = worker.hello
     return hello.model == need.model and hello.kv_format == need.kv_format and worker.fits(need.tokens_max)
 

@@ -69,7 +69,7 @@ class JudgedRouterCore(RouterCore):
             self.judged["a wait would be too long"] += 1
             judged_waits.prove_refusal(self, request, before)
 
-    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+    def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         for lane in self._backpressure.full_lanes(tenant, now):
             self.judged["enough stands before decode"] += 1
             judged_waits.prove_not_shut(self, lane, tenant)
@@ -137,7 +137,7 @@ class JudgedRouterCore(RouterCore):
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = self._fetchers(live, now)
+        workers = self._fetchers(live, placement.decode_workers(live.need, self.fleet), now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from decode.admission import Admission
 from prefill.scheduler import PrefillScheduler
-from router.core import fleet
+from router.core.fleet import Fleet, Worker
 from shared.kv.radix_cache import RadixCache
-from shared.messages import Decode, FinishReason, RefusalReason
+from shared.messages import Decode, FinishReason, Hello, RefusalReason
 from shared.req import Req
 from shared.scheduling.queue_policy import QUEUE_POLICIES
 from tests.simulation.mutation import Mutation, Patch, into
@@ -41,10 +41,14 @@ def _last_token_refused() -> list[Patch]:
 
 @_mistake("placement", "a part of a request in flight per slot is none")
 def _no_part() -> list[Patch]:
-    def prefilling_max_of(slots: int, per_slot: float) -> int:
-        return int(slots * per_slot)
+    def up(self: Fleet, peer: str, hello: Hello) -> Worker | str:
+        worker = real(self, peer, hello)
+        if isinstance(worker, Worker):
+            worker.prefilling_max = int(hello.limits.slots * self._prefilling_per_slot)
+        return worker
 
-    return [(fleet, "prefilling_max_of", prefilling_max_of)]
+    real = Fleet.up
+    return [(Fleet, "up", up)]
 
 
 @_mistake("prefill", "routing-key keeps only the requests whose key runs")
