@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from shared.cell import CELL_WORKERS_MAX
 from shared.messages import Role
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
@@ -106,6 +107,13 @@ class RouterConfig(ProcessConfig):
     slice_selector: str = Field(
         default="",
         description="Labels of this release's EndpointSlices, name=value,…. They keep releases in one namespace apart.",
+    )
+    cell_workers_max: int = Field(
+        default=CELL_WORKERS_MAX,
+        ge=2,
+        le=CELL_WORKERS_MAX,
+        description="Workers that serve together. A larger fleet is divided into cells with workers of both roles, and "
+        "a router dials those of its cells only. Give it two routers for each cell, and all the same value.",
     )
     relist_seconds: Seconds = Field(
         default=30.0,

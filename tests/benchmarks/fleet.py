@@ -63,7 +63,7 @@ class FleetBench:
         while len(self.core.fleet.workers) < len(self._addresses):
             if time.monotonic() > began + UP_SECONDS_MAX:
                 sys.exit(f"only {len(self.core.fleet.workers)} workers came up in {UP_SECONDS_MAX:g} s")
-            await asyncio.sleep(0.1)
+            await pause(0.1)
         return time.monotonic() - began
 
     def submit(self, waiting: int) -> None:
@@ -88,7 +88,7 @@ class FleetBench:
         loads, ended = self.loads(), self.links.counters.sessions_ended
         began, cpu, threads = time.monotonic(), time.process_time(), _thread_seconds()
         while (now := time.monotonic()) < began + seconds:
-            await asyncio.sleep(LOOK_SECONDS)
+            await pause(LOOK_SECONDS)
             lags.append(max(0.0, time.monotonic() - now - LOOK_SECONDS))
         wall, lags = time.monotonic() - began, sorted(lags)
         return {
@@ -104,6 +104,14 @@ class FleetBench:
             "loop lag p99": f"{lags[len(lags) * 99 // 100] * 1000:.1f} ms",
             "loop lag max": f"{lags[-1] * 1000:.1f} ms",
         }
+
+
+async def pause(seconds: float) -> None:
+    """Give the loop its turns for so long."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.call_later(seconds, ended.set_result, None)
+    await ended
 
 
 def _thread_seconds() -> dict[str, float]:
@@ -122,7 +130,7 @@ async def _run(addresses: list[str], keys: Path, waiting: int, seconds: float) -
     try:
         up_seconds = await bench.dial()
         while any(not worker.load_number for worker in bench.core.fleet.workers.values()):
-            await asyncio.sleep(0.1)  # none takes a request once it has told its load
+            await pause(0.1)  # none takes a request once it has told its load
         bench.submit(waiting)
         figures = await bench.measure(seconds)
         for name, figure in {"workers": f"{len(addresses)}, up in {up_seconds:.1f} s", **figures}.items():

@@ -16,6 +16,8 @@ import zmq
 from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.listening import WorkerEnd
+from shared.links.poller import SocketPoller
+from shared.links.sockets import _read_batch
 from shared.messages import WORKER_ROLES, Hello, Limits, Load, Role, encode
 from tests.link_settings import link_settings
 
@@ -48,8 +50,7 @@ class FakeWorker:
 
     def read(self, now: float) -> None:
         """Take in what routers sent: greetings and heartbeats."""
-        while self.socket.poll(0):
-            connection, *frames = self.socket.recv_multipart()
+        for connection, *frames in _read_batch(self.socket):
             self._end.receive(connection, frames, now)
         for event in self._end.events:
             if hasattr(event, "hello"):
@@ -63,9 +64,11 @@ class FakeWorker:
         for peer, session in self._sessions.items():
             self._end.send(peer, session, encode(load), now)
 
-    def flush(self, now: float) -> None:
+    def flush(self, poller: SocketPoller, now: float) -> None:
         """Send what is to be sent; one that is not connected any more gets nothing."""
         self._end.tick(now)
+        if self._end.outgoing:
+            poller.used(self.socket)
         for connection, frames in self._end.outgoing:
             self.socket.send_multipart([connection, *frames], zmq.NOBLOCK)
         self._end.outgoing.clear()
@@ -83,17 +86,22 @@ def main() -> None:
     ]
     sys.stdout.write("".join(f"{worker.address}\n" for worker in workers))
     sys.stdout.flush()
+    poller = SocketPoller()
+    by_socket: dict[object, FakeWorker] = {worker.socket: worker for worker in workers}
+    for worker in workers:
+        poller.register(worker.socket)
     told, began = 0, time.monotonic()
     while not select.select([sys.stdin], [], [], TURN_SECONDS)[0]:
         now = time.monotonic()
+        for source in poller.poll(0):
+            by_socket[source].read(now)
         due = int((now - began) * per_second)
         for number in range(told, due):
             load = Load(queued=8, queued_tokens=number % 4096, free_pages=number % 64, accepting=False)
             workers[number % len(workers)].tell(load, now)
         told = due
         for worker in workers:
-            worker.read(now)
-            worker.flush(now)
+            worker.flush(poller, now)
 
 
 if __name__ == "__main__":
