@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.links.poller import SocketPoller
 from shared.links.sockets import _WorkerWire
 from tests.link_keys import new_keys
 from tests.unit.links.two_peers import SETTINGS, Listening
@@ -25,6 +26,7 @@ class Sending:
 def test_an_error_in_sending_ends_that_session_and_the_other_gets_its_messages() -> None:
     peers, sending = Listening(), Sending()
     wire = _WorkerWire(peers.end, "127.0.0.1", 0, new_keys()["worker"], SETTINGS, peers.end.notes.append)
+    wire.register(poller := SocketPoller())
     peers.end.notes.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "_router_socket", sending)
@@ -33,3 +35,4 @@ def test_an_error_in_sending_ends_that_session_and_the_other_gets_its_messages()
     assert [note.event for note in peers.end.notes if note.level == "error"].count("link.failed") >= 1
     assert peers.other_is_served()
     wire.close(0.0)
+    poller.close()
