@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from shared.cell import CELL_WORKERS_MAX
 from shared.messages import Role
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
@@ -106,6 +107,13 @@ class RouterConfig(ProcessConfig):
     slice_selector: str = Field(
         default="",
         description="Labels of this release's EndpointSlices, name=value,…. They keep releases in one namespace apart.",
+    )
+    cell_workers_max: int = Field(
+        default=CELL_WORKERS_MAX,
+        ge=2,
+        le=CELL_WORKERS_MAX,
+        description="Workers that serve together. A larger fleet is divided into cells with workers of both roles, and "
+        "a router dials those of its cells only. Give it two routers for each cell, and all the same value.",
     )
     relist_seconds: Seconds = Field(
         default=30.0,
@@ -241,6 +249,11 @@ class RouterConfig(ProcessConfig):
         default="total_tokens",
         description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
     )
+    candidates_max: PositiveInt = Field(
+        default=8,
+        description="Workers that are compared for one request, drawn at random, besides those that have its prefix. "
+        "Where none of them has room, all are. In a fleet with no more workers of a role, all are compared at once.",
+    )
     losses_max: PositiveInt = Field(
         default=3,
         description="Workers that one request may lose before it fails. A request that kills workers cannot kill all.",
@@ -269,7 +282,7 @@ class RouterConfig(ProcessConfig):
         description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
     )
     stall_seconds: Seconds = Field(
-        default=300.0,
+        default=900.0,
         description="Seconds in which a live worker may report nothing of a request that it has. Then it is cancelled "
         "there and tried again. A prompt must be computed, and a retracted request resumed, within this time.",
     )

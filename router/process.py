@@ -90,7 +90,13 @@ def _discovery(config: RouterConfig) -> Discover:
     namespace = config.namespace or slice_api.own_namespace()
     api = slice_api.SliceApi(slice_api.connect, namespace, config.slice_selector)
     return lambda links, health: kubernetes.KubernetesDiscovery(
-        api, pace, links, health, partial(write_note, logger="router.discovery")
+        api,
+        pace,
+        links,
+        health,
+        partial(write_note, logger="router.discovery"),
+        _uid(config),
+        config.cell_workers_max,
     )
 
 
@@ -224,8 +230,11 @@ class MetricsPublisher:
 
 
 def _hello(config: RouterConfig) -> Hello:
-    uid = config.uid or f"{socket.gethostname()}-{os.getpid()}"
-    return Hello(session=0, role="router", uid=uid, epoch=secrets.randbits(64))
+    return Hello(session=0, role="router", uid=_uid(config), epoch=secrets.randbits(64))
+
+
+def _uid(config: RouterConfig) -> str:
+    return config.uid or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _link_settings(config: RouterConfig) -> LinkSettings:

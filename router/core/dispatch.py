@@ -21,7 +21,6 @@ from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
-    FleetPaired,
     RequestAborted,
     RequestCompleted,
     RouterEffect,
@@ -29,6 +28,7 @@ from router.core.effects import (
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
+from router.core.membership import Membership
 from router.core.overtaking import PlacementPass
 from router.core.partitions import Partitions
 from router.core.prefix_index import PrefixIndex
@@ -39,7 +39,7 @@ from router.core.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
 from shared.effects import Note
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import WORKER_ROLES, Message
+from shared.messages import Message
 from shared.scheduling.tenant_shares import share_of
 
 
@@ -50,7 +50,9 @@ class RouterCore:
         self.settings = settings
         self.counters = RouterCounters()
         prefixes = PrefixIndex(settings.prefix_blocks_max)
-        self.fleet = Fleet(prefixes, (settings.model_name,), settings.indexed_roles)
+        self.fleet = Fleet(
+            prefixes, (settings.model_name,), settings.indexed_roles, settings.prefilling_per_slot
+        )
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
@@ -58,9 +60,9 @@ class RouterCore:
         self._replies = WorkerReplies(
             settings, self._requests, self._backpressure, self._partitions, self.counters
         )
-        self._missing_roles = self.fleet.missing
-        self._draining = False
-        self._paired = False  # there has been a pair of workers that can serve
+        self._membership = Membership(
+            self.fleet, self._requests, self._partitions, self.counters, self._effects
+        )
         self._now = now
         self._placeable = False  # something happened that may let a request be placed
 
@@ -103,10 +105,12 @@ class RouterCore:
         """A worker came, went or sent a message. `settle` follows, once after a batch of such events."""
         match event:
             case PeerUp():
-                self._peer_down(PeerDown(event.peer, "a new session began"), now)
-                self._peer_up(event)
+                self._membership.down(event.peer, now)
+                self._membership.up(event)
+                self._placeable = True
             case PeerDown():
-                self._peer_down(event, now)
+                self._membership.down(event.peer, now)
+                self._placeable = True
             case Received():
                 self._received(event.peer, event.message, now)
 
@@ -116,7 +120,7 @@ class RouterCore:
 
     def start_draining(self) -> None:
         """This router ends soon: from now on no role counts as missing."""
-        self._draining = True
+        self._membership.router_drains = True
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
@@ -162,67 +166,6 @@ class RouterCore:
         """How many tenants have a live request."""
         return len(self._requests.tenants)
 
-    # ---- workers -----------------------------------------------------------------------------------------------
-
-    def _peer_up(self, event: PeerUp) -> None:
-        worker = self.fleet.up(event.peer, event.hello)
-        if isinstance(worker, str):
-            self.counters.workers_refused[worker] += 1
-            self._effects.append(
-                Note("fleet.worker_refused", {"worker": event.peer, "cause": worker}, "warning")
-            )
-            return
-        self._note_missing_roles()
-        if not self.fleet.paired(worker):
-            self._note_unpaired(worker)
-        elif not self._paired:
-            self._paired = True
-            self._effects.append(FleetPaired())
-        self._placeable = True
-
-    def _note_unpaired(self, worker: Worker) -> None:
-        """No worker of the other role has an equal model and KV format: this one cannot serve yet."""
-        alone = not self.fleet.of_role("decode" if worker.hello.role == "prefill" else "prefill")
-        fields = {"worker": worker.peer, "model": worker.hello.model, "kv_format": worker.hello.kv_format}
-        self._effects.append(Note("fleet.worker_unpaired", fields, "info" if alone else "warning"))
-
-    def _note_missing_roles(self) -> None:
-        """Roles that have lost their last worker, or have one again; workers may end along with a draining router."""
-        if self._draining:
-            return
-        before, self._missing_roles = self._missing_roles, self.fleet.missing
-        for role in WORKER_ROLES:
-            if role in self._missing_roles and role not in before:
-                self._effects.append(Note("fleet.role_missing", {"worker_role": role}, "warning"))
-            elif role in before and role not in self._missing_roles:
-                self._effects.append(Note("fleet.role_present", {"worker_role": role}))
-
-    def _peer_down(self, event: PeerDown, now: float) -> None:
-        worker = self.fleet.down(event.peer)
-        if worker is None:
-            return
-        self._note_missing_roles()
-        self._requests.claims.deadlines.clear(("pause", event.peer))
-        self._partitions.down(event.peer)
-        for rid in list(worker.reserved):
-            self._requests.claims.forget_target(self._requests.live[rid])
-        cause = f"lost_{worker.hello.role}"
-        for rid in [*worker.assigned, *worker.leases]:
-            live = self._requests.live[rid]
-            if live.waits_on is worker:
-                self._requests.lose(live, event.peer, cause, now)
-            else:  # the decode worker will find out by itself whether it has all pages
-                self._requests.claims.forget_lease(live)
-        self._placeable = True
-
-    def _drain_worker(self, worker: Worker) -> None:
-        self.fleet.drain(worker)
-        self._note_missing_roles()
-        self._requests.claims.send(worker, messages.DrainAck())
-        self._placeable = True
-        fields = {"worker": worker.peer, "requests": len(worker.assigned), "leases": len(worker.leases)}
-        self._effects.append(Note("fleet.worker_draining", fields))
-
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def _received(self, peer: str, message: Message, now: float) -> None:
@@ -230,10 +173,10 @@ class RouterCore:
         if worker is None:
             self.counters.dropped_messages["unknown_worker"] += 1
         elif isinstance(message, messages.Load):
-            worker.report(message)
-            self._placeable = True
+            self._placeable |= worker.report(message)
         elif isinstance(message, messages.Draining):
-            self._drain_worker(worker)
+            self._membership.drain(worker)
+            self._placeable = True
         elif isinstance(message, messages.Generated):
             for row in message.rows:
                 self._placeable |= self._replies.take(worker, row, now)
@@ -322,15 +265,17 @@ class RouterCore:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return None
-        workers = placement.prefill_workers(live.need, self.fleet)
-        may_take = self._partitions.holders(self._in_open_lanes(workers, live.tenant, now), now)
-        choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
-        if choice is not None:
-            self.fleet.mark_chosen(choice.worker)
-            self._requests.prefill(live, choice, now)
-        return choice is not None if workers else None
+        workers: Sequence[Worker] = []
+        for workers in placement.prefill_rounds(live.need, self.fleet, self.settings):
+            may_take = self._partitions.holders(self._in_open_lanes(workers, live.tenant, now), now)
+            choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
+            if choice is not None:
+                self.fleet.mark_chosen(choice.worker)
+                self._requests.prefill(live, choice, now)
+                return True
+        return False if workers else None
 
-    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+    def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
         ready_max = self.settings.ready_max
         share = share_of(ready_max, self.settings.tenant_share_max)
@@ -339,24 +284,30 @@ class RouterCore:
         full = self._backpressure.full_lanes(tenant, now)
         return [worker for worker in workers if worker.lane not in full] if full else workers
 
-    def _fetchers(self, live: LiveRequest, now: float) -> Sequence[Worker]:
-        """Decode workers that may be asked to fetch its pages from the worker that has them."""
+    def _nobody_else_can_fetch(self, live: LiveRequest, now: float) -> bool:
         workers = placement.decode_workers(live.need, self.fleet)
+        return all(worker.draining for worker in self._fetchers(live, workers, now))
+
+    def _fetchers(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
+        """Those of the decode workers that may be asked to fetch its pages from the worker that has them."""
         holder = live.waits_on
         assert holder is not None, live.rid
         untried = [worker for worker in workers if worker.peer not in live.unread_by]
         return self._partitions.readers(holder, untried, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
-        workers = self._fetchers(live, now)
-        if live.unread_by and all(worker.draining for worker in workers):
+        if live.unread_by and self._nobody_else_can_fetch(live, now):
             self._requests.reroute(live, RequestEvent.LEASE_ENDED, now, peer=live.unread_by[-1])
             return None
-        choice = placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now)
-        if choice is not None:
-            self.fleet.mark_chosen(choice.worker)
-            self._requests.decode(live, choice, now)
-        return choice is not None if workers else None
+        workers: Sequence[Worker] = []
+        for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+            fetchers = self._fetchers(live, workers, now)
+            choice = placement.place_decode(live.need, fetchers, self.fleet.prefixes, self.settings, now)
+            if choice is not None:
+                self.fleet.mark_chosen(choice.worker)
+                self._requests.decode(live, choice, now)
+                return True
+        return False if workers else None
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
@@ -364,8 +315,11 @@ class RouterCore:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
                     live.refresh_need()
-                    choice = placement.place_decode(
-                        live.need, self._fetchers(live, now), self.fleet.prefixes, self.settings, now
-                    )
-                    if choice is not None:
-                        self._requests.request_migration(live, choice)
+                    for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+                        fetchers = self._fetchers(live, workers, now)
+                        choice = placement.place_decode(
+                            live.need, fetchers, self.fleet.prefixes, self.settings, now
+                        )
+                        if choice is not None:
+                            self._requests.request_migration(live, choice)
+                            break

@@ -8,9 +8,10 @@ decides; see `placement`.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from router.core.open_workers import OpenWorkers
 from router.core.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
@@ -73,6 +74,10 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
+    prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker
+    changed: Callable[[Worker], None] = field(
+        default=lambda _: None
+    )  # called when `is_open` may have changed
     capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
     pool_tokens: int = field(init=False)  # what its pool holds; 0: not known
 
@@ -138,14 +143,27 @@ class Worker:
             and self._below_share(tenant, slots, share_max)
         )
 
-    def takes_prefill(self, per_slot: float, share_max: float, tenant: str, now: float) -> bool:
+    def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
-        bound = max(1, int(self.hello.limits.slots * per_slot))
         return (
             self.takes_work()
             and now >= self.paused_until
-            and len(self.assigned) < bound
-            and self._below_share(tenant, bound, share_max)
+            and len(self.assigned) < self.prefilling_max
+            and self._below_share(tenant, self.prefilling_max, share_max)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is any request that it could take now; cheap, and never false while there is one."""
+        if self.draining:
+            return False
+        if self.hello.role == "prefill":
+            return self.load.accepting and len(self.assigned) < self.prefilling_max
+        load, unreported, limits = self.load, self.unreported, self.hello.limits
+        return (
+            load.slots_free > unreported.requests
+            and len(self.assigned) < limits.slots
+            and (load.free_pages > unreported.pages or not limits.page_size)
         )
 
     def takes_work(self) -> bool:
@@ -172,6 +190,7 @@ class Worker:
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)
+        self.changed(self)
 
     def unassign(self, rid: str) -> None:
         """Count a request out."""
@@ -182,12 +201,23 @@ class Worker:
             del self.by_tenant[assignment.tenant]
         if assignment.load_number == self.load_number:
             self.unreported.subtract(assignment)
+        self.changed(self)
 
-    def report(self, load: Load) -> None:
-        """Take in the load that the worker reports; it includes what was assigned before."""
+    def report(self, load: Load) -> bool:
+        """Take in the load that the worker reports; it includes what was assigned before.
+
+        Returns whether it may take something now that it could not take before.
+        """
+        before, unreported = self.load, self.unreported
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
+        self.changed(self)
+        more = load.accepting and not before.accepting
+        if self.hello.role == "decode":
+            more |= load.free_pages > before.free_pages - unreported.pages
+            more |= load.slots_free > before.slots_free - unreported.requests
+        return more and self.is_open
 
 
 class Fleet:
@@ -198,12 +228,15 @@ class Fleet:
         prefixes: PrefixIndex,
         models: tuple[str, ...] = (),
         indexed: Collection[Role] = WORKER_ROLES,
+        prefilling_per_slot: float = 1.0,
     ):
         self.prefixes = prefixes  # of the workers of the roles `indexed`
         self.workers: dict[str, Worker] = {}
         self._models: OrderedDict[str, int | None] = OrderedDict.fromkeys(models)  # name: context in tokens
         self._named = frozenset(models)
         self._indexed = indexed
+        self._prefilling_per_slot = prefilling_per_slot
+        self._open: dict[Role, OpenWorkers] = {role: OpenWorkers() for role in WORKER_ROLES}
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in WORKER_ROLES}
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
@@ -218,11 +251,15 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
-        worker = Worker(peer, hello, self._arrivals)
+        prefilling_max = max(1, int(hello.limits.slots * self._prefilling_per_slot))
+        worker = Worker(
+            peer, hello, self._arrivals, prefilling_max=prefilling_max, changed=self._note_whether_open
+        )
         self.workers[peer] = worker
         if hello.role in self._indexed:
             self.prefixes.up(peer, worker.pool_tokens)
         self._by_role[hello.role].append(worker)
+        self._note_whether_open(worker)
         self._count(worker, 1)
         self._remember(hello.model_name)
         return worker
@@ -234,6 +271,7 @@ class Fleet:
             worker.up = False
             self.prefixes.down(peer)
             self._by_role[worker.hello.role].remove(worker)
+            self._note_whether_open(worker)
             if not worker.draining:
                 self._count(worker, -1)
         return worker
@@ -242,11 +280,21 @@ class Fleet:
         """It takes nothing new from now on."""
         if not worker.draining:
             worker.draining = True
+            self._note_whether_open(worker)
             self._count(worker, -1)
 
     def of_role(self, role: Role) -> Sequence[Worker]:
         """The workers of a role, in the order they came."""
         return self._by_role[role]
+
+    def open_to(self, role: Role) -> OpenWorkers:
+        """Those workers of a role that could take something now."""
+        return self._open[role]
+
+    @property
+    def choices(self) -> int:
+        """How many requests were given to workers so far."""
+        return self._choices
 
     @property
     def missing(self) -> list[Role]:
@@ -281,6 +329,9 @@ class Fleet:
         """A request goes to this worker: ties go to the worker that was chosen longest ago."""
         self._choices += 1
         worker.last_chosen = self._choices
+
+    def _note_whether_open(self, worker: Worker) -> None:
+        self._open[worker.hello.role].put(worker, is_open=worker.up and worker.is_open)
 
     def _count(self, worker: Worker, change: int) -> None:
         hello = worker.hello

@@ -1,7 +1,8 @@
 """Which worker gets a request: pure functions of the request and the fleet.
 
 First who *may* have it (model, KV format, size, room), then who *should* (the policy, by name). Among equals the
-worker that was chosen longest ago wins, so that light traffic uses the whole fleet and nothing depends on chance.
+worker that was chosen longest ago wins, so that light traffic uses the whole fleet. In a large fleet only a handful is
+compared, see `_rounds`; chance there comes from the request's id, so that the same inputs give the same choices.
 The names of the policies are those that SGLang's router and its data-parallel controller use.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from router.config import RouterConfig
 from router.core.fleet import Fleet, Worker
 from router.core.prefix_index import PrefixIndex
+from shared.messages import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +53,73 @@ class Placement:
 
 def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could compute this prompt and, if more than one token is to come, have a decode worker for it."""
-    return [
-        worker
-        for worker in fleet.of_role("prefill")
-        if worker.hello.model_name == need.model_name
-        and need.model in ("", worker.hello.model)
-        and worker.fits(need.tokens)
-        and (need.tokens_max - need.tokens <= 1 or fleet.paired(worker))
-    ]
+    return [worker for worker in fleet.of_role("prefill") if _could_prefill(need, worker, fleet)]
 
 
 def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could fetch these pages and hold the request until its end."""
-    return [
+    return [worker for worker in fleet.of_role("decode") if _could_decode(need, worker, fleet)]
+
+
+def prefill_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
+    """Workers that could compute this prompt: first a handful, then all that take anything now. See `_rounds`."""
+    return _rounds("prefill", settings.prefill_policy, _could_prefill, need, fleet, settings)
+
+
+def decode_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
+    """Workers that could fetch these pages: first a handful, then all that take anything now. See `_rounds`."""
+    return _rounds("decode", settings.decode_policy, _could_decode, need, fleet, settings)
+
+
+Could = Callable[[Need, Worker, Fleet], bool]
+
+
+def _rounds(
+    role: Role, policy: str, could: Could, need: Need, fleet: Fleet, settings: RouterConfig
+) -> Iterator[list[Worker]]:
+    """Lists of workers to choose from, in turn until one of them takes the request; the last one is never empty,
+    unless no worker of the fleet could ever take it.
+
+    In a fleet of up to `candidates_max` workers there is one list, with all of them. In a larger one the first list has
+    as many workers, drawn at random by the request, and those that have most of its prompt. So the cost of a request
+    does not grow with the fleet, and routers that know the same loads do not all choose the one that is least loaded.
+    Where none of the handful has room, every worker is asked that takes anything at all.
+    """
+    everyone, candidates_max = fleet.of_role(role), settings.candidates_max
+    if len(everyone) <= candidates_max or (need.session and policy == "follow_bootstrap_room"):
+        yield [worker for worker in everyone if could(need, worker, fleet)]
+        return
+    takers = fleet.open_to(role)
+    seed = zlib.crc32(need.rid.encode()) ^ fleet.choices
+    drawn = takers.draw(candidates_max, seed)
+    if policy == "cache_aware":
+        best = fleet.prefixes.hits(need.blocks).best(candidates_max // 2, seed)
+        drawn += [fleet.workers[peer] for peer in best if fleet.workers[peer] not in drawn]
+    yield [
         worker
-        for worker in fleet.of_role("decode")
-        if (worker.hello.model, worker.hello.kv_format) == (need.model, need.kv_format)
-        and worker.fits(need.tokens_max)
+        for worker in drawn
+        if worker.hello.role == role
+        and could(need, worker, fleet)
+        and worker.peer not in need.avoided
+        and need.determinism in ("", worker.hello.determinism)
     ]
+    yield [worker for worker in takers.all if could(need, worker, fleet)] or list(
+        islice((worker for worker in everyone if could(need, worker, fleet)), 1)
+    )
+
+
+def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
+    return (
+        worker.hello.model_name == need.model_name
+        and need.model in ("", worker.hello.model)
+        and worker.fits(need.tokens)
+        and (need.tokens_max - need.tokens <= 1 or fleet.paired(worker))
+    )
+
+
+def _could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
+    hello = worker.hello
+    return hello.model == need.model and hello.kv_format == need.kv_format and worker.fits(need.tokens_max)
 
 
 def place_prefill(
@@ -94,7 +146,7 @@ def place_decode(
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
-    return worker.takes_prefill(settings.prefilling_per_slot, settings.tenant_share_max, need.tenant, now)
+    return worker.takes_prefill(settings.tenant_share_max, need.tenant, now)
 
 
 def _choose(
@@ -141,13 +193,14 @@ def _cache_aware(
     if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
         best = _least(workers, lambda worker: worker.tokens)
         return Placement(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
-    hits = {
-        peer: hit
-        for peer, tokens in prefixes.hit_tokens(need.blocks).items()
-        if (hit := min(tokens, need.tokens - 1)) >= settings.cache_hit_tokens_min
-    }
-    best = _least(workers, lambda worker: worker.tokens + need.tokens - hits.get(worker.peer, 0))
-    hit = hits.get(best.peer, 0)
+    known = prefixes.hits(need.blocks)
+
+    def hit_of(worker: Worker) -> int:
+        hit = min(known.tokens(worker.peer), need.tokens - 1)
+        return hit if hit >= settings.cache_hit_tokens_min else 0
+
+    best = _least(workers, lambda worker: worker.tokens + need.tokens - hit_of(worker))
+    hit = hit_of(best)
     return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
 
 

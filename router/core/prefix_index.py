@@ -15,6 +15,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one hash a 64 tokens
 
@@ -64,20 +65,20 @@ class PrefixIndex:
             self._shrink(worker, 0)
             del self._peers[worker.bit]
 
-    def hit_tokens(self, names: Sequence[int]) -> dict[str, int]:
-        """Tokens of the longest known prefix, by worker; those that know nothing of it are left out."""
-        hits: dict[str, int] = {}
+    def hits(self, names: Sequence[int]) -> Hits:
+        """Which workers know how much of a prompt."""
         having = self._holders.get(names[0], 0) if names else 0
+        steps: list[tuple[int, int]] = []
         for known, name in enumerate(names):
             if not having:
                 break
             still = having & self._holders.get(name, 0)
-            for bit in _bits(having & ~still):
-                hits[self._peers[bit]] = known * BLOCK_TOKENS
+            if still != having:
+                steps.append((known * BLOCK_TOKENS, having))
             having = still
-        for bit in _bits(having):
-            hits[self._peers[bit]] = len(names) * BLOCK_TOKENS
-        return hits
+        if having:
+            steps.append((len(names) * BLOCK_TOKENS, having))
+        return Hits(steps[::-1], self._peers, self._workers)
 
     def insert(self, peer: str, names: Sequence[int]) -> None:
         """Note a prompt. Its head becomes the most recent: a tail without its head would be useless."""
@@ -110,6 +111,41 @@ class PrefixIndex:
                 self._holders[name] = left
             else:
                 del self._holders[name]
+
+
+class Hits:
+    """Tokens of the longest known prefix, by worker. Found for a few workers without a look at all that know some."""
+
+    def __init__(
+        self, steps: list[tuple[int, int]], peers: dict[int, str], workers: dict[str, _WorkerBlocks]
+    ):
+        self._steps = (
+            steps  # tokens, and the bits of the workers that have so many or more; the longest first
+        )
+        self._peers = peers
+        self._workers = workers
+
+    def tokens(self, peer: str) -> int:
+        """Of one worker; 0 where nothing is known."""
+        worker = self._workers.get(peer) if self._steps else None
+        if worker is None:
+            return 0
+        return next((tokens for tokens, bits in self._steps if bits >> worker.bit & 1), 0)
+
+    def best(self, count: int, seed: int) -> list[str]:
+        """Up to `count` workers with the longest prefixes; `seed` says which among equals."""
+        found: dict[str, None] = {}
+        for _, bits in self._steps:
+            turn = seed % bits.bit_length()
+            for bit in (*islice(_bits(bits >> turn << turn), count), *islice(_bits(bits), count)):
+                found[self._peers[bit]] = None
+                if len(found) == count:
+                    return list(found)
+        return list(found)
+
+    def all(self) -> dict[str, int]:
+        """Of all workers that know something."""
+        return {self._peers[bit]: tokens for tokens, bits in reversed(self._steps) for bit in _bits(bits)}
 
 
 class _WorkerBlocks:

@@ -294,7 +294,7 @@ class RequestTable:
             live.state_since = now
             self._count(live, before, -1)
             self._count(live, live.state, 1)
-            self.before_decode[live.lane] += (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE)
+            self._count_before_decode(live, (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
@@ -316,6 +316,12 @@ class RequestTable:
         self.claims.hold_lease(live, worker, baton, now)
         live.ready_until = now + self._settings.ready_seconds_max
         self.claims.enqueue(live)
+
+    def _count_before_decode(self, live: LiveRequest, change: int) -> None:
+        if change:
+            self.before_decode[live.lane] += change
+            if not self.before_decode[live.lane]:
+                del self.before_decode[live.lane]
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change

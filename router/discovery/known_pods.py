@@ -10,6 +10,9 @@ a Ready pod is dialed. A pod that stops being Ready keeps its link: it may still
 noticed by the link first. When it becomes Ready again, it is redialed at once, without waiting for the backoff. An
 outage of the API server changes no link: the last known fleet serves on.
 
+In a large fleet a router dials the workers of its cells only (`cells`); the others are `elsewhere`. A link stays when
+its worker comes to be of another cell, because requests run on it. As pods are replaced, such links become fewer.
+
 Two pods can have one address for a moment, when an IP address is given out again before the older pod's end was seen.
 An address is hung up when no pod has it any more; that another process answers there is noticed by the link.
 """
@@ -21,13 +24,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from router.discovery.cells import workers_of
 from router.discovery.pods_of_slices import Pod, PodSlice, PodsOfSlices
 from router.discovery.worker_address import WorkerAddress
+from shared.cell import CELL_WORKERS_MAX
 from shared.effects import Note
 from shared.messages import WORKER_ROLES
 
-PodState = Literal["waiting", "dialed", "terminating", "absent"]
-POD_STATES: tuple[PodState, ...] = ("waiting", "dialed", "terminating", "absent")
+PodState = Literal["waiting", "elsewhere", "dialed", "terminating", "absent"]
+POD_STATES: tuple[PodState, ...] = ("waiting", "elsewhere", "dialed", "terminating", "absent")
 
 
 # ---- observations ----------------------------------------------------------------------------------------------
@@ -113,10 +118,17 @@ Change = DialPod | RedialPod | HangUpPod | Note
 class KnownPods:
     """Observations in, changes out; see the head of this file. `now` in seconds, of any steady clock."""
 
-    def __init__(self, now: float):
+    def __init__(self, now: float, router: str = "", cell_workers_max: int = CELL_WORKERS_MAX):
+        """`router` is the name of this router's pod."""
         self.ready = False  # a list and a watch have worked; stays true when the API server fails later
         self.reachable = False
         self.waiting_for = "the first list of endpointslices"  # what is missing until `ready`
+        self._router = router
+        self._cell_workers_max = cell_workers_max
+        self._divided: tuple[
+            frozenset[str], ...
+        ] = ()  # routers, prefill and decode workers, when `_mine` was found
+        self._mine: frozenset[str] = frozenset()  # uids of the workers of this router's cells
         self._sliced = PodsOfSlices()
         self._pods: dict[str, Pod] = {}  # the workers' pods, by uid
         self._workers: dict[str, WorkerAddress] = {}  # by uid: dialed and terminating ones
@@ -150,6 +162,7 @@ class KnownPods:
             case _:
                 self._sliced.refresh(now)
         self._pods = {uid: pod for uid, pod in self._sliced.by_uid.items() if pod.role in WORKER_ROLES}
+        self._divide()
         if not isinstance(observation, TimePassed):
             self._heard_at = now
         if isinstance(observation, Watching):
@@ -200,7 +213,17 @@ class KnownPods:
             return None
         worker = WorkerAddress(pod.role, pod.url, pod.name)
         kept = self._workers.get(pod.uid) == worker
-        return worker if kept or (pod.ready and not pod.terminating) else None
+        new = pod.ready and not pod.terminating and pod.uid in self._mine
+        return worker if kept or new else None
+
+    def _divide(self) -> None:
+        """Find the workers of this router's cells anew, if a worker or a router came or went."""
+        pods = [pod for pod in self._sliced.by_uid.values() if not pod.terminating]
+        routers = frozenset((self._router, *(pod.name for pod in pods if pod.role == "router")))
+        prefill, decode = (frozenset(pod.uid for pod in pods if pod.role == role) for role in WORKER_ROLES)
+        if self._divided != (routers, prefill, decode):
+            self._divided = (routers, prefill, decode)
+            self._mine = workers_of(self._router, routers, prefill, decode, self._cell_workers_max)
 
     def _newly_ready(self) -> list[WorkerAddress]:
         before, self._ready = self._ready, {uid for uid in self._workers if self._pods[uid].ready}
@@ -221,7 +244,9 @@ class KnownPods:
             return "absent"
         if pod.terminating:
             return "terminating"
-        return "dialed" if pod.uid in self._workers else "waiting"
+        if pod.uid in self._workers:
+            return "dialed"
+        return "waiting" if pod.uid in self._mine else "elsewhere"
 
     # ---- the API server ----------------------------------------------------------------------------------------
 

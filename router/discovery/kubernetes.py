@@ -30,6 +30,7 @@ from router.discovery.polling import ListSlices, Pace, Polling, Step
 from router.discovery.slice_api import NoAnswerError, SliceApi, WatchEndedError
 from router.discovery.static import Dialer
 from router.discovery.worker_address import WorkerAddress
+from shared.cell import CELL_WORKERS_MAX
 from shared.effects import Note
 from shared.errors import InvariantError
 from shared.process import gauges
@@ -45,15 +46,23 @@ class KubernetesDiscovery:
     """All methods belong to the event loop's thread; the class has one more of its own."""
 
     def __init__(
-        self, api: SliceApi, pace: Pace, links: Dialer, health: Health, write_note: Callable[[Note], None]
+        self,
+        api: SliceApi,
+        pace: Pace,
+        links: Dialer,
+        health: Health,
+        write_note: Callable[[Note], None],
+        router: str = "",
+        cell_workers_max: int = CELL_WORKERS_MAX,
     ):
+        """`router` is the name of this router's pod."""
         self._api = api
         self._polling = Polling(pace)
         self._links = links
         self._health = health
         self._write_note = write_note
         self._loop = asyncio.get_running_loop()
-        self._pods = KnownPods(self._loop.time())
+        self._pods = KnownPods(self._loop.time(), router, cell_workers_max)
         self._refreshing: asyncio.TimerHandle | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="discovery", daemon=True)

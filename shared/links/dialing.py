@@ -33,7 +33,7 @@ from shared.links.session import (
     read_message,
     reason_of,
 )
-from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, decode_from_worker, encode
+from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, Load, decode_from_worker, encode
 
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
@@ -83,7 +83,7 @@ class RouterEnd:
         self.events: list[LinkEvent] = []
         self.notes: list[Note] = []
         self.deadline = float("inf")  # call `tick` by then, seconds of the caller's clock
-        self.received_bytes = 0  # bodies of all `Received` so far
+        self.received_bytes = 0  # bodies of all `Received` so far but loads, see `inbox`
         self.counters = counters
         self._hello = msgspec.structs.replace(hello, understands=UNDERSTOOD["router"])
         self._settings = settings
@@ -225,7 +225,7 @@ class RouterEnd:
         elif isinstance(message, Hello):
             raise SessionError("malformed: a Hello within a session")
         elif not isinstance(message, Heartbeat):
-            self.received_bytes += len(body)
+            self.received_bytes += 0 if isinstance(message, Load) else len(body)
             self.events.append(Received(link.peer, message))
 
     def _greeted(self, link: _WorkerLink, session: int, message: object, now: float) -> None:

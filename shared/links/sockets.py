@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 import zmq
@@ -25,6 +25,7 @@ from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
+from shared.links.poller import SocketPoller
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
 from shared.links.thread import READ_BATCH, READ_BATCH_BYTES, ThreadedLinks, WriteNote
 from shared.messages import Hello
@@ -85,15 +86,19 @@ class _WorkerWire:
         except zmq.ZMQError as error:
             self._close_sockets()
             raise StartError(f"cannot listen for routers on {host}:{port}: {error.strerror}") from None
+        self._poller: SocketPoller  # since `register`
         self.address = self._router_socket.get_string(zmq.LAST_ENDPOINT)
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
+        self._poller = poller
         for socket in (self._router_socket, self._authenticator.zap_socket, self._authenticator.monitor):
-            poller.register(socket, zmq.POLLIN)
+            poller.register(socket)
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
         self._authenticator.answer()
         self._authenticator.observe()
+        self._poller.used(self._authenticator.zap_socket)  # both were read, ready or not
+        self._poller.used(self._authenticator.monitor)
         if self._router_socket not in ready:
             return
         for connection, *frames in _read_batch(self._router_socket):
@@ -111,6 +116,8 @@ class _WorkerWire:
                 self._end.end(connection, f"cannot send: {error.strerror}")
             except Exception as error:  # whatever one link meets, the others live
                 self._end.fail(connection, error)
+        if self._end.outgoing:
+            self._poller.used(self._router_socket)
         self._end.outgoing.clear()
 
     def close(self, now: float) -> None:
@@ -164,20 +171,26 @@ class _RouterWire:
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._keys = keys
         self._sockets: dict[str, tuple[Socket, Socket]] = {}  # address: dealer and its monitor
-        self._poller = zmq.Poller()
+        self._dealers: dict[object, str] = {}  # addresses
+        self._monitors: dict[object, str] = {}
+        self._poller: SocketPoller  # since `register`
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
         self._poller = poller
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
-        for address, (dealer, monitor) in list(self._sockets.items()):
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
+        for source in ready:
+            address = self._dealers.get(source) or self._monitors.get(source)
+            if address is None:
+                continue  # what wakes the thread
+            dealer, monitor = self._sockets[address]
             try:
-                if dealer in ready and unread_full:
+                if source is dealer and unread_full:
                     self._end.end(address, "unread_messages_max or unread_bytes_max reached", now)
-                elif dealer in ready:
+                elif source is dealer:
                     for frames in _read_batch(dealer):
                         self._end.receive(address, frames, now)
-                elif monitor in ready and _has_ended(monitor):
+                elif dealer not in ready and _has_ended(monitor):  # what it sent last is read first
                     self._end.end(address, "disconnected", now)
             except Exception as error:  # whatever one link meets, the others live
                 self._end.fail(address, error, now)
@@ -208,8 +221,9 @@ class _RouterWire:
         try:
             worker_key = self._keys.peers[dial.ungreeted % len(self._keys.peers)]
             self._sockets[dial.address] = dealer, monitor = self._open(worker_key, dial.address)
-            self._poller.register(dealer, zmq.POLLIN)
-            self._poller.register(monitor, zmq.POLLIN)
+            self._dealers[dealer], self._monitors[monitor] = dial.address, dial.address
+            self._poller.register(dealer)
+            self._poller.register(monitor)
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
             self._end.end(dial.address, f"cannot dial: {error.strerror}", now)
@@ -232,7 +246,9 @@ class _RouterWire:
     def _send(self, step: SendFrames, now: float) -> None:
         try:
             if step.address in self._sockets:
-                self._sockets[step.address][0].send_multipart(step.frames, zmq.NOBLOCK)
+                dealer, _ = self._sockets[step.address]
+                dealer.send_multipart(step.frames, zmq.NOBLOCK)
+                self._poller.used(dealer)
         except zmq.ZMQError as error:
             self._end.end(step.address, f"cannot send: {error.strerror}", now)
 
@@ -242,6 +258,7 @@ class _RouterWire:
         dealer, monitor = self._sockets.pop(address)
         self._poller.unregister(dealer)
         self._poller.unregister(monitor)
+        del self._dealers[dealer], self._monitors[monitor]
         dealer.disable_monitor()
         monitor.close(linger=0)
         dealer.close()

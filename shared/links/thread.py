@@ -11,24 +11,23 @@ holds the sockets.
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal, Protocol
 
 import structlog
-import zmq
 
 from shared.effects import Note
-from shared.errors import InvariantError
 from shared.links.counters import LinkCounters
-from shared.links.events import LinkEvent, PeerDown, PeerUp
+from shared.links.events import LinkEvent
+from shared.links.inbox import Inbox
+from shared.links.poller import SocketPoller
 from shared.links.session import LinkSettings, reason_of
-from shared.messages import Hello, Message, encode
+from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
 
@@ -62,10 +61,10 @@ class End(Protocol):
 class LinkSockets(Protocol):
     """What holds the sockets of an end."""
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
         """Tell the poller what to wait for, once."""
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
         """Feed the end from the sockets that are ready; with `unread_full`, refuse to."""
 
     def flush(self, now: float) -> None:
@@ -73,63 +72,6 @@ class LinkSockets(Protocol):
 
     def close(self, now: float) -> None:
         """End all sessions and close all sockets."""
-
-
-class Inbox:
-    """Events that wait for `receive`, and the peers that its caller has heard of."""
-
-    def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
-        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the receiver knows
-        self._settings = settings
-        self._on_ready = on_ready
-        self._events: list[LinkEvent] = []
-        self._unread_bytes = 0  # bodies of the events
-        self._woken = False
-        self._failure: BaseException | None = None
-        self._changed = threading.Condition()
-
-    @property
-    def full(self) -> bool:
-        settings = self._settings
-        return (
-            len(self._events) >= settings.unread_messages_max
-            or self._unread_bytes >= settings.unread_bytes_max
-        )
-
-    def put(self, events: list[LinkEvent], body_bytes: int) -> None:
-        with self._changed:
-            was_empty = not self._events
-            self._events += events
-            self._unread_bytes += body_bytes
-            self._changed.notify()
-        if was_empty and self._on_ready is not None:
-            self._on_ready()
-
-    def fail(self, failure: BaseException) -> None:
-        with self._changed:
-            self._failure = failure
-            self._changed.notify()
-        if self._on_ready is not None:
-            self._on_ready()
-
-    def wake(self) -> None:
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
-
-    def take(self, timeout_seconds: float) -> list[LinkEvent]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._woken or self._failure, timeout_seconds)
-            if self._failure is not None:
-                raise InvariantError("the link thread has died") from self._failure
-            self._woken = False
-            events, self._events, self._unread_bytes = self._events, [], 0
-        for event in events:
-            if isinstance(event, PeerUp):
-                self.hellos[event.peer] = event.hello
-            elif isinstance(event, PeerDown):
-                self.hellos.pop(event.peer, None)
-        return events
 
 
 class Outbox:
@@ -196,7 +138,7 @@ class ThreadedLinks:
         self._wake_recv, self._wake_send = socket.socketpair()
         self._wake_recv.setblocking(False)
         self._wake_send.setblocking(False)
-        self._poller = zmq.Poller()
+        self._poller = SocketPoller()
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
 
@@ -239,6 +181,7 @@ class ThreadedLinks:
         self._closing = True
         self._wake_thread()
         self._thread.join(CLOSE_SECONDS)
+        self._poller.close()
         self._wake_recv.close()
         self._wake_send.close()
 
@@ -268,7 +211,7 @@ class ThreadedLinks:
             return  # a wake-up is pending already
 
     def _run(self) -> None:
-        self._poller.register(self._wake_recv, zmq.POLLIN)
+        self._poller.register(self._wake_recv)
         self._wire.register(self._poller)
         try:
             while not self._closing:
@@ -285,12 +228,12 @@ class ThreadedLinks:
     def _turn(self) -> None:
         due_at = max(self._turned_at, min(self._end.deadline, self._turned_at + WAIT_SECONDS_MAX))
         wait_seconds = max(due_at - self._clock(), 0.0)
-        ready = {source for source, _ in self._poller.poll(math.ceil(wait_seconds * 1000))}
+        ready = self._poller.poll(wait_seconds)
         now = self._turned_at = self._clock()
         if now - due_at >= self._silence_seconds:
             # We were frozen longer than our peers wait: the messages that have arrived are of sessions that are over.
             self._end.tick(now)
-        if self._wake_recv.fileno() in ready:
+        if self._wake_recv in ready:
             self._wake_recv.recv(4096)
         self._carry_out_commands(now)
         self._wire.read(ready, now, self._inbox.full)

@@ -40,5 +40,7 @@ DISCOVERY_AGE_SECONDS = GaugeMetric(
     ("source",),
 )
 DISCOVERY_PODS = GaugeMetric(
-    "segue_discovery_pods", "Workers' pods by state; work is sent to those that are dialed.", ("state",)
+    "segue_discovery_pods",
+    "Workers' pods by state; work is sent to those that are dialed, and those elsewhere belong to other routers.",
+    ("state",),
 )

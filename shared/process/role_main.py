@@ -24,6 +24,8 @@ from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
 
 Config = TypeVar("Config", bound=ProcessConfig)
+DESCRIPTORS_LOW = 4096  # a router of 600 workers holds 2,400, and one for each client
+
 log = structlog.get_logger(__name__)
 
 
@@ -41,9 +43,11 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         config = load(struct, sys.argv[1:], os.environ)
         if config.lifeline_fd >= 0:
             hold_lifeline(config.lifeline_fd)
-        raise_descriptor_limit()
+        before, limit = raise_descriptor_limit()
         forbid_core_dumps()
         configure(config.log_level, config.log_format, role=role, uid=config.uid)
+        if role == "router" and limit < DESCRIPTORS_LOW:
+            log.warning("process.few_descriptors", limit=limit, before=before)
         for variable in unknown_variables(struct, os.environ):
             log.warning("settings.unknown_variable", variable=variable)
         serve(config)
@@ -79,14 +83,17 @@ def exit_with_error(sentence: str) -> NoReturn:
     sys.exit(1)
 
 
-def raise_descriptor_limit() -> None:
+def raise_descriptor_limit() -> tuple[int, int]:
     """Allow this process as many open descriptors as it may have; many systems start it with 1,024.
 
-    A router needs about four a worker and one a client, a worker one a peer and one a router.
+    A router needs about four a worker and one a client, a worker one a peer and one a router. Returns the limit before
+    and the limit now.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a limit that the system does not grant stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return before, limit
 
 
 def forbid_core_dumps() -> None:

@@ -121,7 +121,7 @@ LINK_BOUNDS = (
     Bound(
         "unread_messages_max",
         "the session of whoever sends more ends",
-        "16,384 messages of all peers together",
+        "16,384 messages of all peers together, and one load of each peer",
         f"{UNREAD}[messages]",
         place=SETTINGS,
     ),

@@ -69,7 +69,7 @@ class JudgedRouterCore(RouterCore):
             self.judged["a wait would be too long"] += 1
             judged_waits.prove_refusal(self, request, before)
 
-    def _in_open_lanes(self, workers: list[Worker], tenant: Tenant, now: float) -> list[Worker]:
+    def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         for lane in self._backpressure.full_lanes(tenant, now):
             self.judged["enough stands before decode"] += 1
             judged_waits.prove_not_shut(self, lane, tenant)
@@ -81,7 +81,15 @@ class JudgedRouterCore(RouterCore):
         )
         if not live.migrating and self._fetches(live, now):
             self._judge_migrations(live, now)
-        return super()._to_decode(live, now)
+        failed = live.unread_by
+        placed = super()._to_decode(live, now)
+        if placed and failed:
+            self.judged["pages are fetched by another worker"] += 1
+            assert live.worker is not None
+            assert live.worker.peer not in failed, (
+                f"{live.worker.peer} is asked for the pages of {live.rid} again"
+            )
+        return placed
 
     def _judge(
         self,
@@ -137,7 +145,7 @@ class JudgedRouterCore(RouterCore):
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = self._fetchers(live, now)
+        workers = self._fetchers(live, placement.decode_workers(live.need, self.fleet), now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

@@ -354,7 +354,8 @@ def _fits_ignored() -> list[Patch]:
 
 @_mistake("placement", "pages go to workers of another KV format")
 def _format_ignored() -> list[Patch]:
-    def decode_workers(need: Any, fleet: Any) -> list[Worker]:
-        return [worker for worker in fleet.of_role("decode") if worker.fits(need.tokens_max)]
+    def could_decode(need: Any, worker: Worker, fleet: Any) -> bool:
+        del fleet
+        return worker.fits(need.tokens_max)
 
-    return [(placement, "decode_workers", decode_workers)]
+    return [(placement, "_could_decode", could_decode)]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from decode.admission import Admission
 from prefill.scheduler import PrefillScheduler
-from router.core.fleet import Worker
+from router.core.fleet import Fleet, Worker
 from shared.kv.radix_cache import RadixCache
-from shared.messages import Decode, FinishReason, RefusalReason
+from shared.messages import Decode, FinishReason, Hello, RefusalReason
 from shared.req import Req
 from shared.scheduling.queue_policy import QUEUE_POLICIES
 from tests.simulation.mutation import Mutation, Patch, into
@@ -41,12 +41,14 @@ def _last_token_refused() -> list[Patch]:
 
 @_mistake("placement", "a part of a request in flight per slot is none")
 def _no_part() -> list[Patch]:
-    def takes_prefill(self: Worker, per_slot: float, share_max: float, tenant: str, now: float) -> bool:
-        bound = int(self.hello.limits.slots * per_slot)
-        return len(self.assigned) < bound and real(self, per_slot, share_max, tenant, now)
+    def up(self: Fleet, peer: str, hello: Hello) -> Worker | str:
+        worker = real(self, peer, hello)
+        if isinstance(worker, Worker):
+            worker.prefilling_max = int(hello.limits.slots * self._prefilling_per_slot)
+        return worker
 
-    real = Worker.takes_prefill
-    return [(Worker, "takes_prefill", takes_prefill)]
+    real = Fleet.up
+    return [(Fleet, "up", up)]
 
 
 @_mistake("prefill", "routing-key keeps only the requests whose key runs")

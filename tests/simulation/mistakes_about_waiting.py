@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core import placement
 from router.core.backpressure import Backpressure
 from router.core.claims import Claims
 from router.core.dispatch import RouterCore
@@ -56,9 +55,11 @@ def _each_failed_fetch_is_a_loss() -> list[Patch]:
 
 @_mistake("partitions", "a worker that could not fetch the pages is asked for them again")
 def _asked_again() -> list[Patch]:
-    def fetchers(self: RouterCore, live: LiveRequest, now: float) -> Sequence[Worker]:
-        del now
-        return placement.decode_workers(live.need, self.fleet)
+    def fetchers(
+        self: RouterCore, live: LiveRequest, workers: Sequence[Worker], now: float
+    ) -> Sequence[Worker]:
+        del self, live, now
+        return workers
 
     return [(RouterCore, "_fetchers", fetchers)]
 

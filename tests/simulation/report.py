@@ -99,6 +99,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: no more is computed than decode takes",
     "judged at router: enough stands before decode",
     "judged at router: a wait would be too long",
+    "judged at router: pages are fetched by another worker",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",

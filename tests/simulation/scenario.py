@@ -75,6 +75,7 @@ class ScenarioSizes:
     radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
+    candidates_max: int = 8
     tenant_share_max: float = 1.0
     tenant_running_max: int = 0
     tenant_tokens_per_minute: int = 0
@@ -83,7 +84,7 @@ class ScenarioSizes:
     overtakes_max: int = 32
     ready_seconds: float = 2.0
     unreachable_seconds: float = 30.0
-    stall_seconds: float = 300.0
+    stall_seconds: float = 900.0
     small_pages: int = 0  # pages of the first worker of each role; 0: as many as the others …
     reticent: bool = False  # … and its Hello has no limits
     odd_kv_format: bool = False  # the last decode worker has a KV format of its own

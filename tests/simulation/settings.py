@@ -33,6 +33,7 @@ def router_config(sizes: ScenarioSizes) -> RouterConfig:
         "tenant_weights": sizes.tenant_weights,
         "share_prefix_cache": sizes.share_prefix_cache,
         "overtakes_max": sizes.overtakes_max,
+        "candidates_max": sizes.candidates_max,
         "ready_seconds": sizes.ready_seconds,
         "unreachable_seconds": sizes.unreachable_seconds,
         "stall_seconds": sizes.stall_seconds,

@@ -27,6 +27,7 @@ AREAS = {
     "retraction",
     "lifecycle",
     "placement",
+    "fleets",
     "room",
     "steps",
     "tenants",

@@ -105,6 +105,12 @@ def short_share(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
 
 
+def candidates(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
+    handful = scenario.random("candidates").choice((1, 2, 8, 8))
+    return replace(scenario, sizes=replace(scenario.sizes, candidates_max=handful))
+
+
 def patience(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds give up a slow fetch early, so decode keeps fewer pages free of what arrives."""
     if scenario.calm:
@@ -114,9 +120,9 @@ def patience(scenario: SimulationScenario) -> SimulationScenario:
 
 
 def policies(scenario: SimulationScenario) -> SimulationScenario:
-    """Half of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
+    """A third of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
     rng = scenario.random("policies")
-    if rng.random() < 0.5:
+    if rng.random() > 0.35:
         return scenario
     any_policy = get_args(Policy)
     sizes = replace(
@@ -220,6 +226,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     bounds,
     policies,
     short_share,
+    candidates,
     patience,
     waits,
     partition,

@@ -28,6 +28,7 @@ NO_BOUNDS_ON_OTHERS = {
     "PLACES_MAX", "CAUSE_CHARACTERS_MAX", "BATCH_LINES_MAX",  # the form of log lines
     "IDLE_WAIT_SECONDS_MAX", "WAIT_SECONDS_MAX",  # the own pace
     "LAST_READS_SECONDS_MAX",  # within drain_seconds
+    "CELL_WORKERS_MAX",  # how routers divide their own fleet
 }  # fmt: skip
 OF_THE_LIST = {("router.discovery.slice_api", "CONNECT_SECONDS_MAX")}  # within LIST_SECONDS_MAX
 
@@ -50,7 +51,8 @@ def test_every_constant_that_is_a_bound_is_on_the_page() -> None:
 @pytest.mark.parametrize("model", [RouterConfig, ProcessConfig, WorkerConfig, PrefillConfig, DecodeConfig])
 def test_every_setting_that_is_a_bound_is_on_the_page(model: type[Settings]) -> None:
     settings = {name for name in model.model_fields if name.endswith("_max") or name.startswith("max_")}
-    tuning = {"max_prefill_tokens", "max_total_tokens"}  # what an operator gives to the device
+    tuning = {"max_prefill_tokens", "max_total_tokens"}  # what an operator gives to the device …
+    tuning |= {"candidates_max", "cell_workers_max"}  # … and how a router divides and compares its own fleet
     assert settings - tuning - {name for _, name in NAMED} == set()
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
-import zmq
 from structlog.testing import capture_logs
 
 from shared.effects import Note
 from shared.links.counters import LinkCounters
-from shared.links.events import LinkEvent, PeerUp, Received
-from shared.links.thread import Inbox, ThreadedLinks
+from shared.links.events import LinkEvent, PeerUp
+from shared.links.poller import SocketPoller
+from shared.links.thread import ThreadedLinks
 from shared.messages import Cancel, Hello
 from tests.doubles.novelty import Novelty
 from tests.link_settings import link_settings
@@ -52,11 +52,11 @@ class Recorded:
         del peer, session, now
         self.calls.append(reason)
 
-    def register(self, poller: zmq.Poller) -> None:
+    def register(self, poller: SocketPoller) -> None:
         del poller
         self.calls.append("register")
 
-    def read(self, ready: set[object], now: float, unread_full: bool) -> None:
+    def read(self, ready: Collection[object], now: float, unread_full: bool) -> None:
         del ready, now, unread_full
         self.calls.append("read")
         self.gate.wait(10)
@@ -195,13 +195,3 @@ def test_more_than_may_wait_for_a_busy_link_thread_ends_the_session(recorded: Re
     until(lambda: "unsent_bytes_max reached" in recorded.calls, 5, "the end of the session")
     thread.close()
     assert recorded.calls.count("unsent_bytes_max reached") == 1
-
-
-def test_an_inbox_is_full_by_bytes_as_well_as_by_messages() -> None:
-    inbox = Inbox(link_settings(unread_messages_max=3, unread_bytes_max=1000), on_ready=None)
-    event = Received("decode-a", Cancel("a", 0))
-    for messages, body_bytes in ((1, 1000), (3, 3)):
-        inbox.put([event] * messages, body_bytes)
-        assert inbox.full
-        assert len(inbox.take(0)) == messages
-        assert not inbox.full

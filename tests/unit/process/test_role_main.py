@@ -29,6 +29,24 @@ run_role("prefill", ProcessConfig, serve)
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_router_says_that_it_may_open_few_descriptors() -> None:
+    program = """
+import resource, sys
+from shared.process.process_config import ProcessConfig
+from shared.process.role_main import run_role
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, 1024))
+sys.argv = ["router"]
+run_role("router", ProcessConfig, lambda config: None)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    (line,) = ended.stderr.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["level"]) == ("process.few_descriptors", "warning")
+    assert (said["limit"], said["before"]) == (1024, 512)
+
+
 def test_an_unexpected_error_ends_the_process_with_one_line_whatever_threads_still_run() -> None:
     program = """
 import sys, threading

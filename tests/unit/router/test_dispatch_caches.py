@@ -26,14 +26,14 @@ def serve(world: ScriptedDeployment, rid: str, cached_tokens: int, output: tuple
 def test_a_worker_whose_policy_asks_for_no_hits_is_not_indexed() -> None:
     world = ScriptedDeployment()
     serve(world, "r", 0)
-    assert world.core.fleet.prefixes.hit_tokens(NAMES) == {"p0": BLOCKS * BLOCK_TOKENS}
+    assert world.core.fleet.prefixes.hits(NAMES).all() == {"p0": BLOCKS * BLOCK_TOKENS}
 
 
 def test_under_cache_aware_decode_prompt_and_output_are_indexed_but_for_the_last_token() -> None:
     output = tuple(range(2 * BLOCK_TOKENS - 5))
     world = ScriptedDeployment(decode_policy="cache_aware")
     serve(world, "r", 0, output)
-    hits = world.core.fleet.prefixes.hit_tokens(block_names(PROMPT + output, ""))
+    hits = world.core.fleet.prefixes.hits(block_names(PROMPT + output, "")).all()
     assert hits == {"p0": BLOCKS * BLOCK_TOKENS, "d0": (BLOCKS + 1) * BLOCK_TOKENS}
 
 
@@ -51,10 +51,10 @@ def test_an_answer_with_less_from_the_cache_than_expected_makes_the_router_forge
     old = block_names(tuple(range(1000, 1000 + 4 * BLOCK_TOKENS)), "")
     world.core.fleet.prefixes.insert("p0", old)
     serve(world, "r0", 0)
-    assert world.core.fleet.prefixes.hit_tokens(old) == {"p0": len(old) * BLOCK_TOKENS}, (
+    assert world.core.fleet.prefixes.hits(old).all() == {"p0": len(old) * BLOCK_TOKENS}, (
         "nothing was expected"
     )
     serve(world, "r1", BLOCK_TOKENS)
-    hits = world.core.fleet.prefixes.hit_tokens(old)
+    hits = world.core.fleet.prefixes.hits(old).all()
     assert hits == {"p0": BLOCK_TOKENS}, "three blocks had been evicted, unlike what was expected"
-    assert world.core.fleet.prefixes.hit_tokens(NAMES) == {"p0": BLOCKS * BLOCK_TOKENS}
+    assert world.core.fleet.prefixes.hits(NAMES).all() == {"p0": BLOCKS * BLOCK_TOKENS}

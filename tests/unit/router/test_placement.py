@@ -216,11 +216,11 @@ def test_the_prefix_index_is_bounded_and_forgets_tails_before_heads() -> None:
     index.insert("p0", (1, 2, 3))
     index.insert("p0", (1, 7, 8))
     assert len(index) == 4
-    assert index.hit_tokens((1, 7, 8)) == {"p0": 3 * BLOCK_TOKENS}
-    assert index.hit_tokens((1, 2, 3)) == {"p0": 2 * BLOCK_TOKENS}
+    assert index.hits((1, 7, 8)).all() == {"p0": 3 * BLOCK_TOKENS}
+    assert index.hits((1, 2, 3)).all() == {"p0": 2 * BLOCK_TOKENS}
     index.insert("p0", tuple(range(100, 200)))
     assert len(index) == 4
-    assert index.hit_tokens(tuple(range(100, 200))) == {"p0": 4 * BLOCK_TOKENS}
+    assert index.hits(tuple(range(100, 200))).all() == {"p0": 4 * BLOCK_TOKENS}
 
 
 def test_a_worker_is_not_credited_with_more_than_its_pool_holds() -> None:
@@ -228,8 +228,8 @@ def test_a_worker_is_not_credited_with_more_than_its_pool_holds() -> None:
     index.up("p0", pool_tokens=3 * BLOCK_TOKENS)
     index.insert("p0", (1, 2))
     index.insert("p0", (3, 4))
-    assert index.hit_tokens((1, 2)) == {"p0": BLOCK_TOKENS}
-    assert index.hit_tokens((3, 4)) == {"p0": 2 * BLOCK_TOKENS}
+    assert index.hits((1, 2)).all() == {"p0": BLOCK_TOKENS}
+    assert index.hits((3, 4)).all() == {"p0": 2 * BLOCK_TOKENS}
 
 
 def test_one_walk_finds_the_hits_of_all_workers_and_one_bound_holds_for_all_of_them() -> None:
@@ -238,14 +238,14 @@ def test_one_walk_finds_the_hits_of_all_workers_and_one_bound_holds_for_all_of_t
         index.up(peer, pool_tokens=0)
     index.insert("p0", (1, 2, 3, 4))
     index.insert("p1", (1, 2, 9))
-    assert index.hit_tokens((1, 2, 3, 5)) == {"p0": 3 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
-    assert index.hit_tokens((7,)) == {}
+    assert index.hits((1, 2, 3, 5)).all() == {"p0": 3 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    assert index.hits((7,)).all() == {}
     index.up("p2", pool_tokens=0)
     assert len(index) == 4, "each has the share of a third worker less"
-    assert index.hit_tokens((1, 2, 3)) == {"p0": 2 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    assert index.hits((1, 2, 3)).all() == {"p0": 2 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
     index.down("p0")
     index.up("p3", pool_tokens=0)
-    assert index.hit_tokens((1, 2)) == {"p1": 2 * BLOCK_TOKENS}, "a new worker knows nothing of an old one"
+    assert index.hits((1, 2)).all() == {"p1": 2 * BLOCK_TOKENS}, "a new worker knows nothing of an old one"
 
 
 def test_names_of_known_blocks_are_not_computed_again() -> None:

@@ -1,0 +1,98 @@
+"""Workers that come, drain and go: what that means for the requests that they have, and what is noted of it.
+
+It knows no queues: that something may be placed after each of these is the core's conclusion.
+"""
+
+from __future__ import annotations
+
+from router.core.counters import RouterCounters
+from router.core.effects import FleetPaired, RouterEffect
+from router.core.fleet import Fleet, Worker
+from router.core.partitions import Partitions
+from router.core.request_table import RequestTable
+from shared import messages
+from shared.effects import Note
+from shared.links.events import PeerUp
+from shared.messages import WORKER_ROLES
+
+
+class Membership:
+    """Keeps the fleet up to date. Times in seconds."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: RequestTable,
+        partitions: Partitions,
+        counters: RouterCounters,
+        effects: list[RouterEffect],
+    ):
+        self.router_drains = (
+            False  # from then on no role counts as missing: workers may end along with the router
+        )
+        self._fleet = fleet
+        self._requests = requests
+        self._partitions = partitions
+        self._counters = counters
+        self._effects = effects
+        self._missing_roles = fleet.missing
+        self._paired = False  # there has been a pair of workers that can serve
+
+    def up(self, event: PeerUp) -> None:
+        """A worker has a session, and had none before."""
+        worker = self._fleet.up(event.peer, event.hello)
+        if isinstance(worker, str):
+            self._counters.workers_refused[worker] += 1
+            self._effects.append(
+                Note("fleet.worker_refused", {"worker": event.peer, "cause": worker}, "warning")
+            )
+            return
+        self._note_missing_roles()
+        if not self._fleet.paired(worker):
+            self._note_unpaired(worker)
+        elif not self._paired:
+            self._paired = True
+            self._effects.append(FleetPaired())
+
+    def down(self, peer: str, now: float) -> None:
+        """A worker is lost; nothing happens if it is not known. Its requests go on elsewhere."""
+        worker = self._fleet.down(peer)
+        if worker is None:
+            return
+        self._note_missing_roles()
+        self._requests.claims.deadlines.clear(("pause", peer))
+        self._partitions.down(peer)
+        for rid in list(worker.reserved):
+            self._requests.claims.forget_target(self._requests.live[rid])
+        cause = f"lost_{worker.hello.role}"
+        for rid in [*worker.assigned, *worker.leases]:
+            live = self._requests.live[rid]
+            if live.waits_on is worker:
+                self._requests.lose(live, peer, cause, now)
+            else:  # the decode worker will find out by itself whether it has all pages
+                self._requests.claims.forget_lease(live)
+
+    def drain(self, worker: Worker) -> None:
+        """A worker takes nothing new from now on, and is answered that this router knows."""
+        self._fleet.drain(worker)
+        self._note_missing_roles()
+        self._requests.claims.send(worker, messages.DrainAck())
+        fields = {"worker": worker.peer, "requests": len(worker.assigned), "leases": len(worker.leases)}
+        self._effects.append(Note("fleet.worker_draining", fields))
+
+    def _note_unpaired(self, worker: Worker) -> None:
+        """No worker of the other role has an equal model and KV format: this one cannot serve yet."""
+        alone = not self._fleet.of_role("decode" if worker.hello.role == "prefill" else "prefill")
+        fields = {"worker": worker.peer, "model": worker.hello.model, "kv_format": worker.hello.kv_format}
+        self._effects.append(Note("fleet.worker_unpaired", fields, "info" if alone else "warning"))
+
+    def _note_missing_roles(self) -> None:
+        """Roles that have lost their last worker, or have one again."""
+        if self.router_drains:
+            return
+        before, self._missing_roles = self._missing_roles, self._fleet.missing
+        for role in WORKER_ROLES:
+            if role in self._missing_roles and role not in before:
+                self._effects.append(Note("fleet.role_missing", {"worker_role": role}, "warning"))
+            elif role in before and role not in self._missing_roles:
+                self._effects.append(Note("fleet.role_present", {"worker_role": role}))

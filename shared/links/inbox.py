@@ -1,0 +1,90 @@
+"""Events that wait until the caller of `receive` takes them, bounded; and the peers that the caller has heard of.
+
+A `Load` is a state and not an event: what it says is over as soon as the next one comes. So the newest of a peer
+replaces one that still waits, and at most one of each peer waits, however long the caller is away. Loads are outside
+of the bounds, because they cannot pile up: a fleet that only tells its load never fills the inbox.
+
+The newest waits behind all that its peer sent before it, and the older one is gone. So the caller sees what it would
+have seen from a worker that tells its load less often. Nothing else changes its place. This holds across a session's
+end as well: the peer's `PeerDown` follows its last messages, and a load of the next session follows its `PeerUp`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from shared.errors import InvariantError
+from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
+from shared.links.session import LinkSettings
+from shared.messages import Hello, Load
+
+
+class Inbox:
+    """Filled by the link thread, taken by any other one."""
+
+    def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
+        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the receiver knows
+        self._settings = settings
+        self._on_ready = on_ready
+        self._events: dict[int, LinkEvent] = {}  # by number, in the order they are taken
+        self._loads: dict[str, int] = {}  # by peer: the number of its load among them
+        self._last = 0  # the number of the last event
+        self._unread_bytes = 0  # bodies of the events that are no loads
+        self._woken = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def full(self) -> bool:
+        """Whether a peer that sends more than loads must lose its session."""
+        settings = self._settings
+        return (
+            len(self._events) - len(self._loads) >= settings.unread_messages_max
+            or self._unread_bytes >= settings.unread_bytes_max
+        )
+
+    def put(self, events: list[LinkEvent], body_bytes: int) -> None:
+        """Add events in order; `body_bytes` are those of their messages, without loads."""
+        with self._changed:
+            was_empty = not self._events
+            for event in events:
+                self._last += 1
+                if isinstance(event, Received) and isinstance(event.message, Load):
+                    self._events.pop(self._loads.get(event.peer, 0), None)
+                    self._loads[event.peer] = self._last
+                self._events[self._last] = event
+            self._unread_bytes += body_bytes
+            self._changed.notify()
+        if was_empty and self._on_ready is not None:
+            self._on_ready()
+
+    def fail(self, failure: BaseException) -> None:
+        """From now on `take` raises: nothing more will come."""
+        with self._changed:
+            self._failure = failure
+            self._changed.notify()
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def wake(self) -> None:
+        """Let a waiting `take` return."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self, timeout_seconds: float) -> list[LinkEvent]:
+        """All that waits; waits for something up to the timeout. Raises InvariantError after `fail`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._woken or self._failure, timeout_seconds)
+            if self._failure is not None:
+                raise InvariantError("the link thread has died") from self._failure
+            self._woken = False
+            events = list(self._events.values())
+            self._events, self._loads, self._unread_bytes = {}, {}, 0
+        for event in events:
+            if isinstance(event, PeerUp):
+                self.hellos[event.peer] = event.hello
+            elif isinstance(event, PeerDown):
+                self.hellos.pop(event.peer, None)
+        return events
