@@ -22,6 +22,7 @@ def measured(*, overlap: bool, seconds_a_look: float) -> Figures:
 def test_a_device_is_never_idle_when_python_takes_no_time(overlap: bool) -> None:
     figures = measured(overlap=overlap, seconds_a_look=0.0)
     assert figures.idle_share == pytest.approx(0.0)
+    assert figures.prebuilt_share == 0.0
     assert figures.cpu_seconds == 0.0
 
 
