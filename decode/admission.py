@@ -30,9 +30,8 @@ from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of
 
-STEPS_BETWEEN = (
-    2  # in units of `retract_steps`: a retraction needs one, so the other lies before the next retraction
-)
+# In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
+STEPS_BETWEEN = 2
 GROWTH_STEPS = 8  # that one sum of the growth serves: it changes slowly and is dear
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
@@ -143,6 +142,13 @@ class Admission:
         self.ratio.after_retraction(
             [req.output_len for req in running], [req.params.max_new_tokens for req in running]
         )
+
+    def on_end(self, req: Req) -> None:
+        """An output has ended: its length counts from now on."""
+        known = self.lengths.known
+        self.lengths.add(req.output_len, at_bound=req.remaining_new_tokens <= 0)
+        if not known and self.lengths.known:
+            self._growth.forget()  # it is a guess
 
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""

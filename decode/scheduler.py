@@ -319,7 +319,7 @@ class DecodeScheduler:
         """End a request whose last token is sampled; the same step may have taken it out of the batch."""
         message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
         self.counters.finished += 1
-        self._admission.lengths.add(req.output_len, at_bound=req.remaining_new_tokens <= 0)
+        self._admission.on_end(req)
         self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
         return Send(req.router, message)

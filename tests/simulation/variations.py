@@ -228,10 +228,10 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     short_share,
     candidates,
     patience,
+    without_max_tokens,  # before the crowd of `waits`: its requests stay small
     waits,
     partition,
     tenants,
-    without_max_tokens,
     second_thoughts,
     router_drains,
     hangs,

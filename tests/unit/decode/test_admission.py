@@ -212,3 +212,17 @@ def test_the_steps_that_fit_after_a_retraction_are_what_is_expected_of_those_tha
     stays = Req("r", 1, "router", 1, [1, 2, 3], 3, SamplingParams(max_new_tokens=99, seed=1))
     admission.after_retraction([stays])
     assert admission.ratio.value == pytest.approx(retract_steps / 100)
+
+
+def test_a_guess_of_the_growth_serves_no_longer_than_until_lengths_are_known() -> None:
+    memory = KvMemory(18, PAGE_SIZE)
+    config = DecodeConfig(init_new_token_ratio=0.0, retract_steps=20)
+    admission = Admission(config, memory, 256, KV_FORMAT, VOCAB_SIZE)
+    running, new, ended = (
+        Req(rid, 1, "router", n, [n] * 9, 8, SamplingParams(max_new_tokens=50, seed=1))
+        for n, rid in enumerate(("running", "new", "ended"), 1)
+    )
+    assert admission.make_room_for(new, False, 2, [running], [], 0), "nothing is expected of either"
+    for _ in range(SEEN_MIN):
+        admission.on_end(ended)
+    assert not admission.make_room_for(new, False, 2, [running], [], 0), "both have 40 steps ahead"
