@@ -4,7 +4,9 @@
        └──SIGINT──────────► exit ◄──a second SIGTERM, or SIGINT──┘
 
 The process's shell (`shared/process/worker_loop.py`) and the simulation ask it before every turn of the loop and do as
-it says. It knows nothing of signals, clocks or logs: the shell passes them in, and writes the notes that come back.
+it says. Nothing must be left at two decisions in a row: then a router that came during the turn before has been heard,
+and keeps no request on a worker that is gone. It knows nothing of signals, clocks or logs: the shell passes them in, and
+writes the notes that come back.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class WorkerDrain:
         self._deadline: float | None = None  # None: not asked to drain
         self._at_once = False
         self._started = False
+        self._was_drained = False  # at the decision before
 
     def sigterm(self, now: float) -> None:
         """The process is asked to end: drain; when it is asked again, exit at once."""
@@ -75,8 +78,9 @@ class WorkerDrain:
         if not self._started:
             self._started = True
             return DrainDecision(DrainStep.START_DRAINING, Note("worker.draining", _held(facts)))
-        if facts.drained or now >= self._deadline:
+        if (facts.drained and self._was_drained) or now >= self._deadline:
             return _exit(facts)
+        self._was_drained = facts.drained
         return _CONTINUE
 
 

@@ -39,10 +39,23 @@ def test_a_worker_asked_to_end_starts_to_drain_once_and_exits_when_nothing_is_le
     assert decision.note is not None
     assert (decision.note.event, decision.note.fields) == ("worker.draining", {"slots_used": 2, "leases": 1})
     assert drain.decide(11.0, busy).step is DrainStep.CONTINUE
-    decision = drain.decide(12.0, Facts(drained=True))
+    assert drain.decide(12.0, Facts(drained=True)).step is DrainStep.CONTINUE
+    decision = drain.decide(12.1, Facts(drained=True))
     assert decision.step is DrainStep.EXIT
     assert decision.note is not None
     assert decision.note.event == "worker.drained"
+
+
+def test_a_worker_that_hears_of_a_router_in_its_last_turn_does_not_exit() -> None:
+    drain = WorkerDrain(30.0)
+    drain.sigterm(10.0)
+    drain.decide(10.0, Facts(drained=True))
+    assert drain.decide(10.1, Facts(drained=True)).step is DrainStep.CONTINUE
+    assert drain.decide(10.2, Facts(drained=False)).step is DrainStep.CONTINUE, (
+        "it has not acknowledged the drain"
+    )
+    assert drain.decide(10.3, Facts(drained=True)).step is DrainStep.CONTINUE
+    assert drain.decide(10.4, Facts(drained=True)).step is DrainStep.EXIT
 
 
 def test_a_worker_drains_no_longer_than_it_may_and_says_what_it_held() -> None:
