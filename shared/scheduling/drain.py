@@ -5,7 +5,7 @@
 
 The process's shell (`shared/process/worker_loop.py`) and the simulation ask it before every turn of the loop and do as
 it says. Nothing must be left at two decisions in a row: then a router that came during the turn before has been heard,
-and keeps no request on a worker that is gone. It knows nothing of signals, clocks or logs: the shell passes them in, and
+and keeps no request on a worker that is gone. It knows nothing of signals, clocks or logs: the shell passes them in and
 writes the notes that come back.
 """
 
