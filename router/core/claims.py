@@ -146,7 +146,7 @@ class Claims:
         """The holder has given the pages up, or is gone."""
         if live.holder is not None:
             live.holder.leases.pop(live.rid)
-            live.holder = live.baton = None
+            live.holder, live.baton, live.unread_by = None, None, ()
             self.deadlines.clear(("renew", live.rid))
 
     # ---- all at once -------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from router.core.live_request import LiveRequest
 from router.core.membership import Membership
 from router.core.overtaking import PlacementPass
 from router.core.partitions import Partitions
+from router.core.placement import Placement
 from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
 from router.core.tenants import Tenant
@@ -267,7 +268,8 @@ class RouterCore:
             return None
         workers: Sequence[Worker] = []
         for workers in placement.prefill_rounds(live.need, self.fleet, self.settings):
-            may_take = self._partitions.holders(self._in_open_lanes(workers, live.tenant, now), now)
+            in_open_lanes = self._in_open_lanes(workers, live.tenant, now)
+            may_take = self._partitions.holders(in_open_lanes, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:
                 self.fleet.mark_chosen(choice.worker)
@@ -284,30 +286,58 @@ class RouterCore:
         full = self._backpressure.full_lanes(tenant, now)
         return [worker for worker in workers if worker.lane not in full] if full else workers
 
-    def _nobody_else_can_fetch(self, live: LiveRequest, now: float) -> bool:
-        workers = placement.decode_workers(live.need, self.fleet)
-        return all(worker.draining for worker in self._fetchers(live, workers, now))
-
-    def _fetchers(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Those of the decode workers that may be asked to fetch its pages from the worker that has them."""
-        holder = live.waits_on
-        assert holder is not None, live.rid
-        untried = [worker for worker in workers if worker.peer not in live.unread_by]
-        return self._partitions.readers(holder, untried, now)
-
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
-        if live.unread_by and self._nobody_else_can_fetch(live, now):
+        choice, some_fit = self._reader(live, now)
+        if choice is not None:
+            self.fleet.mark_chosen(choice.worker)
+            self._requests.decode(live, choice, now)
+            return True
+        if not live.unread_by:
+            return False if some_fit else None
+        if self._better_elsewhere(live, now):
             self._requests.reroute(live, RequestEvent.LEASE_ENDED, now, peer=live.unread_by[-1])
-            return None
-        workers: Sequence[Worker] = []
+        return None  # it waits for other workers than the requests behind it
+
+    def _reader(self, live: LiveRequest, now: float) -> tuple[Placement | None, bool]:
+        """A decode worker that has room and has not failed to fetch its pages, and whether there is any, full or not.
+
+        One that could not read from their holder lately is asked only where no other has room.
+        """
+        assert live.waits_on is not None, live.rid
+        some_fit = False
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
-            fetchers = self._fetchers(live, workers, now)
-            choice = placement.place_decode(live.need, fetchers, self.fleet.prefixes, self.settings, now)
-            if choice is not None:
-                self.fleet.mark_chosen(choice.worker)
-                self._requests.decode(live, choice, now)
-                return True
-        return False if workers else None
+            untried = self._untried(live, workers)
+            some_fit |= bool(untried)
+            for readers in self._partitions.readers(live.waits_on, untried, now):
+                choice = placement.place_decode(live.need, readers, self.fleet.prefixes, self.settings, now)
+                if choice is not None:
+                    return choice, True
+        return None, some_fit
+
+    def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those of the decode workers that have not failed to fetch its pages."""
+        if not live.unread_by:
+            return workers
+        return [worker for worker in workers if worker.peer not in live.unread_by]
+
+    def _better_elsewhere(self, live: LiveRequest, now: float) -> bool:
+        """Whether to compute a request anew whose pages could not be fetched.
+
+        If no other decode worker will ever fetch them; or if the others are full, while one that failed has room and
+        another prefill worker is there.
+        """
+        workers = placement.decode_workers(live.need, self.fleet)
+        if all(worker.draining for worker in self._untried(live, workers)):
+            return True
+        tried = (*live.avoided, live.waits_on.peer if live.waits_on else "")
+        elsewhere = any(
+            not worker.draining and worker.peer not in tried
+            for worker in placement.prefill_workers(live.need, self.fleet)
+        )
+        prefixes = self.fleet.prefixes
+        return (
+            elsewhere and placement.place_decode(live.need, workers, prefixes, self.settings, now) is not None
+        )
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
@@ -315,11 +345,6 @@ class RouterCore:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
                 if live.joined and live.target is None:
                     live.refresh_need()
-                    for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
-                        fetchers = self._fetchers(live, workers, now)
-                        choice = placement.place_decode(
-                            live.need, fetchers, self.fleet.prefixes, self.settings, now
-                        )
-                        if choice is not None:
-                            self._requests.request_migration(live, choice)
-                            break
+                    choice, _ = self._reader(live, now)
+                    if choice is not None:
+                        self._requests.request_migration(live, choice)

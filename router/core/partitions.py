@@ -1,17 +1,15 @@
 """Pairs of workers between which pages could not be fetched lately, although both are up for the router.
 
-Requests whose pages lie on the one are not sent to the other while there is another way. What failed is believed for a
-while only, so that a link which is mended is used again. A worker that several others could not read from is left out
-of prefill for that time, if there is another one: nobody could use what it computes.
+Requests whose pages lie on the one go to the other only where no other has room. What failed is believed for a while
+only, so that a link which is mended is used again. A worker that most decode workers could not read from is left out of
+prefill for that time, if there is another one: hardly anybody could use what it computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from router.core.fleet import Worker
-
-READERS_MIN = 2  # that fail to read from a worker: then it is cut off, and not they
+from router.core.fleet import Fleet, Worker
 
 
 class Partitions:
@@ -29,9 +27,9 @@ class Partitions:
         self._until = {peer: readers for peer, readers in self._until.items() if readers}
         self._until.setdefault(holder.peer, {})[reader.peer] = now + self._seconds
 
-    def fetched(self, holder: Worker, reader: Worker) -> None:
-        """… and now it could."""
-        self._until.get(holder.peer, {}).pop(reader.peer, None)
+    def fetched(self, holder: Worker, reader: Worker) -> bool:
+        """… and now it could. Returns whether it could not before."""
+        return self._until.get(holder.peer, {}).pop(reader.peer, None) is not None
 
     def down(self, peer: str) -> None:
         """A worker is gone."""
@@ -39,18 +37,28 @@ class Partitions:
         for readers in self._until.values():
             readers.pop(peer, None)
 
-    def readers(self, holder: Worker, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Those that can be expected to read from `holder`; all of them, if that is none."""
+    def readers(self, holder: Worker, workers: Sequence[Worker], now: float) -> Iterator[Sequence[Worker]]:
+        """First those that can be expected to read from `holder`, then the others, if there are any."""
         failed = self._until.get(holder.peer)
         if not failed:
-            return workers
-        return [worker for worker in workers if failed.get(worker.peer, now) <= now] or workers
+            yield workers
+            return
+        expected = [worker for worker in workers if failed.get(worker.peer, now) <= now]
+        yield expected
+        if len(expected) < len(workers):
+            yield [worker for worker in workers if worker not in expected]
 
-    def holders(self, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Those whose pages can be expected to be read; all of them, if that is none."""
+    def holders(self, workers: Sequence[Worker], fleet: Fleet, now: float) -> Sequence[Worker]:
+        """Those whose pages can be expected to be read; all of them, if none of those takes anything new."""
         if not self._until:
             return workers
-        return [worker for worker in workers if not self._cut_off(worker.peer, now)] or workers
+        expected = [worker for worker in workers if not self._cut_off(worker, fleet, now)]
+        return workers if all(worker.draining for worker in expected) else expected
 
-    def _cut_off(self, peer: str, now: float) -> bool:
-        return sum(until > now for until in self._until.get(peer, {}).values()) >= READERS_MIN
+    def _cut_off(self, holder: Worker, fleet: Fleet, now: float) -> bool:
+        """Whether most of the decode workers that might read from it could not."""
+        failed = self._until.get(holder.peer)
+        if not failed:
+            return False
+        readers = [each for each in fleet.of_role("decode") if each.lane == holder.lane and not each.draining]
+        return 2 * sum(failed.get(each.peer, now) > now for each in readers) > len(readers)

@@ -69,14 +69,14 @@ class WorkerReplies:
         live = self._recipient(worker, message)
         if live is None:
             return False
-        had_joined = live.joined
+        had_joined, reopened = live.joined, False
         live.heard_at = now
         match message:
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
             case messages.Joined():
                 if live.holder is not None:
-                    self._partitions.fetched(live.holder, worker)
+                    reopened = self._partitions.fetched(live.holder, worker)
                 self._requests.join(live, message, now)
             case messages.Row():
                 self._generated(live, worker, message, now)
@@ -87,7 +87,7 @@ class WorkerReplies:
             case messages.Refused():
                 self._refused(live, worker, message, now)
         may_migrate_now = worker.draining and live.joined and not had_joined
-        return live.state is not RequestState.DECODING or may_migrate_now
+        return live.state is not RequestState.DECODING or may_migrate_now or reopened
 
     def _recipient(self, worker: Worker, message: AboutRequest) -> LiveRequest | None:
         """The request that still waits for this message of this worker: the one place where others are dropped."""
@@ -184,6 +184,8 @@ class WorkerReplies:
         self._counters.stale_batons["unreachable"] += 1
         if live.holder is not None:
             self._partitions.failed(live.holder, worker, now)
+            pair = f"{live.holder.peer} {worker.peer}"
+            self._requests.claims.deadlines.set(("pause", pair), now + self._settings.unreachable_seconds)
             live.unread_by += (worker.peer,)
             if len(live.unread_by) < FETCHES_MAX:
                 self._requests.requeue(live, RequestEvent.UNREACHABLE, now, peer=worker.peer)

@@ -136,7 +136,7 @@ class JudgedRouterCore(RouterCore):
         if running_max and live.tenant.running >= running_max:
             return False
         workers = self._in_open_lanes(placement.prefill_workers(live.need, self.fleet), live.tenant, now)
-        may_take = self._partitions.holders(workers, now)
+        may_take = self._partitions.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
         )
@@ -145,7 +145,7 @@ class JudgedRouterCore(RouterCore):
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = self._fetchers(live, placement.decode_workers(live.need, self.fleet), now)
+        workers = self._untried(live, placement.decode_workers(live.need, self.fleet))
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

@@ -55,13 +55,11 @@ def _each_failed_fetch_is_a_loss() -> list[Patch]:
 
 @_mistake("partitions", "a worker that could not fetch the pages is asked for them again")
 def _asked_again() -> list[Patch]:
-    def fetchers(
-        self: RouterCore, live: LiveRequest, workers: Sequence[Worker], now: float
-    ) -> Sequence[Worker]:
-        del self, live, now
+    def untried(self: RouterCore, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
+        del self, live
         return workers
 
-    return [(RouterCore, "_fetchers", fetchers)]
+    return [(RouterCore, "_untried", untried)]
 
 
 @_mistake("waiting", "a request that its worker has forgotten is waited for")

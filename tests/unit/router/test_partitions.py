@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.effects import RequestFailed
-from shared.messages import Cancel, Decode, Prefill
+from shared.messages import Cancel, Decode, Draining, Migrate, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
 
 
@@ -60,12 +60,65 @@ def test_a_request_that_nobody_can_fetch_ends() -> None:
 
 
 def test_a_request_whose_last_worker_that_could_fetch_leaves_is_computed_anew() -> None:
-    world = ready(2, 2)
+    world = ready(1, 2)
     world.loaded("d1", slots_free=0)
     world.refused("d0", "r", "unreachable")
     assert world.state("r") == "ready"
     world.down("d1")
+    assert world.placed(Prefill, "r") == "p0"
+    assert [prefill.attempt for _, prefill in world.sent(Prefill)] == [1, 2]
+
+
+def test_a_request_is_computed_elsewhere_while_the_only_worker_with_room_could_not_fetch_it() -> None:
+    world = ready(2, 2)
+    world.loaded("d1", slots_free=0)
+    world.refused("d0", "r", "unreachable")
     assert world.placed(Prefill, "r") == "p1"
+
+
+def test_a_request_that_waits_for_another_reader_holds_up_nobody() -> None:
+    world = ready(1, 2)
+    world.loaded("d1", slots_free=0)
+    world.refused("d0", "r", "unreachable")
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid))
+        world.prefilled("p0", rid, 10)
+        assert world.placed(Decode, rid) == "d0", "it is asked although it failed once: no other has room"
+    assert world.state("r") == "ready"
+    world.loaded("d1", slots_free=1)
+    assert world.placed(Decode, "r") == "d1"
+
+
+def test_a_draining_worker_is_no_other_way() -> None:
+    world = ready(2, 2)
+    world.say("d1", Draining())
+    world.refused("d0", "r", "unreachable")
+    assert world.placed(Prefill, "r") == "p1", "d1 takes nothing new"
+    for rid in ("a", "b"):
+        world.submit(request(rid))
+        assert world.placed(Prefill, rid) == "p1", "d0 is all there is, and could not read from p0"
+    world.say("p1", Draining())
+    world.submit(request("c"))
+    assert world.placed(Prefill, "c") == "p0", "p1 takes nothing new either"
+
+
+def test_a_worker_that_was_cut_off_is_used_again_when_its_time_is_over() -> None:
+    world = ready(2, 1, unreachable_seconds=5.0)
+    world.refused("d0", "r", "unreachable")
+    world.loaded("p1", accepting=False)
+    world.submit(request("waits"))
+    assert world.state("waits") == "waiting"
+    world.wait(5.1)
+    assert world.placed(Prefill, "waits") == "p0", "nothing else has happened"
+
+
+def test_a_stream_may_migrate_to_a_worker_that_could_not_read_its_first_pages() -> None:
+    world = ready(1, 2)
+    world.refused("d0", "r", "unreachable")
+    world.joined("d1", "r")
+    world.wait(100.0)
+    world.say("d1", Draining())
+    assert [uid for uid, _ in world.sent(Migrate)] == ["d1"]
 
 
 def test_other_requests_avoid_the_pair_for_a_while() -> None:
