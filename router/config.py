@@ -269,8 +269,9 @@ class RouterConfig(ProcessConfig):
         "wait longer than 0.8 of them, by the rate at which others are taken, gets 429 at once.",
     )
     ready_seconds_max: Seconds = Field(
-        default=30.0,
-        description="Seconds that a request may wait for a decode worker after its first token. Then it gets 503.",
+        default=600.0,
+        description="Seconds that a request which has its first token waits for room on a decode worker; then 503. "
+        "Long, because until then the client sees a pause only. `ready_seconds` bounds how many wait.",
     )
     unreachable_seconds: Seconds = Field(
         default=30.0,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -23,12 +22,11 @@ from router.core.dispatch import RouterCore
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
 from shared.effects import Note
-from shared.links.events import LinkEvent, Links
+from shared.links.events import Links
 from shared.messages import Message
 from shared.process.failures import describe_failure
 from shared.process.logs import write_note
 
-EVENTS_A_TURN = 256  # about 10 ms of the event loop, and one placement pass
 FAILED = RequestFailed(500, "the router failed; its log says where")
 OnBroken = Callable[[BaseException], None]
 
@@ -59,7 +57,6 @@ class RouterShell:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._sinks: dict[str, TokenSink] = {}
-        self._events: deque[LinkEvent] = deque()  # received, and not yet given to the core
         self._timer: asyncio.Handle | None = None
         self._timer_at: float | None = (
             None  # remembered here: uvloop's handle of a deadline that is due has no `when`
@@ -168,17 +165,15 @@ class RouterShell:
         self._input(self._take_events)
 
     def _take_events(self, now: float) -> None:
-        """Some of what has come, then the loop has a turn for clients; the links are read again when all is taken.
+        """Some of what has come; then clients have a turn, and the links are read again until nothing is left.
 
-        What is read stays bounded by what the links hold unread. Each turn that leaves events asks for one more, so
-        that the links are read after the last event even if they called `links_ready` before it.
+        They call `links_ready` only when something comes that nothing waits before.
         """
-        if not self._events:
-            self._events.extend(self._links.receive(0))
-        for _ in range(min(EVENTS_A_TURN, len(self._events))):
-            self._core.link(self._events.popleft(), now)
+        events = self._links.receive(0)
+        for event in events:
+            self._core.link(event, now)
         self._core.settle(now)
-        if self._events:
+        if events:
             self._loop.call_soon(self._receive)
 
     def _set_timer(self, deadline: float | None) -> None:

@@ -121,4 +121,5 @@ def _rate(rates: OrderedDict[Name, TakingRate], name: Name) -> TakingRate:
         rates[name] = TakingRate()
         if len(rates) > RATES_MAX:
             rates.popitem(last=False)
+    rates.move_to_end(name)
     return rates[name]

@@ -257,7 +257,7 @@ class Fleet:
         )
         self.workers[peer] = worker
         if hello.role in self._indexed:
-            self.prefixes.up(peer, worker.pool_tokens)
+            self.prefixes.up(peer, worker.pool_tokens, hello.role)
         self._by_role[hello.role].append(worker)
         self._note_whether_open(worker)
         self._count(worker, 1)

@@ -93,13 +93,12 @@ def _rounds(
     seed = zlib.crc32(need.rid.encode()) ^ fleet.choices
     drawn = takers.draw(candidates_max, seed)
     if policy == "cache_aware":
-        best = fleet.prefixes.hits(need.blocks).best(candidates_max // 2, seed)
+        best = fleet.prefixes.hits(need.blocks).best(role, candidates_max // 2, seed)
         drawn += [fleet.workers[peer] for peer in best if fleet.workers[peer] not in drawn]
     yield [
         worker
         for worker in drawn
-        if worker.hello.role == role
-        and could(need, worker, fleet)
+        if could(need, worker, fleet)
         and worker.peer not in need.avoided
         and need.determinism in ("", worker.hello.determinism)
     ]

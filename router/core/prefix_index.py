@@ -13,8 +13,8 @@ its oldest are forgotten: they are the likeliest to be gone too.
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one hash a 64 tokens
@@ -40,6 +40,7 @@ class PrefixIndex:
         self._blocks_max = blocks_max
         self._workers: dict[str, _WorkerBlocks] = {}
         self._peers: dict[int, str] = {}  # by bit
+        self._roles: Counter[str] = Counter()  # the bits of the workers of each
         self._holders: dict[int, int] = {}  # block name: the bits of the workers that have it
 
     def __len__(self) -> int:
@@ -50,10 +51,11 @@ class PrefixIndex:
         """Whether the worker is indexed."""
         return peer in self._workers
 
-    def up(self, peer: str, pool_tokens: int) -> None:
-        """Index a worker whose pool holds so many tokens; 0: not known."""
+    def up(self, peer: str, pool_tokens: int, role: str = "") -> None:
+        """Index a worker whose pool holds so many tokens; 0: not known. `Hits.best` is asked by role."""
         bit = next(bit for bit in range(len(self._peers) + 1) if bit not in self._peers)
         self._peers[bit] = peer
+        self._roles[role] |= 1 << bit
         self._workers[peer] = _WorkerBlocks(bit, pool_tokens // BLOCK_TOKENS if pool_tokens else None)
         for worker in self._workers.values():
             self._shrink(worker, self._bound(worker))
@@ -64,6 +66,8 @@ class PrefixIndex:
         if worker is not None:
             self._shrink(worker, 0)
             del self._peers[worker.bit]
+            for role in self._roles:
+                self._roles[role] &= ~(1 << worker.bit)
 
     def hits(self, names: Sequence[int]) -> Hits:
         """Which workers know how much of a prompt."""
@@ -78,7 +82,7 @@ class PrefixIndex:
             having = still
         if having:
             steps.append((len(names) * BLOCK_TOKENS, having))
-        return Hits(steps[::-1], self._peers, self._workers)
+        return Hits(steps[::-1], self._peers, self._workers, self._roles)
 
     def insert(self, peer: str, names: Sequence[int]) -> None:
         """Note a prompt. Its head becomes the most recent: a tail without its head would be useless."""
@@ -117,13 +121,18 @@ class Hits:
     """Tokens of the longest known prefix, by worker. Found for a few workers without a look at all that know some."""
 
     def __init__(
-        self, steps: list[tuple[int, int]], peers: dict[int, str], workers: dict[str, _WorkerBlocks]
+        self,
+        steps: list[tuple[int, int]],
+        peers: dict[int, str],
+        workers: dict[str, _WorkerBlocks],
+        roles: Mapping[str, int],
     ):
         self._steps = (
             steps  # tokens, and the bits of the workers that have so many or more; the longest first
         )
         self._peers = peers
         self._workers = workers
+        self._roles = roles
 
     def tokens(self, peer: str) -> int:
         """Of one worker; 0 where nothing is known."""
@@ -132,10 +141,14 @@ class Hits:
             return 0
         return next((tokens for tokens, bits in self._steps if bits >> worker.bit & 1), 0)
 
-    def best(self, count: int, seed: int) -> list[str]:
-        """Up to `count` workers with the longest prefixes; `seed` says which among equals."""
+    def best(self, role: str, count: int, seed: int) -> list[str]:
+        """Up to `count` workers of a role with the longest prefixes; `seed` says which among equals."""
         found: dict[str, None] = {}
-        for _, bits in self._steps:
+        of_role = self._roles.get(role, 0)
+        for _, having in self._steps:
+            bits = having & of_role
+            if not bits:
+                continue
             turn = seed % bits.bit_length()
             for bit in (*islice(_bits(bits >> turn << turn), count), *islice(_bits(bits), count)):
                 found[self._peers[bit]] = None

@@ -142,7 +142,7 @@ class WorkerReplies:
             self._requests.migrate(live, message.baton, now)
 
     def _finished(self, live: LiveRequest, worker: Worker, message: messages.Finished, now: float) -> None:
-        live.retractions = message.retractions
+        live.retractions += message.retractions
         if message.output_len > len(live.output):
             self._lost(live, worker, "gap", now, worker_has_released=True)
         else:
@@ -164,6 +164,7 @@ class WorkerReplies:
             )
         elif live.state is RequestState.DECODING and live.joined:
             # Returned for lack of memory, not lost. This ends: each attempt has brought a token.
+            live.retractions += 1
             again(RequestEvent.LOST, cause="retracted", worker_has_released=True, counts=False)
         elif message.reason == "no_room" and (
             live.state is RequestState.PREFILLING or live.holder is not None

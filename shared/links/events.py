@@ -52,7 +52,7 @@ class Links(Protocol):
     """One process's links, as its shell uses them: `RouterLinks`, `WorkerLinks` or `MemoryLinks`."""
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """Wait for events up to the timeout; returns all that wait, in order."""
+        """Wait for an event up to the timeout; returns the next ones, in order. Empty: none waits."""
 
     def send(self, peer: str, message: Message) -> None:
         """Queue a message for the session of `peer` whose PeerUp `receive` returned; never blocks."""

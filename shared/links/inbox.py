@@ -7,11 +7,15 @@ of the bounds, because they cannot pile up: a fleet that only tells its load nev
 The newest waits behind all that its peer sent before it, and the older one is gone. So the caller sees what it would
 have seen from a worker that tells its load less often. Nothing else changes its place. This holds across a session's
 end as well: the peer's `PeerDown` follows its last messages, and a load of the next session follows its `PeerUp`.
+
+The caller gets `EVENTS_A_TAKE` at a time, so that it can do other things between. What it has not got yet is outside
+of the bounds: in all, twice as much may wait as they say, and two loads of a peer.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from shared.errors import InvariantError
@@ -19,12 +23,15 @@ from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.session import LinkSettings
 from shared.messages import Hello, Load
 
+EVENTS_A_TAKE = 256  # about 10 ms of a router's event loop
+
 
 class Inbox:
     """Filled by the link thread, taken by any other one."""
 
     def __init__(self, settings: LinkSettings, on_ready: Callable[[], None] | None):
-        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the receiver knows
+        self.hellos: dict[str, Hello] = {}  # by peer: those that are up, as far as the caller of `take` knows
+        self._taken: deque[LinkEvent] = deque()  # of that caller's thread; the rest is shared
         self._settings = settings
         self._on_ready = on_ready
         self._events: dict[int, LinkEvent] = {}  # by number, in the order they are taken
@@ -74,7 +81,21 @@ class Inbox:
             self._changed.notify()
 
     def take(self, timeout_seconds: float) -> list[LinkEvent]:
-        """All that waits; waits for something up to the timeout. Raises InvariantError after `fail`."""
+        """The next events that wait; waits for one up to the timeout. Raises InvariantError after `fail`.
+
+        `hellos` is what these and all before them say, so what the caller sends goes to sessions that it knows.
+        """
+        if not self._taken:
+            self._taken.extend(self._take_all(timeout_seconds))
+        events = [self._taken.popleft() for _ in range(min(EVENTS_A_TAKE, len(self._taken)))]
+        for event in events:
+            if isinstance(event, PeerUp):
+                self.hellos[event.peer] = event.hello
+            elif isinstance(event, PeerDown):
+                self.hellos.pop(event.peer, None)
+        return events
+
+    def _take_all(self, timeout_seconds: float) -> list[LinkEvent]:
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._woken or self._failure, timeout_seconds)
             if self._failure is not None:
@@ -82,9 +103,4 @@ class Inbox:
             self._woken = False
             events = list(self._events.values())
             self._events, self._loads, self._unread_bytes = {}, {}, 0
-        for event in events:
-            if isinstance(event, PeerUp):
-                self.hellos[event.peer] = event.hello
-            elif isinstance(event, PeerDown):
-                self.hellos.pop(event.peer, None)
         return events

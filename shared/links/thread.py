@@ -143,7 +143,7 @@ class ThreadedLinks:
         self._thread.start()
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        """Wait for events, or `wake`, up to the timeout. Raises InvariantError when the thread has died."""
+        """The next events; waits for one, or `wake`, up to the timeout. Raises InvariantError if the thread died."""
         return self._inbox.take(timeout_seconds)
 
     def wake(self) -> None:

@@ -183,6 +183,13 @@ GATES = (
         at_most=(("ttft_p50", 1.5), ("broken_share", 0.0)),
     ),
     Gate(
+        scenario="overload_2",
+        size=ScenarioSize(length=0.5),
+        at_least=(("goodput_share_of_capacity", 0.97),),
+        at_most=(("second_token_gap_p99", 4.0), ("broken_share", 0.0)),
+        occurred=(("overload", "outcomes", "429"),),
+    ),
+    Gate(
         scenario="affinity",
         size=ScenarioSize(length=0.5),
         at_least=(("prefix_hit_share", 0.7), ("by_that_of_round_robin", 1.35)),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.links.inbox import Inbox
+from shared.links.inbox import EVENTS_A_TAKE, Inbox
 from shared.messages import Cancel, Draining, Hello, Load
 from tests.link_settings import link_settings
 
@@ -43,6 +43,18 @@ def test_what_is_taken_is_what_came_without_the_loads_that_a_newer_one_followed(
     ]
     assert inbox.take(0) == expected
     assert inbox.take(0) == []
+
+
+def test_of_a_crowd_a_part_is_taken_and_the_sessions_known_are_those_of_that_part() -> None:
+    inbox = Inbox(link_settings(), on_ready=None)
+    first, second = (Hello(session=session, role="decode", uid="decode-a", epoch=1) for session in (1, 2))
+    between: list[LinkEvent] = [Received("decode-a", Draining()) for _ in range(EVENTS_A_TAKE)]
+    ends: list[LinkEvent] = [PeerDown("decode-a", "silence"), PeerUp("decode-a", second)]
+    inbox.put([PeerUp("decode-a", first), *between, *ends], 0)
+    assert len(inbox.take(0)) == EVENTS_A_TAKE
+    assert inbox.hellos == {"decode-a": first}, "the caller has not heard of its end"
+    assert inbox.take(0) == [between[-1], *ends]
+    assert inbox.hellos == {"decode-a": second}
 
 
 def test_a_fleet_that_only_tells_its_load_never_fills_the_inbox() -> None:

@@ -104,6 +104,17 @@ def test_the_worker_that_has_the_prefix_is_compared_however_large_the_fleet_is()
         assert choice.worker is fleet.workers["p41"]
 
 
+def test_workers_of_the_other_role_that_have_more_of_it_leave_it_its_place() -> None:
+    fleet = fleet_of(60, 60)
+    prompt, output = tuple(range(1, 40)), tuple(range(100, 104))
+    fleet.prefixes.insert("p41", prompt)
+    for number in range(8):
+        fleet.prefixes.insert(f"d{number}", prompt + output)
+    tokens = len(prompt + output) * BLOCK_TOKENS
+    need = replace(NEED, blocks=prompt + output, tokens=tokens, tokens_max=tokens + 1)
+    assert fleet.workers["p41"] in next(prefill_rounds(need, fleet, SETTINGS))
+
+
 LIMITS = Limits(context_len=100, page_size=10, pages=100, slots=2)
 LOADS = {
     "full": FULL,

@@ -70,7 +70,7 @@ def test_the_order_in_which_names_are_known_changes_nothing(
 
 
 @given(st.integers(20, 120), st.integers(2, 10), st.integers(0, 1000))
-def test_a_worker_that_is_replaced_moves_no_more_others_than_there_are_cells(
+def test_a_worker_that_is_replaced_moves_two_others_of_each_cell_at_most(
     workers: int, count: int, serial: int
 ) -> None:
     names = named("d", workers)

@@ -10,8 +10,9 @@ import uvloop
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import Outcome, RequestAborted, RequestFailed
-from router.shell import EVENTS_A_TURN, RouterShell
+from router.shell import RouterShell
 from shared.links.events import LinkEvent, Received
+from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Hello, Load
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.deployment import request
@@ -123,7 +124,7 @@ def test_an_answer_that_cannot_be_written_disturbs_no_other() -> None:
 
 
 class CrowdedLinks(MemoryLinks):
-    """Everything has come already."""
+    """Everything has come already, and is given a part at a time."""
 
     def __init__(self, events: list[LinkEvent]):
         super().__init__(Hello(session=1, role="router", uid="router", epoch=1))
@@ -131,12 +132,12 @@ class CrowdedLinks(MemoryLinks):
 
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         del timeout_seconds
-        events, self.events = self.events, []
+        events, self.events = self.events[:EVENTS_A_TAKE], self.events[EVENTS_A_TAKE:]
         return events
 
 
 def test_the_loop_has_a_turn_between_many_events_and_none_is_left_behind() -> None:
-    events: list[LinkEvent] = [Received("nobody", Load()) for _ in range(3 * EVENTS_A_TURN)]
+    events: list[LinkEvent] = [Received("nobody", Load()) for _ in range(3 * EVENTS_A_TAKE)]
 
     async def play() -> list[int]:
         core = RouterCore(RouterConfig(served_model_name="m"), asyncio.get_running_loop().time())
@@ -147,13 +148,12 @@ def test_the_loop_has_a_turn_between_many_events_and_none_is_left_behind() -> No
         for _ in range(20):
             await asyncio.sleep(0)
             progress.append(core.counters.dropped_messages["unknown_worker"])
-            if progress[-1] and not progress[-2]:  # more comes while the rest waits
-                links.events.append(Received("nobody", Load()))
-                shell.links_ready()
+            if progress[-1] and not progress[-2]:
+                links.events.append(Received("nobody", Load()))  # the links say so only when nothing waits
         shell.close()
         return progress
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         progress = runner.run(play())
     assert progress[-1] == len(events) + 1
-    assert EVENTS_A_TURN in progress, "clients wait for all events"
+    assert EVENTS_A_TAKE in progress, "clients wait for all events"
