@@ -93,7 +93,10 @@ class Worker:
         return (self.hello.model, self.hello.kv_format)
 
     def understands(self, message: type[Message]) -> bool:
-        """Whether such a message may be sent to it; if not, do as was done before the message existed."""
+        """Whether such a message may be sent to it; if not, do as was done before the message existed.
+
+        Protocol 1 has no such message yet; the simulation has one.
+        """
         return self.hello.reads(message)
 
     @property

@@ -51,7 +51,10 @@ class RouterSessions:
         return None
 
     def understands(self, router: str, message: type[Message]) -> bool:
-        """Whether such a message may be sent to this router; if not, do as was done before the message existed."""
+        """Whether such a message may be sent to this router; if not, do as was done before the message existed.
+
+        Protocol 1 has no such message yet; the simulation has one.
+        """
         return router in self._hellos and self._hellos[router].reads(message)
 
     def start_draining(self) -> None:

@@ -28,7 +28,7 @@ from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.versions import understood_by
 from tests.simulation.worker import SimulatedWorker, Surroundings
 
-END_SECONDS_MAX = 120.0  # every deadline of the cores is shorter
+END_SECONDS_MAX = 300.0  # every deadline of the cores is shorter, also those of several attempts
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
 KILL_GRACE_SECONDS = 1.0  # after the time to drain: a worker that has not exited by then is killed
