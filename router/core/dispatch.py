@@ -323,12 +323,14 @@ class RouterCore:
     def _better_elsewhere(self, live: LiveRequest, now: float) -> bool:
         """Whether to compute a request anew whose pages could not be fetched.
 
-        If no other decode worker will ever fetch them; or if the others are full, while one that failed has room and
-        another prefill worker is there.
+        If no other decode worker will ever fetch them; or, once, if the others are full while one that failed has room
+        and another prefill worker is there.
         """
         workers = placement.decode_workers(live.need, self.fleet)
         if all(worker.draining for worker in self._untried(live, workers)):
             return True
+        if live.rerouted:
+            return False
         tried = (*live.avoided, live.waits_on.peer if live.waits_on else "")
         elsewhere = any(
             not worker.draining and worker.peer not in tried

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
 from router.core import placement
 from router.core.fleet import Worker
 from router.core.open_workers import OpenWorkers
+from router.discovery import cells
 from shared.messages import Load
 from tests.simulation.mutation import Mutation, Patch, into
 
@@ -46,3 +47,24 @@ def _closed_for_ever() -> list[Patch]:
             put(self, worker, is_open=is_open)
 
     return [(OpenWorkers, "put", put_once)]
+
+
+@_mistake("fleets", "a cell has workers of one role")
+def _roles_apart() -> list[Patch]:
+    divide = cells.divide
+
+    def by_role(names: Collection[str], count: int) -> dict[str, int]:
+        apart = {"prefill": 0, "decode": 1}
+        return {name: apart.get(name.split("-")[0], cell) for name, cell in divide(names, count).items()}
+
+    return [(cells, "divide", by_role)]
+
+
+@_mistake("fleets", "one router serves a cell")
+def _one_router() -> list[Patch]:
+    def served_cells(routers: Collection[str], count: int) -> dict[str, frozenset[int]]:
+        return {
+            router: frozenset([number] if number < count else []) for number, router in enumerate(routers)
+        }
+
+    return [(cells, "served_cells", served_cells)]

@@ -125,6 +125,7 @@ EXPECTED = [
     "path a field of a later version is ignored",
     "path a process came again in a newer version",
     "path joined in DECODE",
+    "path a fleet is divided into cells",
     "path settled before the next launch",
     "path heard before the launch that waited for a settlement",
     "path put off for a prefix in the same batch",

@@ -76,6 +76,7 @@ class ScenarioSizes:
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
     candidates_max: int = 8
+    cell_workers_max: int = 64
     tenant_share_max: float = 1.0
     tenant_running_max: int = 0
     tenant_tokens_per_minute: int = 0

@@ -190,6 +190,20 @@ def partition(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
 
 
+def cells(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds are divided into two or three cells. With four routers, some of them serve two of three.
+
+    Workers are alike there: a router knows only those of its cells, so it refuses what only others could hold.
+    """
+    rng = scenario.random("cells")
+    if rng.random() > 0.15 or scenario.fabric.partition:
+        return scenario
+    sizes = replace(scenario.sizes, routers=4, cell_workers_max=rng.choice((2, 4)))
+    sizes = replace(sizes, odd_kv_format=False, small_pages=0)
+    requests = [replace(planned, router=rng.randrange(sizes.routers)) for planned in scenario.requests]
+    return replace(scenario, sizes=sizes, requests=tuple(requests))
+
+
 def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     """In a rolling upgrade workers leave one after the other."""
     if way_of(scenario.random) != "rolling":
@@ -233,6 +247,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     partition,
     tenants,
     second_thoughts,
+    cells,
     router_drains,
     hangs,
     forgetful,

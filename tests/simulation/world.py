@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
+from router.discovery.cells import ROUTERS_MIN, workers_of
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
 from shared.links.events import Received
@@ -22,7 +23,7 @@ from tests.simulation.fabric import Fabric
 from tests.simulation.faults import FORGET, HANG, NONSENSE, Fault
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
-from tests.simulation.scenario import SimulationScenario
+from tests.simulation.scenario import ScenarioSizes, SimulationScenario
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.versions import understood_by
@@ -68,6 +69,7 @@ class World:
         self.all_routers: list[Router] = []
         self._witnesses: dict[Router, TenantWitness] = {}
         self._healed = False
+        self._dialed: dict[str, frozenset[str]] = {}  # workers by router
 
     def run(self) -> None:
         """Live through the scenario; raises `SimulationError`."""
@@ -91,6 +93,9 @@ class World:
 
     def _start(self) -> None:
         sizes = self.scenario.sizes
+        self._dialed = _dialed(sizes)
+        if len(set(self._dialed.values())) > 1:
+            self.count("path a fleet is divided into cells")
         for number in range(sizes.prefill_workers):
             self._start_worker("prefill", f"prefill-{number}")
         for number in range(sizes.decode_workers):
@@ -113,16 +118,18 @@ class World:
         worker = SimulatedWorker(role, uid, TimelineProcess(self.timeline, uid), self._surroundings(uid))
         self.workers[uid] = worker
         self.all_workers.append(worker)
-        for router in self.routers.values():
-            self.network.connect(router, worker)
+        for name, router in self.routers.items():
+            if uid in self._dialed[name]:
+                self.network.connect(router, worker)
 
     def _start_router(self, uid: str) -> None:
         router = Router(uid, TimelineProcess(self.timeline, uid), self._surroundings(uid), self.journal.note)
         self.routers[uid] = router
         self._witnesses[router] = TenantWitness(router.core)
         self.all_routers.append(router)
-        for worker in self.workers.values():
-            self.network.connect(router, worker)
+        for name, worker in self.workers.items():
+            if name in self._dialed[uid]:
+                self.network.connect(router, worker)
 
     def _surroundings(self, uid: str) -> Surroundings:
         machines: list[Machine] = [*self.all_workers, *self.all_routers]
@@ -361,3 +368,17 @@ class World:
         assert not cache.locks, f"{uid} still has {cache.locks} locks"
         assert not scheduler.slots_used, f"{uid} still uses {scheduler.slots_used} slots"
         assert not any(worker.agent.words.values), f"{uid} still has lease words"
+
+
+def _dialed(sizes: ScenarioSizes) -> dict[str, frozenset[str]]:
+    """The workers that each router dials, by name."""
+    routers = [f"router-{number}" for number in range(sizes.routers)]
+    prefill = [f"prefill-{number}" for number in range(sizes.prefill_workers)]
+    decode = [f"decode-{number}" for number in range(sizes.decode_workers)]
+    dialed = {
+        router: workers_of(router, routers, prefill, decode, sizes.cell_workers_max) for router in routers
+    }
+    for worker in (*prefill, *decode):
+        dialing = sum(worker in workers for workers in dialed.values())
+        assert dialing >= min(ROUTERS_MIN, sizes.routers), f"{dialing} routers dial {worker}"
+    return dialed

@@ -76,6 +76,17 @@ def test_a_request_is_computed_elsewhere_while_the_only_worker_with_room_could_n
     assert world.placed(Prefill, "r") == "p1"
 
 
+def test_a_request_that_was_computed_elsewhere_once_waits_for_another_reader() -> None:
+    world = ready(2, 2, losses_max=1)
+    world.loaded("d1", slots_free=0)
+    world.refused("d0", "r", "unreachable")
+    world.prefilled("p1", "r", 11, attempt=2, index=1)
+    world.refused("d0", "r", "unreachable", attempt=2)
+    assert world.state("r") == "ready", "one more attempt would be a loss"
+    world.loaded("d1", slots_free=1)
+    assert [(uid, decode.attempt) for uid, decode in world.sent(Decode)][-1] == ("d1", 2)
+
+
 def test_a_request_that_waits_for_another_reader_holds_up_nobody() -> None:
     world = ready(1, 2)
     world.loaded("d1", slots_free=0)
