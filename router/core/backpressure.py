@@ -9,7 +9,8 @@ refused at once. What is being computed stands in front of decode, too: decode t
     a wait above what is allowed: 429           what its rate takes in `ready_seconds` and the time of prefill
 
 Rates come from what the router sees (`taking_rate`). A rate may be wrong after a pause, a loss or a start. So it bounds
-nothing where nothing waits, and some requests for each decode worker may always wait.
+nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
+has nothing in front of decode, while few others do: one that fills the lane holds up nobody else.
 """
 
 from __future__ import annotations
@@ -40,10 +41,17 @@ Name = TypeVar("Name", str, Lane)
 class Backpressure:
     """The rates of the queues, and the bounds that follow. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet, before_decode: Counter[Lane]):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        fleet: Fleet,
+        before_decode: Counter[Lane],
+        tenants_before_decode: Counter[Lane],
+    ):
         self._settings = settings
         self._fleet = fleet
         self._before_decode = before_decode  # requests in prefill and ready
+        self._tenants_before_decode = tenants_before_decode  # … and how many tenants have some there
         self._lines: OrderedDict[str, TakingRate] = OrderedDict()  # by name of the model
         self._lanes: OrderedDict[Lane, TakingRate] = OrderedDict()
         self._prefill_seconds = 0.0  # from placement to the first token, on average
@@ -109,6 +117,8 @@ class Backpressure:
         if per_second is None:
             return True
         bound = max(self._lane_min(lane), round(per_second * (seconds + self._prefill_seconds)))
+        if not tenant.before_decode:  # others may have filled a small bound, and take long to leave
+            return self._tenants_before_decode[lane] < bound
         share = share_of(bound, self._settings.tenant_share_max)
         return self._before_decode[lane] < bound and tenant.before_decode < share
 

@@ -56,7 +56,9 @@ class RouterCore:
         )
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
-        self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
+        self._backpressure = Backpressure(
+            settings, self.fleet, self._requests.before_decode, self._requests.tenants_before_decode
+        )
         self._partitions = Partitions(settings.unreachable_seconds)
         self._replies = WorkerReplies(
             settings, self._requests, self._backpressure, self._partitions, self.counters

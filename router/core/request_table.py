@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.claims import Claims
@@ -46,6 +47,7 @@ from shared.errors import InvariantError
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
+Counted = TypeVar("Counted", Lane, tuple[Lane, str])
 BEFORE_DECODE = (RequestState.PREFILLING, RequestState.READY)
 
 
@@ -64,6 +66,8 @@ class RequestTable:
         self.before_decode: Counter[Lane] = (
             Counter()
         )  # those that tie up, or soon will, pages of prefill workers
+        self.tenants_before_decode: Counter[Lane] = Counter()  # how many tenants have some of those
+        self._before_decode: Counter[tuple[Lane, str]] = Counter()  # … by name of the tenant
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
         self.claims = Claims(settings, prefixes, effects)
@@ -318,11 +322,22 @@ class RequestTable:
         self.claims.enqueue(live)
 
     def _count_before_decode(self, live: LiveRequest, change: int) -> None:
-        if change:
-            self.before_decode[live.lane] += change
-            if not self.before_decode[live.lane]:
-                del self.before_decode[live.lane]
+        if not change:
+            return
+        lane, own = live.lane, (live.lane, live.tenant.name)
+        self.before_decode[lane] += change
+        self._before_decode[own] += change
+        if self._before_decode[own] == max(0, change):  # its first, or none any more
+            self.tenants_before_decode[lane] += change
+        _forget_zero(self.before_decode, lane)
+        _forget_zero(self._before_decode, own)
+        _forget_zero(self.tenants_before_decode, lane)
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
+
+
+def _forget_zero(counter: Counter[Counted], key: Counted) -> None:
+    if not counter[key]:
+        del counter[key]

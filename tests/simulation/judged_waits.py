@@ -53,10 +53,13 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     assert rate is not None
     seconds = 2 * core.settings.ready_seconds  # half of it for what is being computed
     bound = max(2, core.fleet.takers("decode", live.lane), rate * seconds + 0.5)
-    standing = sum(
-        other.lane == live.lane and other.state.value in ("prefilling", "ready")
+    before_decode = [
+        other.tenant.name
         for other in core._requests.live.values()
-    )
+        if other.lane == live.lane and other.state.value in ("prefilling", "ready")
+    ]
+    only_one_of_its_tenant = before_decode.count(live.tenant.name) == 1
+    standing = len(set(before_decode)) if only_one_of_its_tenant else len(before_decode)
     assert standing <= bound, (
         f"{live.rid} is computed, and {standing} stand before decode at {rate:.2f} a second"
     )
