@@ -56,6 +56,17 @@ class Overload(ScriptedDeployment):
         return outcome if isinstance(outcome, RequestFailed) else None
 
 
+def test_one_that_fills_the_lane_before_decode_keeps_no_other_tenant_out() -> None:
+    world = Overload(ready_seconds=0.5, waiting_seconds_max=100.0)
+    world.come(40, "greedy")
+    world.serve(20.0, per_second=1, arrivals=1, tenant="greedy")
+    (more,) = world.come(1, "greedy")
+    (newcomer,) = world.come(1, "newcomer")
+    assert (world.state(more), world.state(newcomer)) == ("waiting", "ready")
+    (second,) = world.come(1, "newcomer")
+    assert world.state(second) == "waiting", "the lane is full for one that has something there"
+
+
 def test_no_more_is_computed_than_decode_takes_in_ready_seconds() -> None:
     world = Overload(ready_seconds=2.0)
     world.come(10)
