@@ -16,7 +16,7 @@ has nothing in front of decode, while few others do: one that fills the lane hol
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -41,17 +41,10 @@ Name = TypeVar("Name", str, Lane)
 class Backpressure:
     """The rates of the queues, and the bounds that follow. `now` in seconds."""
 
-    def __init__(
-        self,
-        settings: RouterConfig,
-        fleet: Fleet,
-        before_decode: Counter[Lane],
-        tenants_before_decode: Counter[Lane],
-    ):
+    def __init__(self, settings: RouterConfig, fleet: Fleet, before_decode: Mapping[Lane, Counter[str]]):
         self._settings = settings
         self._fleet = fleet
-        self._before_decode = before_decode  # requests in prefill and ready
-        self._tenants_before_decode = tenants_before_decode  # … and how many tenants have some there
+        self._before_decode = before_decode  # requests in prefill and ready, by lane and tenant
         self._lines: OrderedDict[str, TakingRate] = OrderedDict()  # by name of the model
         self._lanes: OrderedDict[Lane, TakingRate] = OrderedDict()
         self._prefill_seconds = 0.0  # from placement to the first token, on average
@@ -117,10 +110,11 @@ class Backpressure:
         if per_second is None:
             return True
         bound = max(self._lane_min(lane), round(per_second * (seconds + self._prefill_seconds)))
+        by_tenant = self._before_decode.get(lane, Counter())
         if not tenant.before_decode:  # others may have filled a small bound, and take long to leave
-            return self._tenants_before_decode[lane] < bound
+            return len(by_tenant) < bound
         share = share_of(bound, self._settings.tenant_share_max)
-        return self._before_decode[lane] < bound and tenant.before_decode < share
+        return by_tenant.total() < bound and tenant.before_decode < share
 
     def _lane_min(self, lane: Lane) -> int:
         return max(LANE_MIN, self._fleet.takers("decode", lane))

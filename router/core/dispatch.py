@@ -56,9 +56,7 @@ class RouterCore:
         )
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
-        self._backpressure = Backpressure(
-            settings, self.fleet, self._requests.before_decode, self._requests.tenants_before_decode
-        )
+        self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._partitions = Partitions(settings.unreachable_seconds)
         self._replies = WorkerReplies(
             settings, self._requests, self._backpressure, self._partitions, self.counters
@@ -283,7 +281,8 @@ class RouterCore:
         """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
         ready_max = self.settings.ready_max
         share = share_of(ready_max, self.settings.tenant_share_max)
-        if self._requests.before_decode.total() >= ready_max or tenant.before_decode >= share:
+        standing = sum(by_tenant.total() for by_tenant in self._requests.before_decode.values())
+        if standing >= ready_max or tenant.before_decode >= share:
             return []
         full = self._backpressure.full_lanes(tenant, now)
         return [worker for worker in workers if worker.lane not in full] if full else workers

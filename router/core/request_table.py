@@ -15,9 +15,8 @@ A request that migrates goes from decoding to ready once more: then its decode w
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
-from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.claims import Claims
@@ -47,7 +46,6 @@ from shared.errors import InvariantError
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
-Counted = TypeVar("Counted", Lane, tuple[Lane, str])
 BEFORE_DECODE = (RequestState.PREFILLING, RequestState.READY)
 
 
@@ -63,11 +61,8 @@ class RequestTable:
     ):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
-        self.before_decode: Counter[Lane] = (
-            Counter()
-        )  # those that tie up, or soon will, pages of prefill workers
-        self.tenants_before_decode: Counter[Lane] = Counter()  # how many tenants have some of those
-        self._before_decode: Counter[tuple[Lane, str]] = Counter()  # … by name of the tenant
+        # By lane and tenant: those that tie up, or soon will, pages of prefill workers.
+        self.before_decode: defaultdict[Lane, Counter[str]] = defaultdict(Counter)
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
         self.claims = Claims(settings, prefixes, effects)
@@ -322,22 +317,14 @@ class RequestTable:
         self.claims.enqueue(live)
 
     def _count_before_decode(self, live: LiveRequest, change: int) -> None:
-        if not change:
-            return
-        lane, own = live.lane, (live.lane, live.tenant.name)
-        self.before_decode[lane] += change
-        self._before_decode[own] += change
-        if self._before_decode[own] == max(0, change):  # its first, or none any more
-            self.tenants_before_decode[lane] += change
-        _forget_zero(self.before_decode, lane)
-        _forget_zero(self._before_decode, own)
-        _forget_zero(self.tenants_before_decode, lane)
+        if change:
+            tenant, by_tenant = live.tenant.name, self.before_decode[live.lane]
+            by_tenant[tenant] += change
+            if not by_tenant[tenant]:
+                del by_tenant[tenant]
+            if not by_tenant:
+                del self.before_decode[live.lane]
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
-
-
-def _forget_zero(counter: Counter[Counted], key: Counted) -> None:
-    if not counter[key]:
-        del counter[key]

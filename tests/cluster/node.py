@@ -35,6 +35,12 @@ def let_memory_end(cluster: Cluster, pod: ClusterPod) -> None:
     cluster.try_kubectl("exec", pod.name, "-c", pod.component, "--", "python", "-c", hog)
 
 
+def oom_kills() -> int:
+    """How many processes the kernel of this machine has taken because memory had ended."""
+    counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(counts["oom_kill"])
+
+
 def is_running(pid: int) -> bool:
     """Whether there is such a process still."""
     return _read(pid, "cmdline") != ""

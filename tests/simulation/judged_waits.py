@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
 from router.core.fleet import Lane
@@ -68,6 +70,6 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
 def prove_not_shut(core: RouterCore, lane: Lane, tenant: Tenant) -> None:
     """A lane that takes nothing more of a tenant has some before decode."""
     some = max(2, core.fleet.takers("decode", lane))
-    standing = core._requests.before_decode[lane]
+    standing = core._requests.before_decode.get(lane, Counter[str]()).total()
     enough = standing >= some or tenant.before_decode >= share_of(some, core.settings.tenant_share_max)
     assert enough, f"{standing} stand in front of {some} places of {lane}, and no more may come"
