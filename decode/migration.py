@@ -56,8 +56,8 @@ class Migrations:
     def lease_settled(self, now: float) -> list[Req]:
         """Lease the pages of those whose last step has settled; returns them: they run here no more."""
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
-        if settled:  # the router counts the tokens when it hears of the migration
-            self.effects.extend(self.output_buffer.flush(now))
+        # The router counts the tokens when it hears of the migration.
+        self.effects.extend(self.output_buffer.flush_of(settled))
         for req in settled:
             self.settling.remove(req)
             self.memory.commit(req)

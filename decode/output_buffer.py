@@ -1,6 +1,7 @@
 """Tokens on their way to the routers: one message a router and flush, and one row a request, not one a token.
 
-Tokens wait at most `flush_seconds` for others to share their message; after a pause the first ones go at once. What is
+Tokens wait at most `flush_seconds` for others to share their message; after a pause the first ones go at once. Those
+of a request that leaves go before it and alone: else each end would send a row of every other request, too. What is
 kept is which requests have tokens that were not sent; the tokens stay in the requests, so a step costs little here. It
 does not know why a request has tokens or whether it goes on.
 """
@@ -43,13 +44,24 @@ class OutputBuffer:
 
     def flush(self, now: float) -> list[Send]:
         """The messages with all tokens; the buffer is empty then."""
-        rows: dict[str, list[Row]] = {}
-        for req in self._reqs:
-            rows.setdefault(req.router, []).append(_unsent(req))
-        if rows:
-            self._reqs = {}
+        if self._reqs:
             self._next_flush = now + self._flush_seconds
-        return [Send(router, Generated(tuple(rows))) for router, rows in rows.items()]
+        reqs, self._reqs = self._reqs, {}
+        return _messages(reqs)
+
+    def flush_of(self, reqs: Iterable[Req]) -> list[Send]:
+        """The messages with the tokens of these requests, which leave; those of others wait on."""
+        leaving = [req for req in reqs if req in self._reqs]
+        for req in leaving:
+            del self._reqs[req]
+        return _messages(leaving)
+
+
+def _messages(reqs: Iterable[Req]) -> list[Send]:
+    rows: dict[str, list[Row]] = {}
+    for req in reqs:
+        rows.setdefault(req.router, []).append(_unsent(req))
+    return [Send(router, Generated(tuple(rows))) for router, rows in rows.items()]
 
 
 def _unsent(req: Req) -> Row:

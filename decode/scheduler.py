@@ -131,8 +131,7 @@ class DecodeScheduler:
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough, end leases that were not renewed, push the load."""
-        if self._output_buffer.due(now):
-            self._flush(now)
+        self._flush_due(now)
         self._sessions.tick(now)
 
     def start_draining(self) -> None:
@@ -157,13 +156,13 @@ class DecodeScheduler:
         self._migrations.start()
         self._lease_settled(now)
         if self._room.grow():
-            self._back_up_settled(now)
+            self._back_up_settled()
         batch = self._batch.next_step()
         if batch is not None:
             self._admission.on_step(now)
         elif stuck := self._room.stuck():
             detail = "the pages it needs are in quarantine"
-            self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail, now)
+            self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail)
         return batch
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
@@ -172,11 +171,11 @@ class DecodeScheduler:
         extra, ended = self._append(rows, token_ids)
         self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
-        if finished or self._output_buffer.due(now):
-            self._flush(now)
+        self._flush_due(now)
+        self._effects.extend(self._output_buffer.flush_of(req for req, _ in ended))
         self._effects.extend(finished)
         self._lease_settled(now)
-        self._back_up_settled(now)
+        self._back_up_settled()
 
     def _append(
         self, rows: list[Req], token_ids: list[int]
@@ -327,13 +326,11 @@ class DecodeScheduler:
     def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
         self.states.advance(req, LEASE_ENDS[end])
 
-    def _return_to_router(
-        self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str, now: float
-    ) -> None:
+    def _return_to_router(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
         """Give up a request that has tokens here; another worker continues it."""
         self.counters.returned_to_router += 1
         self._holdings.give_up(req)
-        self._flush(now)  # its last tokens, before the router forgets the attempt
+        self._effects.extend(self._output_buffer.flush_of([req]))  # before the router forgets the attempt
         self._refuse(req, event, reason, detail)
 
     def _refuse(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
@@ -355,16 +352,17 @@ class DecodeScheduler:
 
     # ---- what follows a step ----
 
-    def _back_up_settled(self, now: float) -> None:
+    def _back_up_settled(self) -> None:
         """Start the backups of requests that have settled; without host memory another attempt recomputes them."""
         for req in self._retraction.start_backups():
             detail = "retracted, and host memory had no room for its pages"
-            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail, now)
+            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
 
     def _lease_settled(self, now: float) -> None:
         """Lease the pages of migrating requests that have settled; the leases hold them from now on."""
         for req in self._migrations.lease_settled(now):
             self._forget(req)
 
-    def _flush(self, now: float) -> None:
-        self._effects.extend(self._output_buffer.flush(now))
+    def _flush_due(self, now: float) -> None:
+        if self._output_buffer.due(now):
+            self._effects.extend(self._output_buffer.flush(now))

@@ -256,12 +256,7 @@ def _index_of_attempt() -> list[Patch]:
 
 @_mistake("decode", "an end overtakes the last tokens")
 def _finished_first() -> list[Patch]:
-    def flush(self: DecodeScheduler, now: float) -> None:
-        if self._output_buffer.due(now):
-            real(self, now)
-
-    real = DecodeScheduler._flush
-    return [(DecodeScheduler, "_flush", flush)]
+    return [(output_buffer.OutputBuffer, "flush_of", lambda *_: [])]
 
 
 @_mistake("decode", "penalties forget the tokens before a join")

@@ -219,6 +219,8 @@ def test_a_newer_attempt_replaces_a_running_one(overlap: bool) -> None:
     settled = bench.core._reqs["a"].output_len - 1
     bench.send(decode("a", prompt(8), attempt=2), decode("a", prompt(8), attempt=1), Cancel("a", 1))
     bench.run()
+    bench.now += 1.0
+    bench.turn()
     assert len(bench.tokens("a")) == settled
     assert len(bench.tokens("a", attempt=2)) == 7
     assert [said.attempt for said in bench.said(Finished)] == [2]
@@ -256,6 +258,14 @@ def test_tokens_do_not_wait_longer_than_flush_seconds() -> None:
     bench.now += 0.01
     bench.turn()
     assert len(bench.tokens("a")) > 1
+
+
+def test_a_request_that_ends_takes_only_its_own_tokens_along() -> None:
+    bench = DecodeBench(flush_seconds=1000.0)
+    bench.send(decode("a", prompt(8), max_new_tokens=4), decode("b", prompt(8, family=2), max_new_tokens=90))
+    bench.run_until(lambda: bool(bench.said(Finished)))
+    sent = [[(row.rid, len(row.token_ids)) for row in message.rows] for message in bench.said(Generated)]
+    assert sent == [[("a", 1), ("b", 1)], [("a", 2)]]
 
 
 def test_every_router_hears_of_its_own_requests_alone() -> None:
