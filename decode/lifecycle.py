@@ -11,13 +11,11 @@ pages are copied nothing else may touch them: a request that is cancelled then i
 
 from __future__ import annotations
 
-import enum
-
 from shared.kv.leases import LeaseEnd
-from shared.state_table import StateTable
+from shared.state_table import StateTable, Word
 
 
-class DecodeState(enum.Enum):
+class DecodeState(Word):
     """Where a request is."""
 
     WAITING = "waiting"  # it holds nothing; another request is fetching the prefix that it needs, too
@@ -37,7 +35,7 @@ class DecodeState(enum.Enum):
     RELEASED = "released"  # its lease has ended
 
 
-class DecodeEvent(enum.Enum):
+class DecodeEvent(Word):
     """What happens to a request."""
 
     REFUSED = "Refused"

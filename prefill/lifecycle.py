@@ -7,13 +7,11 @@ hold requests in their own order; `PrefillScheduler.check` proves that they and 
 
 from __future__ import annotations
 
-import enum
-
 from shared.kv.leases import LeaseEnd
-from shared.state_table import StateTable
+from shared.state_table import StateTable, Word
 
 
-class PrefillState(enum.Enum):
+class PrefillState(Word):
     """Where a request is."""
 
     WAITING = "waiting"  # queued; it holds nothing
@@ -25,7 +23,7 @@ class PrefillState(enum.Enum):
     RELEASED = "released"  # its lease has ended
 
 
-class PrefillEvent(enum.Enum):
+class PrefillEvent(Word):
     """What happens to a request."""
 
     CHUNK_PLANNED = "ChunkPlanned"

@@ -14,12 +14,12 @@ Three lengths, each at most the one before, tell where the KV stands:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from shared.messages import Decode, FinishReason, Prefill
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
+from shared.state_table import Word
 
 if TYPE_CHECKING:
     from shared.kv.radix_cache import Node
@@ -41,7 +41,7 @@ class Req:
     tenant: str = ""
     arrived_at: float = 0.0  # seconds on the worker's clock
     started_at: float = 0.0  # when its first step or its fetch was planned
-    state: Enum | None = None  # where it is, in the words of its role's table; None: no scheduler has it
+    state: Word | None = None  # where it is, in the words of its role's table; None: no scheduler has it
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
@@ -60,7 +60,7 @@ class Req:
         self.sent_len = len(self.token_ids)
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Enum) -> Req:
+    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Word) -> Req:
         """The request that `router` asks for with `command`, in the first state of the role's table."""
         return cls(
             rid=command.rid,

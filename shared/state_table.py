@@ -15,8 +15,18 @@ from typing import Generic, TypeVar
 
 from shared.errors import InvariantError
 
-State = TypeVar("State", bound=Enum)
-Event = TypeVar("Event", bound=Enum)
+
+class Word(Enum):
+    """A state, an event or a place; its value is the word for it. As a key it is as fast as any object.
+
+    Enum's own hash is a function in Python, and tables and counts of such words are looked up at each turn.
+    """
+
+    __hash__ = object.__hash__
+
+
+State = TypeVar("State", bound=Word)
+Event = TypeVar("Event", bound=Word)
 
 
 class StateTable(Generic[State, Event]):

@@ -13,13 +13,13 @@ from __future__ import annotations
 import enum
 
 from shared.effects import Note
-from shared.state_table import StateTable
+from shared.state_table import StateTable, Word
 
 LOOK_SECONDS = 0.1  # between two looks at what is still open
 ENDING_SECONDS = 2.0  # for answers that are being written, after END_ANSWERS
 
 
-class RouterDrainState(enum.Enum):
+class RouterDrainState(Word):
     """How far the drain of a router is."""
 
     SERVING = "serving"
@@ -29,7 +29,7 @@ class RouterDrainState(enum.Enum):
     ENDED = "ended"
 
 
-class RouterDrainEvent(enum.Enum):
+class RouterDrainEvent(Word):
     """What the drain of a router meets."""
 
     DRAIN_REQUESTED = "DrainRequested"

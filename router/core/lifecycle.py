@@ -10,14 +10,12 @@ request depends on the worker that leases its pages. This file knows nothing of 
 
 from __future__ import annotations
 
-import enum
-
 from shared.effects import Note
 from shared.errors import InvariantError
-from shared.state_table import StateTable
+from shared.state_table import StateTable, Word
 
 
-class RequestState(enum.Enum):
+class RequestState(Word):
     """Where a request is."""
 
     WAITING = "waiting"  # queued for a prefill worker
@@ -28,11 +26,8 @@ class RequestState(enum.Enum):
     CANCELLED = "cancelled"  # the client has gone
     FAILED = "failed"  # ended with an error
 
-    # Members are singletons. Enum's own hash is a Python call, and every token would pay for it.
-    __hash__ = object.__hash__
 
-
-class RequestEvent(enum.Enum):
+class RequestEvent(Word):
     """What happened to a request."""
 
     PLACED = "Placed"  # a worker was chosen and has been sent the request

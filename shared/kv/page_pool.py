@@ -15,14 +15,14 @@ request has given up, so the page is not given to another request before the dev
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable
 
 from shared.errors import InvariantError
+from shared.state_table import Word
 
 
-class PageState(enum.Enum):
+class PageState(Word):
     """Who holds a page."""
 
     FREE = "free"

@@ -13,12 +13,10 @@ table does not know which reads an event ends.
 
 from __future__ import annotations
 
-from enum import Enum
-
-from shared.state_table import StateTable
+from shared.state_table import StateTable, Word
 
 
-class FetchState(Enum):
+class FetchState(Word):
     CHECKING_PEER = "checking_peer"
     READING_PAGES = "reading_pages"
     READING_WORD = "reading_word"
@@ -29,7 +27,7 @@ class FetchState(Enum):
     ENDED = "ended"
 
 
-class ReadEvent(Enum):
+class ReadEvent(Word):
     PEER_KNOWN = "peer_known"  # its known page has the right bytes, or need not be read
     PAGES_DONE = "pages_done"
     WORD_HELD = "word_held"
