@@ -44,6 +44,7 @@ from shared.links.sockets import RouterLinks
 from shared.messages import WORKER_ROLES, Hello
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
+from shared.process.garbage import spare_what_is_loaded
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
@@ -133,6 +134,7 @@ async def _serve(
     admin.answer = pages.answer
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
+        spare_what_is_loaded()
         discovery.start()
         port = listener.getsockname()[1]
         log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
