@@ -15,6 +15,7 @@ then the largest one waits for it. It may evict cached pages to make room; the t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from decode.config import DecodeConfig
@@ -28,11 +29,11 @@ from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
-from shared.scheduling.tenant_shares import is_light, share_of
+from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
 
 # In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
 STEPS_BETWEEN = 2
-GROWTH_STEPS = 8  # that one sum of the growth serves: it changes slowly and is dear
+GROWTH_STEPS = 16  # that one sum of the growth serves; those that leave stay counted until then: it is dear
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -51,8 +52,9 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
-        self._growth = KeptSum(self._no_growth, _with_growth_of, GROWTH_STEPS)
-        self._largest = KeptSum(int, self._larger)
+        self._growth = KeptSum(self._no_growth, _with_growth_of)  # of all that are here
+        self._held = KeptSum[Counter[str]](Counter, _with_tokens_of)  # by tenant, of all that are here
+        self._largest = KeptSum(int, self._larger)  # of those whose KV is here
         self._config = config
         self._memory = memory
         self._context_len = context_len
@@ -81,7 +83,8 @@ class Admission:
 
     def is_light(self, req: Req, present: list[Req]) -> bool:
         """Whether the tenant of `req` holds so little of `present` that it needs only its own pages."""
-        return is_light(req, present, req.final_kv_len, self._memory.pool.total * self._memory.page_size)
+        capacity = self._memory.pool.total * self._memory.page_size
+        return is_light(req, self._held.of(present), req.final_kv_len, capacity)
 
     def has_slot(
         self, light: bool, free_slots: int, *, alone: bool, retracting: bool, overtaken_by: int
@@ -130,6 +133,27 @@ class Admission:
         """A decode step is planned: all goes well."""
         self.ratio.decay()
         self._step_rate.on_step(now)
+        if self._memory.launched_step % GROWTH_STEPS == 0:
+            self._growth.forget()
+
+    def on_admitted(self, req: Req) -> None:
+        """The request is in a slot."""
+        self._held.came(req)
+        self._growth.came(req)
+
+    def on_landed(self, req: Req) -> None:
+        """The KV of the request is here."""
+        self._largest.came(req)
+
+    def on_returned(self) -> None:
+        """A retracted request is in a slot again, and its KV is here."""
+        self._growth.forget()
+        self.on_change()
+
+    def on_change(self) -> None:
+        """Requests that are here have more tokens, or have left."""
+        self._held.forget()
+        self._largest.forget()
 
     @property
     def steps_until_landed(self) -> int:
@@ -166,16 +190,18 @@ class Admission:
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
         """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
-        return self._largest.of(settled, self._memory.launched_step)
+        return self._largest.of(settled)
 
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
-        steps = self.steps_until_landed if reqs else 0
-        longest = max([min(req.final_kv_len, req.launched_len + steps) for req in reqs], default=0)
+        steps, longest = self.steps_until_landed if reqs else 0, 0
+        for req in reqs:
+            if req.final_kv_len > longest and req.launched_len + steps > longest:
+                longest = min(req.final_kv_len, req.launched_len + steps)
         return max(pages, self._memory.pages_for(longest))
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:
         """Pages that all are expected to take beside those they have."""
-        growth = self._growth.of(present, self._memory.launched_step)
+        growth = self._growth.of(present)
         pages = self._memory.pages_for(int(growth.tokens_with(req)))
         return pages if growth.known else pages + len(present)
 
@@ -188,3 +214,8 @@ class Admission:
 def _with_growth_of(growth: ExpectedGrowth, reqs: Sequence[Req]) -> ExpectedGrowth:
     growth.add(reqs)
     return growth
+
+
+def _with_tokens_of(held: Counter[str], reqs: Sequence[Req]) -> Counter[str]:
+    held.update(tokens_by_tenant(reqs))
+    return held

@@ -17,6 +17,8 @@ from shared.req import Req
 from shared.scheduling.output_lengths import OutputLengths
 
 STEPS_AHEAD = tuple(steps << power for power in range(9) for steps in (16, 24))  # 16 … 6,144
+ALL_REACH = [1.0] * len(STEPS_AHEAD)
+GROUP_LEN = 16  # outputs that are longer, and differ by fewer tokens, are of one age
 
 
 class ExpectedGrowth:
@@ -31,6 +33,7 @@ class ExpectedGrowth:
         self._steps_certain = steps_certain  # in these all are expected to run on
         self._clip = clip
         self._ratio = ratio
+        self._shares: dict[int, list[float]] = {}  # by length of the output
         self._held = [0.0] * len(STEPS_AHEAD)  # KV tokens by then, less those of today
         self._certain = 0  # growth in `steps_certain`
         self._guessed = 0.0  # growth of requests that are longer than all outputs seen
@@ -53,30 +56,42 @@ class ExpectedGrowth:
         if not self.known:
             self._guessed += sum(self._by_ratio(req.remaining_new_tokens) for req in reqs)
             return
+        steps_certain = self._steps_certain
         groups: dict[tuple[int, int, bool], list[int]] = {}
         for req in reqs:
-            output_len, rest = req.output_len, req.remaining_new_tokens
-            self._certain += min(rest, self._steps_certain)
-            key = output_len >> 4, rest.bit_length(), req.params.ignore_eos
-            group = groups.setdefault(key, [0, 0, 0, 0])
+            tokens, params = len(req.token_ids), req.params
+            output_len = tokens - req.prompt_len
+            rest = params.max_new_tokens - output_len
+            self._certain += rest if rest < steps_certain else steps_certain
+            if output_len >= GROUP_LEN:
+                output_len = output_len // GROUP_LEN * GROUP_LEN + GROUP_LEN // 2
+            key = output_len, rest.bit_length(), params.ignore_eos
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = [0, 0, 0]
             group[0] += 1
-            group[1] += output_len
-            group[2] += rest
-            group[3] += len(req.token_ids) - req.cached_len
-        for (_, _, to_bound), (count, output_len, rest, held) in groups.items():
-            self._add_group(count, output_len / count, rest / count, held / count, to_bound=to_bound)
+            group[1] += rest
+            group[2] += tokens - req.cached_len
+        for (output_len, _, to_bound), (count, rest, held) in groups.items():
+            self._add_group(count, output_len, rest / count, held / count, to_bound=to_bound)
 
-    def _add_group(self, count: int, output_len: float, rest: float, held: float, *, to_bound: bool) -> None:
+    def _add_group(self, count: int, output_len: int, rest: float, held: float, *, to_bound: bool) -> None:
         """`count` requests that have generated `output_len` tokens, may generate `rest`, and hold `held` each."""
-        share_here = 1.0 if to_bound else self._lengths.share_reaching(output_len)
-        if share_here <= 0:
+        shares = ALL_REACH if to_bound else self._shares_reaching(output_len)
+        if not shares:
             self._guessed += count * self._by_ratio(rest)
             return
-        for number, steps in enumerate(STEPS_AHEAD):
-            share = 0.0
-            if steps < rest:
-                share = 1.0 if to_bound else self._lengths.share_reaching(output_len + steps) / share_here
-            self._held[number] += count * ((held + steps) * share - held)
+        for number, (steps, share) in enumerate(zip(STEPS_AHEAD, shares, strict=True)):
+            self._held[number] += count * (((held + steps) * share if steps < rest else 0.0) - held)
+
+    def _shares_reaching(self, output_len: int) -> list[float]:
+        """Of the outputs that come to `output_len`, the share that goes on for `STEPS_AHEAD`; [] if none came."""
+        shares = self._shares.get(output_len)
+        if shares is None:
+            here, reaching = self._lengths.share_reaching(output_len), self._lengths.share_reaching
+            shares = [reaching(output_len + steps) / here for steps in STEPS_AHEAD] if here > 0 else []
+            self._shares[output_len] = shares
+        return shares
 
     def _by_ratio(self, rest: float) -> float:
         return min(rest, self._clip) * self._ratio

@@ -58,12 +58,13 @@ class OutputBuffer:
 
 
 def _messages(reqs: Iterable[Req]) -> list[Send]:
-    rows: dict[str, list[Row]] = {}
+    by_router: dict[str, list[Row]] = {}
     for req in reqs:
-        rows.setdefault(req.router, []).append(_unsent(req))
-    return [Send(router, Generated(tuple(rows))) for router, rows in rows.items()]
-
-
-def _unsent(req: Req) -> Row:
-    start, req.sent_len = req.sent_len, len(req.token_ids)
-    return Row(req.rid, req.attempt, start - req.prompt_len, tuple(req.token_ids[start:]))
+        token_ids = req.token_ids
+        start, req.sent_len = req.sent_len, len(token_ids)
+        row = Row(req.rid, req.attempt, start - req.prompt_len, tuple(token_ids[start:]))
+        if req.router in by_router:
+            by_router[req.router].append(row)
+        else:
+            by_router[req.router] = [row]
+    return [Send(router, Generated(tuple(rows))) for router, rows in by_router.items()]

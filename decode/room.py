@@ -34,19 +34,10 @@ class Room:
     def admits(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
         settled, transferring = self.batch.reqs, self.transfer_queue.transferring
-        present = [*settled, *transferring]
-        light = self.admission.is_light(req, present)
-        has_slot = self.admission.has_slot(
-            light,
-            self.batch.free_slots,
-            alone=not present,
-            retracting=self.retraction.active,
-            overtaken_by=self.retraction.overtaken_by,
-        )
-        pages_arriving = self.transfer_queue.pages_held_with(req)
-        return has_slot and self.admission.make_room_for(
-            req, light, missing, settled, transferring, pages_arriving
-        )
+        if self._fits(req, missing, settled, transferring, light=False):
+            return True
+        light = self.admission.is_light(req, [*settled, *transferring])
+        return light and self._fits(req, missing, settled, transferring, light=True)
 
     def resume(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""
@@ -80,6 +71,21 @@ class Room:
             free_pages=self.memory.available_pages,
             slots_free=max(0, self.batch.free_slots - waiting),
             accepting=not self.retraction.active,
+        )
+
+    def _fits(
+        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], *, light: bool
+    ) -> bool:
+        has_slot = self.admission.has_slot(
+            light,
+            self.batch.free_slots,
+            alone=not (settled or transferring),
+            retracting=self.retraction.active,
+            overtaken_by=self.retraction.overtaken_by,
+        )
+        pages_arriving = self.transfer_queue.pages_held_with(req)
+        return has_slot and self.admission.make_room_for(
+            req, light, missing, settled, transferring, pages_arriving
         )
 
     def _may_resume(self) -> bool:

@@ -126,6 +126,7 @@ class DecodeScheduler:
         req = self._retraction.on_copy(copy_id)
         if req.state is DecodeState.JOINING:
             self._batch.join(req)
+            self._admission.on_returned()
         elif req.state is DecodeState.CANCELLED:  # while its pages were copied
             self._forget(req)
 
@@ -158,6 +159,7 @@ class DecodeScheduler:
         if self._room.grow():
             self._back_up_settled()
         batch = self._batch.next_step()
+        self._admission.on_change()
         if batch is not None:
             self._admission.on_step(now)
         elif stuck := self._room.stuck():
@@ -168,6 +170,7 @@ class DecodeScheduler:
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
         rows = self._batch.settle(batch.step)
+        self._admission.on_change()
         extra, ended = self._append(rows, token_ids)
         self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
@@ -283,6 +286,7 @@ class DecodeScheduler:
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
             return
         self._batch.take_slot(req)
+        self._admission.on_admitted(req)
         self._retraction.on_admitted()
         if arrived := self._transfer_queue.start(req, baton):
             self._join(arrived)
@@ -290,6 +294,7 @@ class DecodeScheduler:
     def _join(self, arrived: Transferred) -> None:
         req = arrived.req
         self._batch.join(req)
+        self._admission.on_landed(req)
         self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
@@ -347,6 +352,7 @@ class DecodeScheduler:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
         self._batch.remove(req)
+        self._admission.on_change()
         if not self._reqs:
             self._admission.reset()
 

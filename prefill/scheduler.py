@@ -30,7 +30,7 @@ from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
-from shared.scheduling.tenant_shares import is_light, share_of
+from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 
 
@@ -275,8 +275,8 @@ class PrefillScheduler:
         if not self.batch.free_slots or words <= 0:
             return False
         pages_leased = self._config.lease_fraction * self.memory.pool.total
-        present = [*self.batch.reqs, *self.leases.reqs]
-        if is_light(req, present, len(req.token_ids), pages_leased * self.memory.page_size):
+        held = tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
+        if is_light(req, held, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
         return self.leases.pages <= pages_leased and words > self._words_kept
 

@@ -9,6 +9,8 @@ the same order give the same answers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
+from operator import mul
 
 SEEN_MIN = 8  # outputs that must have ended before the histogram is used
 OUTPUTS_REMEMBERED = 1024  # then all counts are halved, so that old outputs are forgotten
@@ -25,7 +27,9 @@ class OutputLengths:
     def __init__(self) -> None:
         self._reached = [0.0] * len(_EDGES)
         self._ended = [0.0] * len(_EDGES)
-        self._survival = [1.0] * len(_EDGES)  # the share of outputs that come to the edge
+        self._survival: list[
+            float
+        ] = []  # the share of outputs that come to the edge; made when it is asked for
 
     @property
     def known(self) -> bool:
@@ -41,10 +45,7 @@ class OutputLengths:
         if self._reached[0] > OUTPUTS_REMEMBERED:
             self._reached = [count / 2 for count in self._reached]
             self._ended = [count / 2 for count in self._ended]
-        share = 1.0
-        for bucket, (ended, reached) in enumerate(zip(self._ended, self._reached, strict=True)):
-            self._survival[bucket] = share
-            share *= 1 - ended / reached if reached else 0.0
+        self._survival = []
 
     def share_reaching(self, length: float) -> float:
         """The share of outputs that come to `length` tokens; 0 beyond all that were seen."""
@@ -52,5 +53,10 @@ class OutputLengths:
         if bucket + 1 >= len(_EDGES):
             return 0.0
         low, high = _EDGES[bucket], _EDGES[bucket + 1]
+        self._survival = self._survival or self._survived()
         here, there = self._survival[bucket], self._survival[bucket + 1]
         return here + (there - here) * (length - low) / (high - low)
+
+    def _survived(self) -> list[float]:
+        goes_on = (1 - e / r if r else 0.0 for e, r in zip(self._ended, self._reached, strict=True))
+        return list(accumulate(goes_on, mul, initial=1.0))[:-1]

@@ -9,7 +9,7 @@ take alone (`tenant_share_max`) is kept for light requests. With one tenant none
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from shared.req import Req
 
@@ -27,19 +27,17 @@ def tokens_by_tenant(reqs: Iterable[Req]) -> Counter[str]:
     return held
 
 
-def is_light(req: Req, others: Collection[Req], size: int, capacity: float) -> bool:
-    """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside `others`.
+def is_light(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
+    """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside what is `held`.
 
     With the `size` to which the request may grow, its tenant must also stay within an even share of `capacity`, both in
     tokens. One share more than there are tenants is counted, so that the requests that are not light keep one.
     """
-    if {other.tenant for other in others} <= {req.tenant}:
+    own = held[req.tenant]
+    others = [tokens for tenant, tokens in held.items() if tenant != req.tenant]
+    if not others or own + size > capacity / (len(others) + 2):
         return False
-    held = tokens_by_tenant(others)
-    own = held.pop(req.tenant, 0)
-    if own + size > capacity / (len(held) + 2):
-        return False
-    return any(own + len(req.token_ids) < tokens for tokens in held.values())
+    return own + len(req.token_ids) < max(others)
 
 
 def heaviest_tenant(reqs: Iterable[Req]) -> str:

@@ -246,12 +246,10 @@ def _rows_swapped() -> list[Patch]:
 
 @_mistake("decode", "the output index starts anew with each attempt")
 def _index_of_attempt() -> list[Patch]:
-    def unsent(req: Req) -> Row:
-        row = real(req)
-        return msgspec.structs.replace(row, index=row.index if row.attempt == 1 else row.index - 1)
+    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...]) -> Row:
+        return Row(rid, attempt, index if attempt == 1 else index - 1, token_ids)
 
-    real = output_buffer._unsent
-    return [(output_buffer, "_unsent", unsent)]
+    return [(output_buffer, "Row", row)]
 
 
 @_mistake("decode", "an end overtakes the last tokens")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from decode import output_buffer
 from decode.lifecycle import DecodeEvent
 from decode.running_batch import RunningBatch
@@ -82,11 +80,7 @@ def _page_late() -> list[Patch]:
 
 @_mistake("steps", "a flush forgets all but the last token of a request")
 def _last_token_only() -> list[Patch]:
-    real = output_buffer._unsent
+    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...]) -> Row:
+        return Row(rid, attempt, index + len(token_ids) - 1, token_ids[-1:])
 
-    def unsent(req: Req) -> Row:
-        row = real(req)
-        last = row.index + len(row.token_ids) - 1
-        return msgspec.structs.replace(row, index=last, token_ids=row.token_ids[-1:])
-
-    return [(output_buffer, "_unsent", unsent)]
+    return [(output_buffer, "Row", row)]

@@ -143,9 +143,9 @@ def _decode_gives_nothing() -> list[Patch]:
 
 @_mistake("tenants", "a request is light although its tenant takes more than an even share")
 def _light_without_share() -> list[Patch]:
-    def is_light(req: Req, others: Any, size: int, capacity: float) -> bool:
+    def is_light(req: Req, held: Any, size: int, capacity: float) -> bool:
         del size, capacity
-        return real(req, others, 0, float("inf"))
+        return real(req, held, 0, float("inf"))
 
     real = tenant_shares.is_light
     return [(prefill_scheduler, "is_light", is_light), (decode_admission, "is_light", is_light)]

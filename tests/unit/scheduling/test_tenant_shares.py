@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from shared.req import Req
 from shared.sampling_params import SamplingParams
-from shared.scheduling.tenant_shares import heaviest_tenant, is_light, least_served_first, share_of
+from shared.scheduling.tenant_shares import (
+    heaviest_tenant,
+    is_light,
+    least_served_first,
+    share_of,
+    tokens_by_tenant,
+)
 
 PARAMS = SamplingParams(max_new_tokens=8, seed=0)
 
@@ -16,24 +24,28 @@ def req(tenant: str, tokens: int, sequence: int = 0) -> Req:
 
 
 def test_a_request_is_light_if_another_tenant_would_still_hold_more() -> None:
-    present = [req("a", 10), req("a", 10), req("b", 5)]
-    assert is_light(req("b", 14), present, 14, 1000)
-    assert not is_light(req("b", 15), present, 15, 1000)
-    assert not is_light(req("a", 1), present, 1, 1000)
-    assert is_light(req("c", 19), present, 19, 1000)
+    held = Counter(a=20, b=5)
+    assert is_light(req("b", 14), held, 14, 1000)
+    assert not is_light(req("b", 15), held, 15, 1000)
+    assert not is_light(req("a", 1), held, 1, 1000)
+    assert is_light(req("c", 19), held, 19, 1000)
 
 
 def test_a_request_is_light_only_within_an_even_share_for_its_tenant_and_one_more() -> None:
-    present = [req("a", 100), req("b", 5)]
-    assert is_light(req("b", 2), present, 15, 60)  # of three shares b takes one
-    assert not is_light(req("b", 2), present, 16, 60)
-    assert is_light(req("c", 2), present, 15, 60)  # of four shares c takes one
-    assert not is_light(req("c", 2), present, 16, 60)
+    held = Counter(a=100, b=5)
+    assert is_light(req("b", 2), held, 15, 60)  # of three shares b takes one
+    assert not is_light(req("b", 2), held, 16, 60)
+    assert is_light(req("c", 2), held, 15, 60)  # of four shares c takes one
+    assert not is_light(req("c", 2), held, 16, 60)
 
 
 def test_with_one_tenant_no_request_is_light() -> None:
-    assert not is_light(req("a", 1), [], 1, 1000)
-    assert not is_light(req("a", 1), [req("a", 100)], 1, 1000)
+    assert not is_light(req("a", 1), Counter(), 1, 1000)
+    assert not is_light(req("a", 1), Counter(a=100), 1, 1000)
+
+
+def test_what_tenants_hold_are_the_tokens_of_their_requests() -> None:
+    assert tokens_by_tenant([req("a", 10), req("a", 10), req("b", 5)]) == Counter(a=20, b=5)
 
 
 def test_the_heaviest_tenant_holds_most_tokens_not_most_requests() -> None:
