@@ -1,6 +1,7 @@
 """What `segue up` prints: progress while it loads, what was chosen, the ready line, and later troubles.
 
-On a terminal each process has a progress bar; elsewhere each change is a plain line. Knows no processes.
+On a terminal each process has a progress bar until all are ready. Later, and elsewhere, each change is a plain line.
+Knows no processes.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class StartupConsole:
         )
 
     def stop_progress(self) -> None:
-        """Take the bars away."""
+        """Take the bars away. What comes later, a process that starts again, is lines."""
         self._progress.stop()
+        self._progress.disable = True
 
     def _move_bar(self, name: str, stage: str, percent: str) -> None:
         self._progress.start()

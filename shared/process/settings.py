@@ -209,7 +209,8 @@ def _program_name() -> str:
 
 def _reason(error: Any) -> str:
     """Pydantic's message as the end of a sentence whose subject is the setting."""
-    return f"{re.sub('^(Input|String) ', '', error['msg'])}, got {str(error['input'])[:80]!r}"
+    message = re.sub("^(Input|String) |, unable to .*", "", error["msg"])
+    return f"{message}, got {str(error['input'])[:80]!r}"
 
 
 def _unknown(argument: str, known: list[str], elsewhere: Mapping[str, str]) -> str:

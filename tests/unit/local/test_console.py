@@ -34,6 +34,19 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     assert "━" in shown_start(terminal=True)
 
 
+def test_a_process_that_starts_again_has_lines_and_no_bar_that_stays() -> None:
+    shown = io.StringIO()
+    console = StartupConsole(Console(file=shown, force_terminal=True, width=60))
+    console.show_progress("decode-0", "loading weights 3%")
+    console.show_choices("decode-0", "127.0.0.1:8002", {"pages": 64})
+    console.show_ready("127.0.0.1:8000", "127.0.0.1:8001", "smollm2", 4.2)
+    before = len(shown.getvalue())
+    console.show_progress("decode-0", "starting")
+    console.show_choices("decode-0", "127.0.0.1:8002", {"pages": 64})
+    lines = ["decode-0: starting", "decode-0: ready again, admin port http://127.0.0.1:8002"]
+    assert shown.getvalue()[before:].splitlines() == lines
+
+
 def test_the_command_in_the_ready_line_survives_the_shell() -> None:
     line = shown_start(terminal=False).splitlines()[-1]
     assert "the router's also http://127.0.0.1:8001/debug/requests/ID" in shown_start(terminal=False)
