@@ -102,7 +102,7 @@ def _describe_unknown(path: str) -> str:
     for known in ADMIN_PATHS:
         if path == known or path.startswith(f"{known}/"):
             return f"{known} is on the admin port"
-    return "there is nothing at this path"
+    return "there is nothing at this path; the API is /v1/chat/completions, /v1/completions and /v1/models"
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:

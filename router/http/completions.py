@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -202,7 +203,7 @@ class CompletionEndpoint:
     ) -> None:
         objects = self._objects(scope["segue.rid"], fields)
         stops = [StopPattern(stop) for stop in stop_strings(fields)]
-        write = self._stream if fields.stream else self._whole
+        write = partial(self._stream, scope["segue.rid"]) if fields.stream else self._whole
         async with self._serving.submitted(scope["segue.rid"], requests, stops, not self._chat) as answer:
             _watch_backlog(scope, answer)
             async with _watch_disconnect(receive, answer):
@@ -235,7 +236,7 @@ class CompletionEndpoint:
             await send_json(send, 200, objects.whole(whole, usage_json(answer.usage.values())))
 
     async def _stream(
-        self, send: Send, answer: ResponseStream, objects: AnswerObjects, with_usage: bool
+        self, rid: str, send: Send, answer: ResponseStream, objects: AnswerObjects, with_usage: bool
     ) -> None:
         silence = self._settings.keepalive_seconds
         pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
@@ -252,6 +253,8 @@ class CompletionEndpoint:
             answer.written(pieces)
             pieces = await answer.take(silence)
         if not answer.abandoned:
+            if failure := answer.failure:
+                log.warning("stream.failed", rid=rid, status=failure.status, reason=failure.message)
             await send(_body(_last_events(answer, objects, with_usage), more=False))
 
 

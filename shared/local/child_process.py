@@ -43,6 +43,11 @@ class Child:
     arguments: list[str]
     inherited: tuple[int, ...] = ()  # descriptors that the arguments name
 
+    @property
+    def admin_address(self) -> str:
+        """Host and port of its probes and metrics."""
+        return f"{HOST}:{self.admin_port}"
+
 
 class ReadinessReport(msgspec.Struct, frozen=True):
     """What a child answers at `/readyz`. The router's answer may have less."""

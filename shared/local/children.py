@@ -13,7 +13,7 @@ import threading
 import time
 
 from shared.errors import StartError
-from shared.local.child_process import HOST, Child, ChildProcess, Liveness
+from shared.local.child_process import Child, ChildProcess, Liveness
 from shared.local.console import StartupConsole
 from shared.local.restart_policy import GiveUp, RestartPolicy
 
@@ -37,7 +37,7 @@ class ChildProcesses:
         self._liveness = liveness
         self._console = console
         self._address = address
-        self._admin_address = f"{HOST}:{children[0].admin_port}"
+        self._router_admin = children[0].admin_address
         self._workers = sum(child.role != "router" for child in children)
         self._policy = RestartPolicy(list(self._children))
         self._running: dict[str, ChildProcess] = {}
@@ -97,7 +97,7 @@ class ChildProcesses:
             if report.ready and report.facts.get("workers_up", self._workers) == self._workers:
                 running.became_ready()
                 self._policy.became_ready(name)
-                self._console.show_choices(name, report.facts)
+                self._console.show_choices(name, self._children[name].admin_address, report.facts)
             else:
                 self._console.show_progress(name, "waiting for workers" if report.ready else report.doing)
 
@@ -105,7 +105,7 @@ class ChildProcesses:
         if not self._announced and self._policy.all_ready():
             self._announced = True
             self._console.show_ready(
-                self._address, self._admin_address, model, time.monotonic() - self._began_at
+                self._address, self._router_admin, model, time.monotonic() - self._began_at
             )
 
     def _end_all(self) -> None:

@@ -145,19 +145,22 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
     return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
 
 
-def _flags_of_roles() -> dict[str, str]:
-    """For each flag that is a setting of some roles alone, the sentence that says where it is given."""
+def _places_in_roles() -> dict[str, str]:
+    """For each setting of some roles alone, by field name, where it is given: the end of a sentence."""
     knowing: dict[str, list[Role]] = {}
     for role, model in ROLE_CONFIGS.items():
         for name in model.model_fields.keys() - LocalConfig.model_fields.keys() - set(GIVEN):
             knowing.setdefault(name, []).append(role)
     return {
-        flag_of(
-            name
-        ): f"{flag_of(name)} is a setting of the {' and the '.join(roles)}: put {to_camel(name)} under "
-        f"{' or '.join(f'{role}.config' for role in roles)} of --config"
+        name: f"is a setting of the {' and the '.join(roles)}, in the file of --config: "
+        + " or ".join(f"{role}: {{config: {{{to_camel(name)}: …}}}}" for role in roles)
         for name, roles in knowing.items()
-    } | {"--port": "unknown flag --port; did you mean --router-port?"}  # not --admin-port
+    }
+
+
+def _flags_of_roles() -> dict[str, str]:
+    places = {flag_of(name): place for name, place in _places_in_roles().items()}
+    return places | {"--port": "is --router-port here"}
 
 
 def _own_values(values: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _require_one_kv_format(roles: Mapping[str, RoleSettings]) -> None:
 
 
 def _ignored_keys(values: Mapping[str, Any], file: str) -> list[str]:
-    """Keys that mean nothing on one machine. Raises ConfigError for one that is spelled like one that does."""
+    """Keys that mean nothing on one machine. Raises ConfigError for one that does elsewhere, or is spelled like one."""
     top = {*map(to_camel, LocalConfig.model_fields), *ROLE_CONFIGS, *TOP_SETTINGS["prefill"]}
     ignored = _others(values, top, file)
     for role in ROLE_CONFIGS:
@@ -204,9 +207,13 @@ def _ignored_keys(values: Mapping[str, Any], file: str) -> list[str]:
 
 def _others(values: Mapping[str, Any], known: set[str], place: str) -> list[str]:
     others = [str(key) for key in values if key not in known]
+    of_roles = {to_camel(name): end for name, end in _places_in_roles().items()}
     for key in others:
-        if close := difflib.get_close_matches(key, known, n=1, cutoff=NEAR):
-            raise ConfigError(f"unknown setting {key!r} in {place}; did you mean {close[0]}?")
+        if key in of_roles:
+            raise ConfigError(f"{key} in {place} {of_roles[key]}")
+        if close := difflib.get_close_matches(key, [*known, *of_roles], n=1, cutoff=NEAR):
+            where = f" It {of_roles[close[0]]}" if close[0] in of_roles else ""
+            raise ConfigError(f"unknown setting {key!r} in {place}; did you mean {close[0]}?{where}")
     return others
 
 

@@ -1,6 +1,7 @@
 """What `segue up` prints: progress while it loads, what was chosen, the ready line, and later troubles.
 
-On a terminal each process has a progress bar; elsewhere each change is a plain line. Knows no processes.
+On a terminal each process has a progress bar until all are ready. Later, and elsewhere, each change is a plain line.
+Knows no processes.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class StartupConsole:
             self._stages[name] = stage
             self.print_line(f"{name}: {stage}")
 
-    def show_choices(self, name: str, facts: Mapping[str, str | int]) -> None:
-        """Print that a process is ready, and what it chose. Choices like those of another are not repeated."""
+    def show_choices(self, name: str, admin_address: str, facts: Mapping[str, str | int]) -> None:
+        """Print that a process is ready, its admin port, and what it chose; choices like another's are not repeated."""
         self._stages.pop(name, None)
         if name in self._bars:
             self._progress.update(self._bars[name], total=100, completed=100, doing="ready")
@@ -58,22 +59,25 @@ class StartupConsole:
             choices = " again" if alike == name else f" like {alike}"
         else:
             choices = "".join(f", {key.replace('_', ' ')} {value}" for key, value in facts.items())
-        self.print_line(f"{name}: ready{choices}")
+        self.print_line(f"{name}: ready{choices}, admin port http://{admin_address}")
 
     def show_ready(self, address: str, admin_address: str, model: str, seconds: float) -> None:
-        """Print that the deployment serves, where its admin port is, and a command that works as printed."""
+        """Print that the deployment serves, what admin ports have, and a command that works as printed."""
         self.stop_progress()
         body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
         data = shlex.quote(json.dumps({**body, "max_tokens": 64, "stream": True}))
-        self.print_line(f"admin port: http://{admin_address} (/metrics, /readyz, /debug/requests/ID)")
+        self.print_line(
+            f"each admin port has /metrics and /readyz, the router's also http://{admin_address}/debug/requests/ID"
+        )
         self.print_line(
             f"ready in {seconds:.0f} s; try: curl -N http://{address}/v1/chat/completions "
             f"-H 'Content-Type: application/json' -d {data}"
         )
 
     def stop_progress(self) -> None:
-        """Take the bars away."""
+        """Take the bars away. What comes later, a process that starts again, is lines."""
         self._progress.stop()
+        self._progress.disable = True
 
     def _move_bar(self, name: str, stage: str, percent: str) -> None:
         self._progress.start()

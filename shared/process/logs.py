@@ -27,7 +27,10 @@ _FOREIGN = msgspec.json.Encoder(enc_hook=repr)  # a library may log any object
 
 
 def configure(level: str, form: LogForm, **bound: str) -> None:
-    """Set up logging of this process once; `bound` (role, uid) is on every line."""
+    """Set up logging of this process once; `bound` (role, uid) is on every line of JSON. A console shows one process,
+    or `segue up` writes its name in front.
+    """
+    on_each_line = bound if form == "json" else {}
     before: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -45,7 +48,7 @@ def configure(level: str, form: LogForm, **bound: str) -> None:
     def add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         # Here, and not in a context variable, which threads would not see; and first what people look for.
         first = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
-        return {**first, **bound, **event}
+        return {**first, **on_each_line, **event}
 
     global _writer
     if _writer is not None:

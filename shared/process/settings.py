@@ -91,7 +91,8 @@ def read_flags(
 ) -> tuple[dict[str, Any], Path | None]:
     """Flags as text by field name, and the file given with `--config`. Repeated, lists grow, and else the last wins.
 
-    `epilog` ends the help. `elsewhere` has a sentence for each flag that is no setting of `model` but of others.
+    `epilog` ends the help. `elsewhere` says where a flag belongs that is a setting of others than `model`: the end
+    of a sentence that begins with the flag.
     """
     parser = _Parser(
         prog=_program_name(),
@@ -107,11 +108,9 @@ def read_flags(
     def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         flags, unknown = parser.parse_known_args(argv)
         if unknown:
-            what = "flag" if unknown[0].startswith("-") else "argument"
-            if sentence := (elsewhere or {}).get(unknown[0].split("=")[0]):
-                raise ConfigError(sentence)
-            known = [*map(flag_of, model.model_fields), "--config"]
-            raise ConfigError(f"unknown {what} {unknown[0]}{_near_miss(unknown[0].split('=')[0], known)}")
+            raise ConfigError(
+                _unknown(unknown[0], [*map(flag_of, model.model_fields), "--config"], elsewhere or {})
+            )
         files.append(flags.config)
         return flags
 
@@ -210,7 +209,19 @@ def _program_name() -> str:
 
 def _reason(error: Any) -> str:
     """Pydantic's message as the end of a sentence whose subject is the setting."""
-    return f"{re.sub('^(Input|String) ', '', error['msg'])}, got {str(error['input'])[:80]!r}"
+    message = re.sub("^(Input|String) |, unable to .*", "", error["msg"])
+    return f"{message}, got {str(error['input'])[:80]!r}"
+
+
+def _unknown(argument: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
+    """Why an argument is not taken, and what was meant."""
+    flag = argument.split("=")[0]
+    if place := elsewhere.get(flag):
+        return f"{flag} {place}"
+    what = "flag" if flag.startswith("-") else "argument"
+    close = difflib.get_close_matches(flag, [*known, *elsewhere], n=1)
+    place = f" It {elsewhere[close[0]]}" if close and close[0] in elsewhere else ""
+    return f"unknown {what} {argument}{_near_miss(flag, [*known, *elsewhere])}{place}"
 
 
 def _near_miss(word: str, known: Iterable[str]) -> str:

@@ -26,8 +26,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from decode.config import DecodeConfig
-from decode.scheduler import DecodeScheduler
 from shared.baton import Baton, Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent, PeerUp, Received
@@ -37,11 +35,11 @@ from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.protocol import FetchEvent, FetchLanded
-from tests.unit.scheduling.worker_bench import PlainWords
+from tests.benchmarks.schedulers import PAGE_SIZE, decode_scheduler
+from tests.unit.scheduling.worker_bench import HOLDER
 
-PAGE_SIZE, PROMPT_LEN, OUTPUT_LENS, CONTEXT_LEN = 16, 128, (2, 500), 1024
+PROMPT_LEN, OUTPUT_LENS, CONTEXT_LEN = 128, (2, 500), 1024
 PAGES_PER_ROW = 80  # 1,280 tokens: ample, and cached pages are evicted all the time
-HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
 ROUTER = "router/1"
 FETCH_SECONDS = 0.004
 WARM_UP_STEPS = 300  # until requests of all ages run
@@ -204,17 +202,7 @@ class BubbleRun:
     ):
         self.clock = WorkedTime(cpu)
         self.device = TimedDevice(self.clock, step_seconds)
-        self.core = DecodeScheduler(
-            DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE, tenant_share_max=1.0),
-            pages=rows * PAGES_PER_ROW,
-            host_pages=0,
-            context_len=CONTEXT_LEN,
-            holder=HOLDER,
-            words=PlainWords([0] * rows),
-            kv_format="format",
-            vocab_size=10**9,
-            eos_token_ids=frozenset({0}),
-        )
+        self.core = decode_scheduler(rows, rows * PAGES_PER_ROW, 0, CONTEXT_LEN, frozenset({0}))
         self.loop = EventLoop(
             self.core,
             self.device,

@@ -18,35 +18,42 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.baton import Baton, Holder
+from shared.baton import Baton
 from shared.effects import Send, StartFetch, WorkerEffect
 from shared.links.events import PeerUp, Received
 from shared.messages import Decode, Hello, Prefill, Release
 from shared.sampling_params import SamplingParams
 from shared.transfer.protocol import FetchLanded
-from tests.unit.scheduling.worker_bench import PlainWords
+from tests.unit.scheduling.worker_bench import HOLDER, PlainWords
 
 PAGE_SIZE, PROMPT_LEN, CONTEXT_LEN = 16, 512, 4096
-HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
 ROUNDS = 5
 ROUTER = "router/1"
+
+
+def decode_scheduler(
+    rows: int, pages: int, host_pages: int, context_len: int, eos_token_ids: frozenset[int] = frozenset()
+) -> DecodeScheduler:
+    """A decode core in which so many requests of one tenant may run."""
+    return DecodeScheduler(
+        DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE, tenant_share_max=1.0),
+        pages=pages,
+        host_pages=host_pages,
+        context_len=context_len,
+        holder=HOLDER,
+        words=PlainWords([0] * rows),
+        kv_format="format",
+        vocab_size=10**9,
+        eos_token_ids=eos_token_ids,
+    )
 
 
 class DecodeUnderTest:
     """A decode scheduler whose device and transfer answer at once."""
 
     def __init__(self, rows: int, max_new_tokens: int):
-        self.core = DecodeScheduler(
-            DecodeConfig(max_running_requests=rows, page_size=PAGE_SIZE, tenant_share_max=1.0),
-            pages=2 * rows * CONTEXT_LEN // PAGE_SIZE,  # ample: this measures bookkeeping, not pressure
-            host_pages=64,
-            context_len=CONTEXT_LEN,
-            holder=HOLDER,
-            words=PlainWords([0] * rows),
-            kv_format="format",
-            vocab_size=10**9,
-            eos_token_ids=frozenset(),
-        )
+        pages = 2 * rows * CONTEXT_LEN // PAGE_SIZE  # ample: this measures bookkeeping, not pressure
+        self.core = decode_scheduler(rows, pages, 64, CONTEXT_LEN)
         self.now = 0.0
         self.number = 0
         self.core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), self.now)

@@ -173,7 +173,7 @@ def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() 
     config = SMALL | {"router": SMALL["router"] | {"host": "0.0.0.0"}}
     with segue("--router-port", "0", config=config) as running:
         running.line(lambda line: line == "the API is open to the network, without authentication", 30)
-        admin = running.line(lambda line: line.startswith("admin port: http://127.0.0.1:"), 120)
+        admin = running.line(lambda line: line.startswith("router: ready"), 120)
         ready = running.line(lambda line: line.startswith("ready in "), 10)
         ports = [
             int(match.group(1)) for line in (ready, admin) if (match := re.search(r"127.0.0.1:(\d+)", line))

@@ -4,6 +4,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 
 - At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
   before all others, and nothing new is placed on a decode worker while a request of a draining one finds room.
+- When it has settled what came, no first request of a tenant waits that a prefill worker would take (`judged_places`).
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
   ones pass those that need chunks of their own.
 - Beside a chunk short requests take their share of its steps, no more and, if one is light, no less.
@@ -43,6 +44,7 @@ from shared.req import Req
 from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
 from tests.simulation import judged_waits
+from tests.simulation.judged_places import prove_nobody_waits_beside_a_free_place
 
 
 class JudgedRouterCore(RouterCore):
@@ -51,6 +53,17 @@ class JudgedRouterCore(RouterCore):
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
         self.judged: Counter[str] = Counter()
+
+    def settle(self, now: float) -> None:
+        super().settle(now)
+        self._judge_waiting(now)
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        self._judge_waiting(now)
+
+    def _judge_waiting(self, now: float) -> None:
+        self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
     def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(

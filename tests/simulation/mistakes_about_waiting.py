@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from router.core.backpressure import Backpressure
 from router.core.claims import Claims
 from router.core.dispatch import RouterCore
-from router.core.fleet import Lane, Worker
+from router.core.effects import RequestAborted
+from router.core.fleet import Fleet, Lane, Worker
+from router.core.lifecycle import RequestEvent
 from router.core.live_request import LiveRequest
 from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant
@@ -69,3 +71,35 @@ def _waits_on() -> list[Patch]:
         return False
 
     return [(Claims, "has_stalled", has_stalled)]
+
+
+@_mistake("waiting", "after events of links nothing is placed before the next client or deadline")
+def _settles_nothing() -> list[Patch]:
+    def settle(self: RouterCore, now: float) -> None:
+        del self, now
+
+    return [(RouterCore, "settle", settle)]
+
+
+@_mistake("waiting", "the place of a client that has gone stays empty until something else happens")
+def _gone_wakes_nobody() -> list[Patch]:
+    def cancel(self: RouterCore, rid: str, now: float) -> None:
+        live = self._requests.live.get(rid)
+        if live is not None:
+            self._requests.end(live, RequestEvent.CANCELLED, RequestAborted(), now)
+        self._place_pending(now)
+
+    return [(RouterCore, "cancel", cancel)]
+
+
+@_mistake("waiting", "a draining worker is counted out when it drains, and again when it goes")
+def _counted_out_twice() -> list[Patch]:
+    down = Fleet.down
+
+    def twice(self: Fleet, peer: str) -> Worker | None:
+        worker = down(self, peer)
+        if worker is not None and worker.draining:
+            self._count(worker, -1)
+        return worker
+
+    return [(Fleet, "down", twice)]

@@ -95,6 +95,7 @@ ENDS = [
 ]
 JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
     "judged at router: a turn was before",
+    "judged at router: nobody waits beside a free place",
     "judged at router: a stream could not migrate",
     "judged at router: no more is computed than decode takes",
     "judged at router: enough stands before decode",

@@ -49,16 +49,26 @@ def tenants(scenario: SimulationScenario) -> SimulationScenario:
 def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedRequest]:
     """Another tenant comes in the middle of it all, with a few tokens."""
     return [
-        PlannedRequest(
-            rid=f"small-{number}",
-            at=START_SECONDS + rng.uniform(0.2, 0.8),
-            router=rng.randrange(sizes.routers),
-            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))),
-            params=SamplingParams(max_new_tokens=rng.randint(1, 4), seed=rng.getrandbits(32)),
-            tenant="small",
-        )
+        replace(_short_request(rng, sizes, f"small-{number}", (0.2, 0.8), 6, (1, 4)), tenant="small")
         for number in range(rng.randint(1, 3))
     ]
+
+
+def _short_request(
+    rng: random.Random,
+    sizes: ScenarioSizes,
+    rid: str,
+    seconds: tuple[float, float],  # after the first request
+    prompt_len_max: int,
+    new_tokens: tuple[int, int],
+) -> PlannedRequest:
+    return PlannedRequest(
+        rid=rid,
+        at=START_SECONDS + rng.uniform(*seconds),
+        router=rng.randrange(sizes.routers),
+        prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, prompt_len_max))),
+        params=SamplingParams(max_new_tokens=rng.randint(*new_tokens), seed=rng.getrandbits(32)),
+    )
 
 
 def router_drains(scenario: SimulationScenario) -> SimulationScenario:
@@ -224,13 +234,7 @@ def waits(scenario: SimulationScenario) -> SimulationScenario:
     else:
         sizes = replace(sizes, waiting_seconds_max=rng.choice((0.1, 0.3)))
     crowd = [
-        PlannedRequest(
-            rid=f"crowd-{number}",
-            at=START_SECONDS + rng.uniform(0.1, 1.0),
-            router=rng.randrange(sizes.routers),
-            prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 8))),
-            params=SamplingParams(max_new_tokens=rng.randint(2, 6), seed=rng.getrandbits(32)),
-        )
+        _short_request(rng, sizes, f"crowd-{number}", (0.1, 1.0), 8, (2, 6))
         for number in range(rng.randint(40, 80))
     ]
     return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))

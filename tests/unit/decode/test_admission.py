@@ -151,14 +151,19 @@ def chats_that_come_in(bench: DecodeBench, chats: int) -> int:
     return chats - refused
 
 
+def learn_from_ended_requests(bench: DecodeBench, max_new_tokens: int) -> None:
+    """Enough of them that their outputs are what is expected of the next ones."""
+    for number in range(SEEN_MIN):
+        bench.send(decode(f"r{number}", prompt(8, 10 + number), max_new_tokens))
+        bench.run()
+    bench.heard.clear()
+
+
 def test_chats_without_a_bound_keep_little_room_when_outputs_are_known_to_be_short() -> None:
     bench = DecodeBench(pages=80, init_new_token_ratio=0.7)
     bench.device.answers[1] = (ORDINARY,) * 11 + (EOS,)
     assert chats_that_come_in(bench, 4) == 1
-    for number in range(SEEN_MIN):
-        bench.send(decode(f"r{number}", prompt(8, 10 + number), 100))
-        bench.run()
-    bench.heard.clear()
+    learn_from_ended_requests(bench, max_new_tokens=100)
     assert chats_that_come_in(bench, 4) == 4
 
 
@@ -166,10 +171,7 @@ def test_chats_without_a_bound_keep_much_room_when_outputs_are_known_to_be_long(
     bench = DecodeBench(pages=80)
     bench.device.answers[1] = (ORDINARY,) * 199 + (EOS,)
     assert chats_that_come_in(bench, 4) == 4
-    for number in range(SEEN_MIN):
-        bench.send(decode(f"r{number}", prompt(8, 10 + number), 220))
-        bench.run()
-    bench.heard.clear()
+    learn_from_ended_requests(bench, max_new_tokens=220)
     assert chats_that_come_in(bench, 4) == 1
 
 

@@ -119,6 +119,16 @@ def test_a_file_made_for_production_differs_in_its_device_alone(
             "prefill: {confg: {kvPages: 3}}",
             "unknown setting 'confg' in prefill of FILE; did you mean config?",
         ),
+        (
+            "readySeconds: 3",
+            "readySeconds in FILE is a setting of the router, in the file of --config: "
+            "router: {config: {readySeconds: …}}",
+        ),
+        (
+            "prefill: {kvPagse: 3}",
+            "unknown setting 'kvPagse' in prefill of FILE; did you mean kvPages? It is a setting of the "
+            "prefill and the decode, in the file of --config: prefill: {config: {kvPages: …}}",
+        ),
         ("prefill: {replicas: 0}", "prefill in FILE should be greater than or equal to 1, got '0'"),
         ("decode: 2", "decode in FILE must be a mapping, got '2'"),
     ],
@@ -159,14 +169,21 @@ def test_workers_may_have_any_kv_format_that_is_the_same(values: Path) -> None:
     [
         (
             "--allowed-origins=http://localhost:3000",
-            "--allowed-origins is a setting of the router: put allowedOrigins under router.config of --config",
+            "--allowed-origins is a setting of the router, in the file of --config: "
+            "router: {config: {allowedOrigins: …}}",
         ),
         (
             "--kv-pages",
-            "--kv-pages is a setting of the prefill and the decode: put kvPages under prefill.config or "
-            "decode.config of --config",
+            "--kv-pages is a setting of the prefill and the decode, in the file of --config: "
+            "prefill: {config: {kvPages: …}} or decode: {config: {kvPages: …}}",
         ),
-        ("--port", "unknown flag --port; did you mean --router-port?"),
+        ("--port", "--port is --router-port here"),
+        (
+            "--ready-secons=3",
+            "unknown flag --ready-secons=3; did you mean --ready-seconds? It is a setting of the router, in the "
+            "file of --config: router: {config: {readySeconds: …}}",
+        ),
+        ("--thread=3", "unknown flag --thread=3; did you mean --threads?"),
     ],
 )
 def test_a_flag_that_only_a_role_knows_is_answered_with_its_place(flag: str, sentence: str) -> None:

@@ -124,6 +124,15 @@ def test_text_and_tokens_of_a_note_are_withheld(
     assert "77012" not in shown
 
 
+def test_a_line_on_a_console_does_not_repeat_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "console", role="router", uid="router-of-all")
+    write_note(Note("stream.failed", {"rid": "r1"}, "warning"), "core")
+    finish()
+    shown = capsys.readouterr().err
+    assert "stream.failed" in shown
+    assert "router-of-all" not in shown
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_note_below_the_level_is_not_written(
     form: Literal["json", "console"], capsys: pytest.CaptureFixture[str]

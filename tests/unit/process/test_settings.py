@@ -64,6 +64,7 @@ def test_a_list_in_the_file_is_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["--kv-pages", "two"], ("--kv-pages should be a valid integer, got 'two'",)),
         (["--kv-pagess", "3"], ("--kv-pagess", "did you mean --kv-pages?")),
         (["--zzz"], ("--zzz", "--help")),
         (["--page", "3"], ("--page", "did you mean")),

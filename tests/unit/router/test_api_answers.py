@@ -293,6 +293,13 @@ def test_a_page_of_the_admin_port_is_not_found_on_the_api_port_but_named(
     assert "admin" not in httpx2.get(f"{router.url}/debugger").text
 
 
+def test_an_unknown_path_is_answered_with_those_that_are_there(router: RunningRouter) -> None:
+    message = httpx2.post(f"{router.url}/v1/responses", json={}).json()["error"]["message"]
+    named = re.findall(r"/v1/[a-z/]+", message)
+    assert len(named) == 3
+    assert all("nothing at this path" not in httpx2.get(router.url + path).text for path in named)
+
+
 @pytest.mark.usefixtures("client")
 def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: RunningRouter) -> None:
     for prompt, choices in (("fox", 1), (["fox", "dog"], 2)):

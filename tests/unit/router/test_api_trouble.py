@@ -85,7 +85,10 @@ def test_a_stream_that_waits_longer_than_a_keepalive_and_is_refused_gets_the_sta
 
 
 def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Path) -> None:
-    with RunningRouter(model_folder, worker_return_seconds=0.2) as router:
+    with (
+        structlog.testing.capture_logs() as logged,
+        RunningRouter(model_folder, worker_return_seconds=0.2) as router,
+    ):
         router.workers.script = Script(stalled=True)
         with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
@@ -97,6 +100,9 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Pat
         assert error["code"]
         assert error["type"]
         assert "data: [DONE]" not in rest
+        (line,) = (line for line in logged if line["event"] == "stream.failed")
+        assert (line["log_level"], line["reason"]) == ("warning", error["message"])
+        assert line["rid"] == response.headers["x-request-id"]
 
 
 def test_openais_client_raises_for_an_error_event(model_folder: Path) -> None:

@@ -1,0 +1,140 @@
+"""The oracle for free places: no request waits at a router while a prefill worker would take it.
+
+It is asked when a router has settled what came, of the first request of each tenant among those that compete for the
+same workers. The others have a turn behind it. Such a request may wait while it rests after a loss, while its tenant
+runs as many as it may, where no worker of the fleet can ever have it, and while room is kept for one in front of it
+that many have overtaken.
+
+Whether a worker takes it is computed here once more, from what workers report and what lives: neither the queue, nor
+the fleet's lists, nor placement is asked. The rate at which decode takes requests is the router's own measurement; what
+follows from it is bounded here from below. So are workers that others could not read from: they count as full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from router.core.dispatch import RouterCore
+from router.core.fleet import Lane, Worker
+from router.core.lifecycle import RequestState
+from router.core.live_request import LiveRequest
+from shared.scheduling.tenant_shares import share_of
+
+STANDING_MIN = 2  # requests that may stand before decode in every lane
+
+
+def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
+    """Returns how many requests were asked about. Nobody is where a deadline is due: its tick is still to come."""
+    waiting, deadline = core._requests.claims.waiting.in_order(), core.next_deadline()
+    if not waiting or (deadline is not None and deadline <= now):
+        return 0
+    places = FreePlaces(core, now)
+    asked: set[tuple[object, str]] = set()
+    fronts: dict[object, LiveRequest] = {}
+    for live in waiting:
+        group, tenant = live.need.group, live.tenant.name
+        if (group, tenant) in asked or not places.is_wanted(live):
+            continue
+        asked.add((group, tenant))
+        place, front = next(places.open_to(live), None), fronts.get(group)
+        if place is None:
+            fronts.setdefault(group, live)
+        elif front is None or not places.is_kept_for(front, live):
+            raise AssertionError(
+                f"{live.rid} waits since {live.state_since:.3f} s, and {place.peer} would take it"
+            )
+    return len(asked)
+
+
+class FreePlaces:
+    """What each prefill worker of a router would take at a moment, by the rules."""
+
+    def __init__(self, core: RouterCore, now: float):
+        self._core = core
+        self._settings = core.settings
+        self._now = now
+        self._running: Counter[str] = Counter()  # by tenant
+        self._before_decode: Counter[str] = Counter()  # by tenant, in all lanes
+        self._standing: defaultdict[Lane, Counter[str]] = defaultdict(Counter)  # the same by lane
+        for live in core._requests.live.values():
+            tenant = live.tenant.name
+            self._running[tenant] += live.state is not RequestState.WAITING
+            if live.state in (RequestState.PREFILLING, RequestState.READY):
+                self._before_decode[tenant] += 1
+                self._standing[live.lane][tenant] += 1
+        self._readers: defaultdict[Lane, list[str]] = defaultdict(list)
+        self._prefill: list[Worker] = []
+        for worker in core.fleet.workers.values():
+            if worker.hello.role == "prefill":
+                self._prefill.append(worker)
+            elif not worker.draining:
+                self._readers[worker.lane].append(worker.peer)
+
+    def is_wanted(self, live: LiveRequest) -> bool:
+        """Whether the request could go anywhere, if there were room."""
+        running_max = self._settings.tenant_running_max
+        may_run = not running_max or self._running[live.tenant.name] < running_max
+        return self._now >= live.rests_until and may_run and any(self._able(live))
+
+    def open_to(self, live: LiveRequest) -> Iterator[Worker]:
+        """The workers that would take the request."""
+        tenant, share_max = live.tenant.name, self._settings.tenant_share_max
+        ready_max = self._settings.ready_max
+        if self._before_decode.total() >= ready_max:
+            return
+        if self._before_decode[tenant] >= share_of(ready_max, share_max):
+            return
+        for worker in self._able(live):
+            places = max(1, int(worker.hello.limits.slots * self._settings.prefilling_per_slot))
+            own = sum(each.tenant == tenant for each in worker.assigned.values())
+            if (
+                worker.load.accepting
+                and not worker.draining
+                and self._now >= worker.paused_until
+                and len(worker.assigned) < places
+                and (not own or own < share_of(places, share_max))
+                and self._lane_is_open(worker.lane, tenant)
+                and not self._is_cut_off(worker)
+            ):
+                yield worker
+
+    def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
+        """Whether the room that comes is kept for `front`, which others have overtaken, and not for `live`."""
+        overtaken = front.overtakes >= self._settings.overtakes_max
+        return overtaken and self._running[live.tenant.name] >= self._running[front.tenant.name]
+
+    def _able(self, live: LiveRequest) -> Iterator[Worker]:
+        """Workers that could compute its prompt, with a decode worker that could read the pages, full or not."""
+        request, tokens = live.request, len(live.request.token_ids) + len(live.output)
+        more_than_one = request.params.max_new_tokens - len(live.output) > 1
+        for worker in self._prefill:
+            limits, hello = worker.hello.limits, worker.hello
+            capacity = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
+            if (
+                hello.model_name == request.model
+                and live.model in ("", hello.model)
+                and all(tokens <= most for most in capacity)
+                and (not more_than_one or self._readers[worker.lane])
+            ):
+                yield worker
+
+    def _lane_is_open(self, lane: Lane, tenant: str) -> bool:
+        """Whether less of the tenant stands before decode than decode surely takes in `ready_seconds`."""
+        rate = self._core._backpressure._lanes.get(lane)
+        if rate is None or not rate.blocked:
+            return True
+        seconds = self._settings.ready_seconds
+        per_second = rate.per_second(self._now, seconds)
+        if per_second is None:
+            return True
+        bound = max(STANDING_MIN, len(self._readers[lane]), int(per_second * seconds))
+        standing = self._standing[lane]
+        if not self._before_decode[tenant]:
+            return len(standing) < bound
+        share = share_of(bound, self._settings.tenant_share_max)
+        return standing.total() < bound and self._before_decode[tenant] < share
+
+    def _is_cut_off(self, worker: Worker) -> bool:
+        failed = self._core._partitions._until.get(worker.peer, {})
+        return any(until > self._now for until in failed.values())
