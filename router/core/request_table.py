@@ -141,8 +141,6 @@ class RequestTable:
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, RequestEvent.JOINED, now)
-        self.claims.ready.served(live)
-        live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
         if joined.transport:
@@ -153,14 +151,13 @@ class RequestTable:
             live.migrating = False
             live.migrations += 1
             self._counters.migrations["migrated"] += 1
-        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
+        self._note_joined(live)
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
-        self.claims.ready.served(live)
-        live.joined = True
-        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
+        if not live.joined:
+            self._note_joined(live)
         self.deliver(live, token_ids, now)
 
     def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -295,6 +292,12 @@ class RequestTable:
             self._count(live, live.state, 1)
             self._count_before_decode(live, (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
+
+    def _note_joined(self, live: LiveRequest) -> None:
+        """The decode worker has the pages, so their holder need not keep them."""
+        live.joined = True
+        self.claims.ready.served(live)
+        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
 
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
         live.count_loss(peer, now, self._settings.loss_seconds)
