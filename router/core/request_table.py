@@ -34,13 +34,14 @@ from router.core.effects import (
 )
 from router.core.ended_requests import EndedRequests
 from router.core.fleet import Lane
-from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
+from router.core.lifecycle import RequestEvent, RequestState, next_state
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import PrefixIndex, block_names
 from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
+from shared.effects import Note
 from shared.errors import InvariantError
 
 ROW_NAMES = {
@@ -84,7 +85,6 @@ class RequestTable:
             tenant=tenant,
             arrival=self._arrivals,
             arrived_at=now,
-            lifecycle=Lifecycle(request.rid),
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
@@ -281,16 +281,17 @@ class RequestTable:
     def _advance(
         self, live: LiveRequest, event: RequestEvent, now: float, peer: str = "", cause: str = ""
     ) -> None:
-        before = live.state
-        note = live.lifecycle.advance(event, peer, cause)
-        if note is not None:
-            self._effects.append(note)
+        before, after = live.state, next_state(live.state, event, live.rid)
+        if before is not after:
+            fields = {"rid": live.rid, "worker": peer, "cause": cause}
+            fields |= {"from": before.value, "on": event.value, "to": after.value}
+            self._effects.append(Note("request.state", fields))
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
             live.seconds[before.value] = spent
-            live.state_since = now
+            live.state, live.state_since = after, now
             self._count(live, before, -1)
-            self._count(live, live.state, 1)
-            self._count_before_decode(live, (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE))
+            self._count(live, after, 1)
+            self._count_before_decode(live, (after in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _note_joined(self, live: LiveRequest) -> None:
