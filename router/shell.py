@@ -23,6 +23,7 @@ from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
 from shared.effects import Note
 from shared.links.events import Links
+from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Message
 from shared.process.failures import describe_failure
 from shared.process.logs import write_note
@@ -167,13 +168,14 @@ class RouterShell:
     def _take_events(self, now: float) -> None:
         """Some of what has come; then clients have a turn, and the links are read again until nothing is left.
 
-        They call `links_ready` only when something comes that nothing waits before.
+        They call `links_ready` only when something comes that nothing waits before; fewer than they give at a time are
+        the last ones.
         """
         events = self._links.receive(0)
         for event in events:
             self._core.link(event, now)
         self._core.settle(now)
-        if events:
+        if len(events) >= EVENTS_A_TAKE:
             self._loop.call_soon(self._receive)
 
     def _set_timer(self, deadline: float | None) -> None:

@@ -105,6 +105,8 @@ class RouterCore:
     def link(self, event: LinkEvent, now: float) -> None:
         """A worker came, went or sent a message. `settle` follows, once after a batch of such events."""
         match event:
+            case Received():
+                self._received(event.peer, event.message, now)
             case PeerUp():
                 self._membership.down(event.peer, now)
                 self._membership.up(event)
@@ -112,8 +114,6 @@ class RouterCore:
             case PeerDown():
                 self._membership.down(event.peer, now)
                 self._placeable = True
-            case Received():
-                self._received(event.peer, event.message, now)
 
     def settle(self, now: float) -> None:
         """Place what can be placed after the events since the last call; one pass costs as much as for one event."""

@@ -10,7 +10,6 @@ request depends on the worker that leases its pages. This file knows nothing of 
 
 from __future__ import annotations
 
-from shared.effects import Note
 from shared.errors import InvariantError
 from shared.state_table import StateTable, Word
 
@@ -102,31 +101,9 @@ TRANSITIONS = StateTable[RequestState, RequestEvent](
 )
 
 
-class Lifecycle:
-    """The state of one request. `advance` is the only writer."""
-
-    __slots__ = ("_state", "rid")
-
-    def __init__(self, rid: str):
-        self.rid = rid
-        self._state = TRANSITIONS.start
-
-    @property
-    def state(self) -> RequestState:
-        return self._state
-
-    def advance(self, event: RequestEvent, worker: str = "", cause: str = "") -> Note | None:
-        """Follow the table; returns the log line of the change, None where the state stays.
-
-        `worker` and `cause` are for the log. Raises `InvariantError` for a pair that the table does not have.
-        """
-        before = self._state
-        try:
-            self._state = TRANSITIONS.next(before, event)
-        except InvariantError as error:
-            raise InvariantError(f"request {self.rid}: {error}") from None
-        if before is self._state:
-            return None
-        fields = {"rid": self.rid, "worker": worker, "cause": cause}
-        fields |= {"from": before.value, "on": event.value, "to": self._state.value}
-        return Note("request.state", fields)
+def next_state(state: RequestState, event: RequestEvent, rid: str) -> RequestState:
+    """Follow the table. Raises `InvariantError`, which names the request, for a pair that the table does not have."""
+    try:
+        return TRANSITIONS.next(state, event)
+    except InvariantError as error:
+        raise InvariantError(f"request {rid}: {error}") from None

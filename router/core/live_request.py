@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet import Lane, Worker
-from router.core.lifecycle import Lifecycle, RequestState
+from router.core.lifecycle import TRANSITIONS, RequestState
 from router.core.placement import Need
 from router.core.tenants import Tenant
 from shared.baton import Baton
@@ -40,8 +40,9 @@ class LiveRequest:
     tenant: Tenant
     arrival: int  # numbers requests in the order they came; breaks every tie
     arrived_at: float
-    lifecycle: Lifecycle
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
+    rid: str = field(init=False)
+    state: RequestState = TRANSITIONS.start
     extra_key: str = ""  # names its prefix caches
     blocks: tuple[int, ...] = ()
     starts: dict[RequestState, float] = field(
@@ -84,13 +85,8 @@ class LiveRequest:
     retractions: int = 0
     migrations: int = 0  # by pages, from one decode worker to another
 
-    @property
-    def rid(self) -> str:
-        return self.request.rid
-
-    @property
-    def state(self) -> RequestState:
-        return self.lifecycle.state
+    def __post_init__(self) -> None:
+        self.rid = self.request.rid
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -139,7 +139,10 @@ class Hits:
         worker = self._workers.get(peer) if self._steps else None
         if worker is None:
             return 0
-        return next((tokens for tokens, bits in self._steps if bits >> worker.bit & 1), 0)
+        for tokens, bits in self._steps:
+            if bits >> worker.bit & 1:
+                return tokens
+        return 0
 
     def best(self, role: str, count: int, seed: int) -> list[str]:
         """Up to `count` workers of a role with the longest prefixes; `seed` says which among equals."""

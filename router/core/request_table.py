@@ -34,13 +34,14 @@ from router.core.effects import (
 )
 from router.core.ended_requests import EndedRequests
 from router.core.fleet import Lane
-from router.core.lifecycle import Lifecycle, RequestEvent, RequestState
+from router.core.lifecycle import RequestEvent, RequestState, next_state
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import PrefixIndex, block_names
 from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
+from shared.effects import Note
 from shared.errors import InvariantError
 
 ROW_NAMES = {
@@ -84,7 +85,6 @@ class RequestTable:
             tenant=tenant,
             arrival=self._arrivals,
             arrived_at=now,
-            lifecycle=Lifecycle(request.rid),
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
@@ -141,8 +141,6 @@ class RequestTable:
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, RequestEvent.JOINED, now)
-        self.claims.ready.served(live)
-        live.joined = True
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
         if joined.transport:
@@ -153,14 +151,13 @@ class RequestTable:
             live.migrating = False
             live.migrations += 1
             self._counters.migrations["migrated"] += 1
-        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
+        self._note_joined(live)
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
-        self.claims.ready.served(live)
-        live.joined = True
-        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
+        if not live.joined:
+            self._note_joined(live)
         self.deliver(live, token_ids, now)
 
     def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
@@ -284,17 +281,24 @@ class RequestTable:
     def _advance(
         self, live: LiveRequest, event: RequestEvent, now: float, peer: str = "", cause: str = ""
     ) -> None:
-        before = live.state
-        note = live.lifecycle.advance(event, peer, cause)
-        if note is not None:
-            self._effects.append(note)
+        before, after = live.state, next_state(live.state, event, live.rid)
+        if before is not after:
+            fields = {"rid": live.rid, "worker": peer, "cause": cause}
+            fields |= {"from": before.value, "on": event.value, "to": after.value}
+            self._effects.append(Note("request.state", fields))
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
             live.seconds[before.value] = spent
-            live.state_since = now
+            live.state, live.state_since = after, now
             self._count(live, before, -1)
-            self._count(live, live.state, 1)
-            self._count_before_decode(live, (live.state in BEFORE_DECODE) - (before in BEFORE_DECODE))
+            self._count(live, after, 1)
+            self._count_before_decode(live, (after in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
+
+    def _note_joined(self, live: LiveRequest) -> None:
+        """The decode worker has the pages, so their holder need not keep them."""
+        live.joined = True
+        self.claims.ready.served(live)
+        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
 
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
         live.count_loss(peer, now, self._settings.loss_seconds)

@@ -72,14 +72,14 @@ class WorkerReplies:
         had_joined, reopened = live.joined, False
         live.heard_at = now
         match message:
+            case messages.Row():  # by far the most frequent first
+                self._generated(live, worker, message, now)
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
             case messages.Joined():
                 if live.holder is not None:
                     reopened = self._partitions.fetched(live.holder, worker)
                 self._requests.join(live, message, now)
-            case messages.Row():
-                self._generated(live, worker, message, now)
             case messages.Migrating():
                 self._migrating(live, worker, message, now)
             case messages.Finished():

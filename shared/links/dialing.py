@@ -35,6 +35,9 @@ from shared.links.session import (
 )
 from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, Load, decode_from_worker, encode
 
+LOOK_SECONDS = (
+    0.05  # between two looks at all links, at least; so late a heartbeat or an end by silence may be
+)
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
 
@@ -182,6 +185,7 @@ class RouterEnd:
             except Exception as error:
                 self.fail(link.address, error, now)
             self.deadline = min(self.deadline, link.session.deadline if link.session else link.redial_at)
+        self.deadline = max(self.deadline, now + LOOK_SECONDS)
 
     def close(self, now: float) -> None:
         """End all sessions and stop dialing."""

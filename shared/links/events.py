@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from shared.baton import worker_name
 from shared.messages import Hello, Message
 
@@ -37,9 +39,11 @@ class PeerDown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One message of the session that is up; never a `Hello` or a `Heartbeat`."""
+class Received(msgspec.Struct, frozen=True):
+    """One message of the session that is up; never a `Hello` or a `Heartbeat`.
+
+    A struct, as messages are: there is one for each, and making it costs a sixth of what a frozen dataclass does.
+    """
 
     peer: str
     message: Message

@@ -9,7 +9,8 @@ have seen from a worker that tells its load less often. Nothing else changes its
 end as well: the peer's `PeerDown` follows its last messages, and a load of the next session follows its `PeerUp`.
 
 The caller gets `EVENTS_A_TAKE` at a time, so that it can do other things between. What it has not got yet is outside
-of the bounds: in all, twice as much may wait as they say, and two loads of a peer.
+of the bounds: in all, twice as much may wait as they say, and two loads of a peer. A caller that gets fewer need not
+come again by itself: whatever comes behind them calls `on_ready`, or has called it.
 """
 
 from __future__ import annotations

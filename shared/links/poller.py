@@ -5,15 +5,21 @@ have news, and only those are asked.
 
 The descriptor of a ZMQ socket says that something happened to it, not that there is something to read, and any call
 on the socket may take that news. So a socket is asked again in the next turn after it was registered or ready, and
-after `used`, which belongs behind each call on it outside of its reading.
+after `used`, which belongs behind each call on it outside of its reading. One that `read` has emptied is not: the
+kernel tells of what comes next.
 """
 
 from __future__ import annotations
 
 import selectors
 import socket
+from collections.abc import Iterator
 
 import zmq
+
+READ_BATCH = 256  # messages read from one socket before heartbeats and commands get their turn
+READ_BATCH_BYTES = 1 << 20  # or so many bytes of them: decoding a mebibyte may take 0.2 s
+POLLIN = int(zmq.POLLIN)  # the enum's own `&` is a Python call
 
 Source = zmq.Socket[bytes] | socket.socket
 
@@ -41,14 +47,32 @@ class SocketPoller:
         self._asked_again[source] = None
 
     def poll(self, seconds: float) -> dict[Source, None]:
-        """The sources that can be read, in no order that matters; waits up to `seconds` for the first."""
+        """The sources that may have something to read, in no order that matters; waits up to `seconds` for the first.
+
+        A socket that something else happened to is among them at times, and those that can be read always.
+        """
         again, self._asked_again = self._asked_again, {}
         ready = {source: None for source in again if _readable(source)}
         for key, _ in self._selector.select(0 if ready else seconds):
-            if key.data not in ready and _readable(key.data):
-                ready[key.data] = None
+            ready[key.data] = None
         self._asked_again.update(ready)
         return ready
+
+    def read(self, source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+        """The messages that have arrived, as many as one turn may take; `poll` tells of the rest."""
+        read_bytes = 0
+        for _ in range(READ_BATCH):
+            try:
+                frames = source.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield frames
+            read_bytes += sum(map(len, frames))
+            if read_bytes >= READ_BATCH_BYTES:
+                return
+            if not _has_message(source):
+                self._asked_again.pop(source, None)
+                return
 
     def close(self) -> None:
         """The sources stay open."""
@@ -60,11 +84,12 @@ def _descriptor(source: Source) -> int:
 
 
 def _readable(source: Source) -> bool:
-    return (
-        bool(int(source.get(zmq.EVENTS)) & zmq.POLLIN)
-        if isinstance(source, zmq.Socket)
-        else _has_bytes(source)
-    )
+    return _has_message(source) if isinstance(source, zmq.Socket) else _has_bytes(source)
+
+
+def _has_message(source: zmq.Socket[bytes]) -> bool:
+    """Whether there is a message; if not, the socket's descriptor gives a sign of the next one."""
+    return bool(int(source.get(zmq.EVENTS)) & POLLIN)
 
 
 def _has_bytes(source: socket.socket) -> bool:

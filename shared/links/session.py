@@ -66,8 +66,7 @@ class SessionError(Exception):
 UNREADABLE = (SessionError, msgspec.MsgspecError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """The two frames of a part, read but not yet checked."""
 
     session: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 
 import zmq
@@ -25,9 +25,9 @@ from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
-from shared.links.poller import SocketPoller
+from shared.links.poller import READ_BATCH, SocketPoller
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
-from shared.links.thread import READ_BATCH, READ_BATCH_BYTES, ThreadedLinks, WriteNote
+from shared.links.thread import ThreadedLinks, WriteNote
 from shared.messages import Hello
 
 Socket = zmq.Socket[bytes]
@@ -44,20 +44,6 @@ def _limit(socket: Socket, settings: LinkSettings) -> None:
     socket.maxmsgsize = FRAME_BYTES_MAX  # of strangers too: see `session`
     socket.handshake_ivl = int(settings.silence_seconds * 1000)
     socket.linger = int(LINGER_SECONDS * 1000)
-
-
-def _read_batch(socket: Socket) -> Iterator[list[bytes]]:
-    """What has arrived, as much of it as one turn may take; the poller tells of the rest."""
-    read_bytes = 0
-    for _ in range(READ_BATCH):
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        yield frames
-        read_bytes += sum(map(len, frames))
-        if read_bytes >= READ_BATCH_BYTES:
-            return
 
 
 class _WorkerWire:
@@ -101,7 +87,7 @@ class _WorkerWire:
         self._poller.used(self._authenticator.monitor)
         if self._router_socket not in ready:
             return
-        for connection, *frames in _read_batch(self._router_socket):
+        for connection, *frames in self._poller.read(self._router_socket):
             if unread_full:
                 self._end.end(connection, "unread_messages_max or unread_bytes_max reached")
             else:
@@ -185,11 +171,12 @@ class _RouterWire:
                 continue  # what wakes the thread
             dealer, monitor = self._sockets[address]
             try:
-                if source is dealer and unread_full:
-                    self._end.end(address, "unread_messages_max or unread_bytes_max reached", now)
-                elif source is dealer:
-                    for frames in _read_batch(dealer):
-                        self._end.receive(address, frames, now)
+                if source is dealer:
+                    for frames in self._poller.read(dealer):
+                        if unread_full:
+                            self._end.end(address, "unread_messages_max or unread_bytes_max reached", now)
+                        else:
+                            self._end.receive(address, frames, now)
                 elif dealer not in ready and _has_ended(monitor):  # what it sent last is read first
                     self._end.end(address, "disconnected", now)
             except Exception as error:  # whatever one link meets, the others live

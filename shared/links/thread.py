@@ -31,8 +31,6 @@ from shared.messages import Message, encode
 
 log = structlog.get_logger(__name__)
 
-READ_BATCH = 256  # parts read from one socket before heartbeats and commands get their turn
-READ_BATCH_BYTES = 1 << 20  # or so many bytes of them: decoding a mebibyte may take 0.2 s
 CLOSE_SECONDS = 5.0
 WAIT_SECONDS_MAX = 60.0
 COMMAND_BYTES = 512  # of one that waits, beside the body; measured 400

@@ -109,14 +109,14 @@ LINK_BOUNDS = (
         "the rest is read in the next turn",
         "256 parts a socket and turn",
         f"{PARTS}::test_a_turn_reads_no_more_from_one_socket_than_decoding_soon_ends",
-        place="shared.links.thread",
+        place="shared.links.poller",
     ),
     Bound(
         "READ_BATCH_BYTES",
         "the rest is read in the next turn",
         "0.2 s of decoding a socket and turn",
         f"{PARTS}::test_a_turn_reads_no_more_from_one_socket_than_decoding_soon_ends",
-        place="shared.links.thread",
+        place="shared.links.poller",
     ),
     Bound(
         "unread_messages_max",

@@ -17,7 +17,6 @@ from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.listening import WorkerEnd
 from shared.links.poller import SocketPoller
-from shared.links.sockets import _read_batch
 from shared.messages import WORKER_ROLES, Hello, Limits, Load, Role, encode
 from tests.link_settings import link_settings
 
@@ -48,9 +47,9 @@ class FakeWorker:
         self.socket.bind("tcp://127.0.0.1:*")
         self.address = self.socket.get_string(zmq.LAST_ENDPOINT)
 
-    def read(self, now: float) -> None:
+    def read(self, poller: SocketPoller, now: float) -> None:
         """Take in what routers sent: greetings and heartbeats."""
-        for connection, *frames in _read_batch(self.socket):
+        for connection, *frames in poller.read(self.socket):
             self._end.receive(connection, frames, now)
         for event in self._end.events:
             if hasattr(event, "hello"):
@@ -94,7 +93,7 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], TURN_SECONDS)[0]:
         now = time.monotonic()
         for source in poller.poll(0):
-            by_socket[source].read(now)
+            by_socket[source].read(poller, now)
         due = int((now - began) * per_second)
         for number in range(told, due):
             load = Load(queued=8, queued_tokens=number % 4096, free_pages=number % 64, accepting=False)

@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 from shared.effects import Note
 from shared.links.authenticator import ZAP_ENDPOINT, Authenticator
 from shared.links.counters import LinkCounters
-from shared.links.thread import READ_BATCH
+from shared.links.poller import READ_BATCH
 from tests.link_keys import new_keys
 
 PATIENCE_MS = 10_000

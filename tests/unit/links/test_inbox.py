@@ -57,6 +57,33 @@ def test_of_a_crowd_a_part_is_taken_and_the_sessions_known_are_those_of_that_par
     assert inbox.hellos == {"decode-a": second}
 
 
+@given(st.lists(st.sampled_from([0, 1, EVENTS_A_TAKE - 1, EVENTS_A_TAKE, 2 * EVENTS_A_TAKE + 1])))
+def test_a_caller_that_comes_again_only_behind_a_full_part_misses_nothing(steps: list[int]) -> None:
+    """Steps are events that come at once, or 0 for a call that is due: as the shell does it on its loop."""
+    due = came = taken = 0
+
+    def on_ready() -> None:
+        nonlocal due
+        due += 1
+
+    def call() -> None:
+        nonlocal due, taken
+        events = inbox.take(0)
+        taken += len(events)
+        due += (len(events) >= EVENTS_A_TAKE) - 1
+
+    inbox = Inbox(link_settings(unread_messages_max=100_000), on_ready)
+    for step in steps:
+        if step:
+            inbox.put([Received("decode-a", Draining())] * step, 0)
+            came += step
+        elif due:
+            call()
+    while due:
+        call()
+    assert taken == came
+
+
 def test_a_fleet_that_only_tells_its_load_never_fills_the_inbox() -> None:
     inbox = Inbox(link_settings(unread_messages_max=10, unread_bytes_max=1000), on_ready=None)
     for turn in range(100):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.events import PeerDown
+from shared.links.poller import READ_BATCH, READ_BATCH_BYTES, SocketPoller
 from shared.links.session import (
     FRAME_BYTES_MAX,
     LAST,
@@ -20,8 +21,7 @@ from shared.links.session import (
     open_envelope,
     seal,
 )
-from shared.links.sockets import _read_batch
-from shared.links.thread import COMMAND_BYTES, READ_BATCH, READ_BATCH_BYTES, Outbox
+from shared.links.thread import COMMAND_BYTES, Outbox
 from shared.messages import Closed, Hello, encode
 from tests.link_settings import link_settings
 from tests.unit.links.two_peers import Dialing, Listening
@@ -122,18 +122,20 @@ def reason_of_the_end(side: Listening | Dialing) -> str:
 
 def test_a_turn_reads_no_more_from_one_socket_than_decoding_soon_ends() -> None:
     """The rest waits in ZMQ for the next turn, so heartbeats and other peers have theirs."""
+    poller = SocketPoller()
     with zmq.Context() as context:
         near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
         near.bind("inproc://parts")
         far.connect("inproc://parts")
         for _ in range(READ_BATCH + 1):
             far.send(bytes(PART_BYTES_MAX))
-        longest = sum(len(frame) for frames in _read_batch(near) for frame in frames)
+        longest = sum(len(frame) for frames in poller.read(near) for frame in frames)
         assert READ_BATCH_BYTES <= longest < READ_BATCH_BYTES + PART_BYTES_MAX
-        while list(_read_batch(near)):
+        while list(poller.read(near)):
             pass
         for _ in range(READ_BATCH + 1):
             far.send(b"")
-        assert [len(list(_read_batch(near))) for _ in range(2)] == [READ_BATCH, 1]
+        assert [len(list(poller.read(near))) for _ in range(2)] == [READ_BATCH, 1]
         near.close()
         far.close()
+    poller.close()

@@ -51,6 +51,30 @@ def test_a_socket_that_was_not_read_to_its_end_is_ready_again(pair: Pair, poller
     assert not poller.poll(0)
 
 
+def test_a_socket_that_was_emptied_wakes_with_its_next_message(pair: Pair, poller: SocketPoller) -> None:
+    near, far = pair
+    poller.register(near)
+    for number in range(200):
+        for _ in range(1 + number % 3):
+            far.send(b"a message")
+        read = 0
+        while read < 1 + number % 3:
+            assert near in poller.poll(PATIENCE_SECONDS), number
+            read += len(list(poller.read(near)))
+
+
+def test_a_socket_that_was_read_in_part_is_ready_again(pair: Pair, poller: SocketPoller) -> None:
+    near, far = pair
+    poller.register(near)
+    far.send(b"a message")
+    far.send(b"another one")
+    assert near in poller.poll(PATIENCE_SECONDS)
+    assert next(poller.read(near)) == [b"a message"]
+    assert near in poller.poll(0)
+    assert list(poller.read(near)) == [[b"another one"]]
+    assert not poller.poll(0)
+
+
 def test_messages_of_any_number_wake_once_they_come(pair: Pair, poller: SocketPoller) -> None:
     near, far = pair
     poller.register(near)

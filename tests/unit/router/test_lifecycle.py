@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.lifecycle import TRANSITIONS, Lifecycle, RequestEvent, RequestState
-from shared.effects import Note
+from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState, next_state
 from shared.errors import InvariantError
+from tests.unit.router.deployment import ScriptedDeployment, request
 
 PATHS = {  # what must be possible, written down apart from the table
     RequestState.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed",
@@ -43,18 +43,19 @@ def test_every_event_is_in_the_table_and_every_live_state_can_end_each_way() -> 
         assert set(TRANSITIONS.rows[state].values()) >= TRANSITIONS.ended
 
 
-def test_a_refused_transition_leaves_the_state_and_names_the_request() -> None:
-    life = Lifecycle("r1")
+def test_an_event_that_the_table_does_not_have_names_the_request() -> None:
     with pytest.raises(InvariantError, match="r1: a waiting request cannot meet Generated"):
-        life.advance(RequestEvent.GENERATED)
-    assert life.state is RequestState.WAITING
+        next_state(RequestState.WAITING, RequestEvent.GENERATED, "r1")
 
 
 def test_a_change_of_state_is_a_log_line_and_a_token_is_none() -> None:
-    life = Lifecycle("r1")
-    fields = {"rid": "r1", "worker": "p0/1", "cause": "its turn"}
+    world = ScriptedDeployment()
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.joined("d0", "r")
+    placed, computed, placed_again = (note.fields for note in world.notes("request.state"))
     changed = {"from": "waiting", "on": "Placed", "to": "prefilling"}
-    assert life.advance(RequestEvent.PLACED, "p0/1", "its turn") == Note("request.state", fields | changed)
-    assert life.advance(RequestEvent.PREFILLED) is not None
-    assert life.advance(RequestEvent.PLACED) is not None
-    assert life.advance(RequestEvent.GENERATED) is None
+    assert placed == {"rid": "r", "worker": "p0", "cause": placed["cause"]} | changed
+    assert (computed["on"], placed_again["on"]) == ("Prefilled", "Placed")
+    world.generated("d0", "r", 1, 11)
+    assert len(world.notes("request.state")) == 3
