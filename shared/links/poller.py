@@ -63,7 +63,7 @@ class SocketPoller:
         read_bytes = 0
         for _ in range(READ_BATCH):
             try:
-                frames = source.recv_multipart(zmq.NOBLOCK)
+                frames = _next_message(source)
             except zmq.Again:
                 return
             yield frames
@@ -98,3 +98,13 @@ def _has_bytes(source: socket.socket) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _next_message(source: zmq.Socket[bytes]) -> list[bytes]:
+    """As `recv_multipart`, which asks the socket behind each frame whether it was the last; the frame knows."""
+    frame = source.recv(zmq.NOBLOCK, copy=False)
+    frames = [frame.bytes]
+    while frame.more:
+        frame = source.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame.bytes)
+    return frames
