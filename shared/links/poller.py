@@ -59,9 +59,13 @@ class SocketPoller:
         return ready
 
     def read(self, source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-        """The messages that have arrived, as many as one turn may take; `poll` tells of the rest."""
+        """The messages that have arrived, as many as one turn may take; `poll` tells of the rest.
+
+        Most often there is one: to ask behind it whether there is another costs half as much as a read that fails. Of
+        a socket that has more all are read until there is none, without a question behind each.
+        """
         read_bytes = 0
-        for _ in range(READ_BATCH):
+        for number in range(READ_BATCH):
             try:
                 frames = _next_message(source)
             except zmq.Again:
@@ -70,7 +74,7 @@ class SocketPoller:
             read_bytes += sum(map(len, frames))
             if read_bytes >= READ_BATCH_BYTES:
                 return
-            if not _has_message(source):
+            if number == 0 and not _has_message(source):
                 self._asked_again.pop(source, None)
                 return
 
