@@ -59,18 +59,22 @@ class SocketPoller:
         return ready
 
     def read(self, source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-        """The messages that have arrived, as many as one turn may take; `poll` tells of the rest."""
+        """The messages that have arrived, as many as one turn may take; `poll` tells of the rest.
+
+        Most often there is one: to ask behind it whether there is another costs half as much as a read that fails. Of
+        a socket that has more all are read until there is none, without a question behind each.
+        """
         read_bytes = 0
-        for _ in range(READ_BATCH):
+        for number in range(READ_BATCH):
             try:
-                frames = source.recv_multipart(zmq.NOBLOCK)
+                frames = _next_message(source)
             except zmq.Again:
                 return
             yield frames
             read_bytes += sum(map(len, frames))
             if read_bytes >= READ_BATCH_BYTES:
                 return
-            if not _has_message(source):
+            if number == 0 and not _has_message(source):
                 self._asked_again.pop(source, None)
                 return
 
@@ -98,3 +102,13 @@ def _has_bytes(source: socket.socket) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _next_message(source: zmq.Socket[bytes]) -> list[bytes]:
+    """As `recv_multipart`, which asks the socket behind each frame whether it was the last; the frame knows."""
+    frame = source.recv(zmq.NOBLOCK, copy=False)
+    frames = [frame.bytes]
+    while frame.more:
+        frame = source.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame.bytes)
+    return frames
