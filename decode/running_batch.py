@@ -97,7 +97,6 @@ class RunningBatch:
         joins = self._joins()  # their pages as they are before this step's grants
         at_bound = [req for req in self.running.values() if req.launched_len >= req.launched_max]
         growing = [req for req in at_bound if req.launched_len < req.final_kv_len]
-        self._memory.evict_for(len(growing))
         grants = self._grant_pages(growing)
         sits_out = {req.rid for req in at_bound if req.launched_len >= req.launched_max}
         rows = [*self.running.values()]
@@ -123,14 +122,12 @@ class RunningBatch:
 
     def _grant_pages(self, growing: list[Req]) -> list[PageGrant]:
         """One more page for each, as far as there are any."""
+        granted = self._memory.allocate_one_each(growing)
+        self._counters.rows_without_page += len(growing) - granted
         grants = []
-        for req in growing:
-            pages = self._memory.allocate(req, 1)
-            if pages is None:
-                self._counters.rows_without_page += 1
-                continue
+        for req in growing[:granted]:
             assert req.slot is not None
-            grants.append(PageGrant(req.slot, tuple(pages)))
+            grants.append(PageGrant(req.slot, (req.pages[-1],)))
             self._look_ahead(req)
         return grants
 

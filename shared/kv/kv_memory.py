@@ -9,6 +9,8 @@ routers or why a request comes or goes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shared.kv.page_pool import PagePool, PageState, pages_for_tokens
 from shared.kv.radix_cache import RadixCache, ancestry
 from shared.req import Req
@@ -49,14 +51,19 @@ class KvMemory:
         """Set `cached_len` to how many of the request's first `tokens` tokens are cached; nothing is locked."""
         _, req.cached_len = self.cache.probe(req.token_ids[:tokens], req.extra_key)
 
-    def evict_for(self, count: int) -> None:
-        """Evict until `count` pages are free now, as far as the cache can give them.
+    def allocate_one_each(self, reqs: Sequence[Req]) -> int:
+        """Append a page to the table of each, as far as there are any; returns how many have one.
 
-        Pages that retire are not counted, as `allocate` counts them for each request that it serves: one of them would
-        be promised to all the rows of a step. Call it once a step, with what the whole step wants.
+        What lacks is evicted. Pages that retire are not counted, as `allocate` counts them for each request that it
+        serves: one of them would be promised to all the rows of a step.
         """
-        while count > self.pool.free and self.cache.evict(count - self.pool.free):
+        while len(reqs) > self.pool.free and self.cache.evict(len(reqs) - self.pool.free):
             pass  # what a launched step may still touch is not free yet, so more is evicted
+        pages = self.pool.allocate(min(len(reqs), self.pool.free), PageState.OWNED)
+        for req, page in zip(reqs, pages, strict=False):
+            req.pages.append(page)
+            req.owned.append(page)
+        return len(pages)
 
     def match(self, req: Req, tokens: int) -> None:
         """Start the request's table with the longest cached prefix of its first `tokens` tokens, locked."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from decode.admission import Admission
 from decode.expected_growth import ExpectedGrowth
 from decode.transfer_queue import TransferQueue
@@ -16,10 +18,10 @@ _mistake = into(MISTAKES)
 
 @_mistake("room", "a step's pages are asked for one by one")
 def _page_by_page() -> list[Patch]:
-    def evict_for(self: KvMemory, count: int) -> None:
-        del self, count
+    def allocate_one_each(self: KvMemory, reqs: Sequence[Req]) -> int:
+        return sum(self.allocate(req, 1) is not None for req in reqs)
 
-    return [(KvMemory, "evict_for", evict_for)]
+    return [(KvMemory, "allocate_one_each", allocate_one_each)]
 
 
 @_mistake("room", "what arrives may take the pages of the largest request")
