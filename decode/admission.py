@@ -16,7 +16,7 @@ then the largest one waits for it. It may evict cached pages to make room; the t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from decode.config import DecodeConfig
 from decode.expected_growth import ExpectedGrowth
@@ -87,28 +87,32 @@ class Admission:
         return is_light(req, self._held.of(present), req.final_kv_len, capacity)
 
     def has_slot(
-        self, light: bool, free_slots: int, *, alone: bool, retracting: bool, overtaken_by: int
+        self,
+        is_light: Callable[[], bool],
+        free_slots: int,
+        *,
+        alone: bool,
+        retracting: bool,
+        overtaken_by: int,
     ) -> bool:
-        """Whether one of `free_slots` is for a request that is or is not `light`; if `alone`, no other is in a slot.
+        """Whether one of `free_slots` is for a request that is or is not light; if `alone`, no other is in a slot.
 
         While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
         """
-        if alone:
+        if alone or (free_slots > self.slots_kept and not retracting):
             return free_slots > 0 and not retracting
-        if light:
-            return free_slots > 0 and overtaken_by < OVERTAKING_MAX
-        return free_slots > self.slots_kept and not retracting
+        return free_slots > 0 and overtaken_by < OVERTAKING_MAX and is_light()
 
     def make_room_for(
         self,
         req: Req,
-        light: bool,
+        is_light: Callable[[], bool],
         missing: int,
         settled: list[Req],
         transferring: list[Req],
         pages_arriving: int,
     ) -> bool:
-        """Whether the request can have its `missing` pages beside the growth of the others; not that if it is `light`.
+        """Whether the request can have its `missing` pages beside the growth of the others; not that if it is light.
 
         `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
         cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
@@ -121,10 +125,9 @@ class Admission:
             return False
         if not present:
             return self._free_now(missing)
-        if not light:
-            growth = self._growth_pages(present, req)
-            if self._memory.available_pages < missing + growth + self.pages_kept:
-                return False
+        wanted = missing + self._growth_pages(present, req) + self.pages_kept
+        if self._memory.available_pages < wanted and not is_light():
+            return False
         unretractable = missing + pages_arriving
         largest = self._pages_of_largest(settled)
         return unretractable + largest <= usable and self._free_now(missing)
@@ -145,8 +148,8 @@ class Admission:
         """The KV of the request is here."""
         self._largest.came(req)
 
-    def on_returned(self) -> None:
-        """A retracted request is in a slot again, and its KV is here."""
+    def forget_sums(self) -> None:
+        """Make all sums anew: a retracted request has returned, or no step is launched that would do it."""
         self._growth.forget()
         self.on_change()
 
@@ -174,10 +177,15 @@ class Admission:
         if not known and self.lengths.known:
             self._growth.forget()  # it is a guess
 
+    def check(self, settled: list[Req], transferring: list[Req]) -> None:
+        """Prove that the sums that are kept are what the requests add up to; raises `InvariantError`."""
+        self._held.check([*settled, *transferring])
+        self._largest.check(settled)
+
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
-        self._growth.forget()
+        self.forget_sums()
 
     def _free_now(self, missing: int) -> bool:
         """Whether so many pages are free, after evicting those that are not.

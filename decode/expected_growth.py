@@ -18,7 +18,8 @@ from shared.scheduling.output_lengths import OutputLengths
 
 STEPS_AHEAD = tuple(steps << power for power in range(9) for steps in (16, 24))  # 16 … 6,144
 ALL_REACH = [1.0] * len(STEPS_AHEAD)
-GROUP_LEN = 16  # outputs that are longer, and differ by fewer tokens, are of one age
+GROUP_LEN = 16  # outputs that differ by fewer tokens are of one age …
+GROUPED_FROM = 64  # … from here on: below, the histogram tells shorter lengths apart
 
 
 class ExpectedGrowth:
@@ -63,7 +64,7 @@ class ExpectedGrowth:
             output_len = tokens - req.prompt_len
             rest = params.max_new_tokens - output_len
             self._certain += rest if rest < steps_certain else steps_certain
-            if output_len >= GROUP_LEN:
+            if output_len >= GROUPED_FROM:
                 output_len = output_len // GROUP_LEN * GROUP_LEN + GROUP_LEN // 2
             key = output_len, rest.bit_length(), params.ignore_eos
             group = groups.get(key)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from shared.errors import InvariantError
 from shared.req import Req
 
 Sum = TypeVar("Sum")
@@ -37,3 +38,8 @@ class KeptSum(Generic[Sum]):
     def forget(self) -> None:
         """Make the next sum anew."""
         self._sum = None
+
+    def check(self, reqs: Sequence[Req]) -> None:
+        """Prove that a sum that is kept is the one over `reqs`; raises `InvariantError`."""
+        if self._sum is not None and self._sum != (fresh := self.add(self.start(), reqs)):
+            raise InvariantError(f"a sum over {len(reqs)} requests is kept as {self._sum}, but it is {fresh}")

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from decode.admission import Admission
 from decode.retraction import Retraction
@@ -34,10 +35,19 @@ class Room:
     def admits(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
         settled, transferring = self.batch.reqs, self.transfer_queue.transferring
-        if self._fits(req, missing, settled, transferring, light=False):
-            return True
-        light = self.admission.is_light(req, [*settled, *transferring])
-        return light and self._fits(req, missing, settled, transferring, light=True)
+        present = [*settled, *transferring]
+        is_light = partial(self.admission.is_light, req, present)  # most are not asked
+        has_slot = self.admission.has_slot(
+            is_light,
+            self.batch.free_slots,
+            alone=not present,
+            retracting=self.retraction.active,
+            overtaken_by=self.retraction.overtaken_by,
+        )
+        pages_arriving = self.transfer_queue.pages_held_with(req)
+        return has_slot and self.admission.make_room_for(
+            req, is_light, missing, settled, transferring, pages_arriving
+        )
 
     def resume(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""
@@ -71,21 +81,6 @@ class Room:
             free_pages=self.memory.available_pages,
             slots_free=max(0, self.batch.free_slots - waiting),
             accepting=not self.retraction.active,
-        )
-
-    def _fits(
-        self, req: Req, missing: int, settled: list[Req], transferring: list[Req], *, light: bool
-    ) -> bool:
-        has_slot = self.admission.has_slot(
-            light,
-            self.batch.free_slots,
-            alone=not (settled or transferring),
-            retracting=self.retraction.active,
-            overtaken_by=self.retraction.overtaken_by,
-        )
-        pages_arriving = self.transfer_queue.pages_held_with(req)
-        return has_slot and self.admission.make_room_for(
-            req, light, missing, settled, transferring, pages_arriving
         )
 
     def _may_resume(self) -> bool:

@@ -126,7 +126,7 @@ class DecodeScheduler:
         req = self._retraction.on_copy(copy_id)
         if req.state is DecodeState.JOINING:
             self._batch.join(req)
-            self._admission.on_returned()
+            self._admission.forget_sums()
         elif req.state is DecodeState.CANCELLED:  # while its pages were copied
             self._forget(req)
 
@@ -162,10 +162,12 @@ class DecodeScheduler:
         self._admission.on_change()
         if batch is not None:
             self._admission.on_step(now)
-        elif stuck := self._room.stuck():
+            return batch
+        self._admission.forget_sums()
+        if stuck := self._room.stuck():
             detail = "the pages it needs are in quarantine"
             self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail)
-        return batch
+        return None
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
@@ -242,6 +244,7 @@ class DecodeScheduler:
         self.memory.check()
         self.host.check()
         self._holdings.check(self.requests)
+        self._admission.check(self._batch.reqs, self._transfer_queue.transferring)
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
@@ -351,8 +354,9 @@ class DecodeScheduler:
     def _forget(self, req: Req) -> None:
         if self._reqs.get(req.rid) is req:
             del self._reqs[req.rid]
+        if req.slot is not None:
+            self._admission.on_change()
         self._batch.remove(req)
-        self._admission.on_change()
         if not self._reqs:
             self._admission.reset()
 

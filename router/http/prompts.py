@@ -84,7 +84,12 @@ class Prompts:
         await self._queue.acquire(tenant, hangup)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         running.add_done_callback(self._ended)
-        return await asyncio.shield(running)  # a thread cannot be cancelled: it keeps its slot until it ends
+        try:
+            return await asyncio.shield(
+                running
+            )  # a thread cannot be cancelled: it keeps its slot until it ends
+        finally:
+            del running  # what `work` raised holds this frame; held in return, the prompt would be a cycle
 
     def _ended(self, running: asyncio.Future[Any] | Future[Any]) -> None:
         if not running.cancelled():

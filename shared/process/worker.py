@@ -29,7 +29,7 @@ from shared.links.sockets import WorkerLinks
 from shared.messages import Hello, Role
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
-from shared.process.garbage import spare_what_is_loaded
+from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
@@ -100,7 +100,7 @@ def serve(
     loop = EventLoop(
         scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
     )
-    spare_what_is_loaded()
+    spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()
     log.info("worker.ready", links=links.address, admin_port=admin.port)
     publish = partial(_publish, metrics, health, scheduler, links, transfer)

@@ -30,7 +30,7 @@ from shared.baton import Baton, Holder
 from shared.effects import Note
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.messages import Decode, Finished, Hello, Message, Refused
-from shared.process.garbage import spare_what_is_loaded
+from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 from shared.scheduling.event_loop import EventLoop
@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[2, 5, 20], help="of a DECODE step")
     parser.add_argument("--rounds", type=int, default=3, help="of each figure; the best is shown")
     given = parser.parse_args()
-    spare_what_is_loaded()
+    spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     sys.stdout.write("rows  step, ms | idle  PREBUILT  CPU of a step, ms | without overlap: idle   CPU, ms\n")
     for rows in given.rows:
         for milliseconds in given.milliseconds:

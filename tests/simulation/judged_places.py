@@ -5,9 +5,10 @@ same workers. The others have a turn behind it. Such a request may wait while it
 runs as many as it may, where no worker of the fleet can ever have it, and while room is kept for one in front of it
 that many have overtaken.
 
-Whether a worker takes it is computed here once more, from what workers report and what lives: neither the queue, nor
-the fleet's lists, nor placement is asked. The rate at which decode takes requests is the router's own measurement; what
-follows from it is bounded here from below. So are workers that others could not read from: they count as full.
+Who waits, and in which order, the queue says. Whether a worker takes a request is computed here once more, from what
+workers report and what lives: neither the fleet's lists nor placement is asked. The rate at which decode takes requests
+is the router's own measurement; what follows from it is bounded here from below. So are workers that others could not
+read from: they count as full.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ STANDING_MIN = 2  # requests that may stand before decode in every lane
 def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
     """Returns how many requests were asked about. Nobody is where a deadline is due: its tick is still to come."""
     waiting, deadline = core._requests.claims.waiting.in_order(), core.next_deadline()
+    assert len(waiting) == sum(live.state is RequestState.WAITING for live in core._requests.live.values())
     if not waiting or (deadline is not None and deadline <= now):
         return 0
     places = FreePlaces(core, now)

@@ -24,6 +24,16 @@ def _page_by_page() -> list[Patch]:
     return [(KvMemory, "allocate_one_each", allocate_one_each)]
 
 
+@_mistake("room", "what one tenant holds is summed without those that came since")
+def _came_uncounted() -> list[Patch]:
+    return [(Admission, "on_admitted", lambda *_: None)]
+
+
+@_mistake("room", "what one tenant holds is summed with those that have left")
+def _left_counted() -> list[Patch]:
+    return [(Admission, "on_change", lambda *_: None)]
+
+
 @_mistake("room", "what arrives may take the pages of the largest request")
 def _nothing_kept() -> list[Patch]:
     def pages_of_largest(self: Admission, settled: list[Req]) -> int:

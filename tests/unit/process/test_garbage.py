@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from shared.process.garbage import YOUNG_OBJECTS, spare_what_is_loaded
+from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 
 class Ring:
     def __init__(self):
@@ -15,12 +15,12 @@ class Ring:
 
 loaded = [[] for _ in range(1000)]
 garbage = weakref.ref(Ring())
-spare_what_is_loaded()
+spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
 assert garbage() is None, "garbage was set aside"
 assert gc.get_freeze_count() > 1000
 assert not any(each is loaded for each in gc.get_objects()), "a collection looks at what was loaded"
 later = weakref.ref(Ring())
-kept = [[] for _ in range(YOUNG_OBJECTS + 1)]
+kept = [[] for _ in range(YOUNG_OBJECTS_OF_WORKER + 1)]
 assert later() is None, "a cycle is never found"
 """
 
