@@ -79,6 +79,13 @@ def test_a_full_queue_of_the_longest_prompts_fits_into_memory(target: AbusedDepl
         )
 
 
+def test_prompts_that_are_refused_one_after_the_other_leave_nothing(target: AbusedDeployment) -> None:
+    too_long = post("/v1/completions", completion("a " * (BOUNDS.max_body_bytes // 2 - 100)))
+    with router_lives_on(target, 200):
+        for _ in range(60):
+            assert talk(target.port, too_long).statuses() == [400]
+
+
 def send_what_it_takes(connection: socket.socket, data: bytes) -> None:
     """Send this; a server that refuses may have closed before its end."""
     try:
