@@ -198,7 +198,9 @@ def test_retraction_without_host_memory_changes_no_bit(folder: Path, alone: Alon
 
 
 def test_a_continuation_on_fresh_workers_changes_no_bit(folder: Path, alone: Alone) -> None:
-    with workers(folder, decode=DECODE.model_copy(update={"flush_seconds": 1e-6})) as lost:  # tokens come at once
+    with workers(
+        folder, decode=DECODE.model_copy(update={"flush_seconds": 1e-6})
+    ) as lost:  # tokens come at once
         for request in CROWD:
             lost.desk.submit(request)
         lost.turn_until(
