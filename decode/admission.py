@@ -33,7 +33,7 @@ from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
 
 # In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
 STEPS_BETWEEN = 2
-GROWTH_STEPS = 16  # that one sum of the growth serves; those that leave stay counted until then: it is dear
+GROWTH_STEPS = 16  # that one sum of the growth serves: it is dear. Those that leave stay counted until then
 OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
 
 
@@ -136,6 +136,7 @@ class Admission:
         """A decode step is planned: all goes well."""
         self.ratio.decay()
         self._step_rate.on_step(now)
+        self.on_change()
         if self._memory.launched_step % GROWTH_STEPS == 0:
             self._growth.forget()
 

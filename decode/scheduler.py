@@ -159,7 +159,6 @@ class DecodeScheduler:
         if self._room.grow():
             self._back_up_settled()
         batch = self._batch.next_step()
-        self._admission.on_change()
         if batch is not None:
             self._admission.on_step(now)
             return batch

@@ -35,9 +35,7 @@ from shared.links.session import (
 )
 from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, Load, decode_from_worker, encode
 
-LOOK_SECONDS = (
-    0.05  # between two looks at all links, at least; so late a heartbeat or an end by silence may be
-)
+LOOK_SECONDS = 0.05  # between two looks at all links: so late a heartbeat or an end by silence may be
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
 

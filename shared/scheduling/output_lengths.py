@@ -27,9 +27,7 @@ class OutputLengths:
     def __init__(self) -> None:
         self._reached = [0.0] * len(_EDGES)
         self._ended = [0.0] * len(_EDGES)
-        self._survival: list[
-            float
-        ] = []  # the share of outputs that come to the edge; made when it is asked for
+        self._survival: list[float] = []  # the share of outputs that come to the edge; made when asked for
 
     @property
     def known(self) -> bool:
