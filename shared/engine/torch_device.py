@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import BatchLayout
+from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.sampler import Sampler
 from shared.errors import InvariantError
@@ -36,7 +36,7 @@ class Model(Protocol):
     def layers_done(self) -> int:
         """Layers computed so far, over all steps; asked by other threads while one computes."""
 
-    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
         """token_ids [tokens], sampled_rows [rows], ascending → logits float32 [rows, vocab].
 
         Keys and values of all tokens are cached.
@@ -217,12 +217,10 @@ class TorchDevice:
         sampled_rows: Tensor,  # [sampled] rows among the tokens
         sampled_slots: Tensor,  # [sampled]
     ) -> list[int]:
-        kv_lens = self._state.kv_lens[slots]
-        requests = torch.repeat_interleave(torch.arange(len(slots)), query_lens)
-        ends = query_lens.cumsum(0)
-        positions = torch.arange(len(token_ids)) - ends[requests] + kv_lens[requests]
-        layout = BatchLayout(query_lens, kv_lens, positions, requests, self._state.page_tables[slots])
-        logits = self._model.forward(token_ids, layout, sampled_rows)
+        batch = PagedBatch.of(
+            query_lens, self._state.kv_lens[slots], self._state.page_tables[slots], self._cache.page_size
+        )
+        logits = self._model.forward(token_ids, batch, sampled_rows)
         if self._on_logits is not None:
             self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
         if not len(sampled_slots):

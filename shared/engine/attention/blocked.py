@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import BatchLayout
+from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError
@@ -60,24 +60,31 @@ class BlockedAttention:
         self.cache = cache
         self.scratch = (Scratch(), Scratch())  # for keys and values
 
-    def plan(self, batch: BatchLayout) -> BlockedStep:
+    def plan(self, batch: PagedBatch) -> BlockedStep:
         """Pairs, masks and cache rows of a step."""
-        first = (batch.kv_lens - batch.query_lens) // TILE  # [requests] first tile of each
-        counts = (batch.kv_lens - 1) // TILE - first + 1
+        kv_lens, requests, positions = batch.kv_lens, batch.batch_indices.long(), batch.positions.long()
+        first = (kv_lens - batch.query_lens) // TILE  # [requests] first tile of each
+        counts = (kv_lens - 1) // TILE - first + 1
         offsets = counts.cumsum(0) - counts
         tile_requests = torch.repeat_interleave(torch.arange(len(counts)), counts)
         tile_numbers = torch.arange(len(tile_requests)) - offsets[tile_requests] + first[tile_requests]
-        row_tiles = offsets[batch.requests] + batch.positions // TILE - first[batch.requests]
+        row_tiles = offsets[requests] + positions // TILE - first[requests]
         blocks = tile_numbers * TILE // BLOCK + 1
         groups = tuple(
-            self._group(batch, tiles, tile_requests[tiles], tile_numbers[tiles], blocks[tiles])
+            self._group(batch, kv_lens, tiles, tile_requests[tiles], tile_numbers[tiles], blocks[tiles])
             for tiles in _grouped(blocks)
         )
-        pages, slots = batch.cells(self.cache.page_size)
-        return BlockedStep(self, groups, len(tile_requests), row_tiles, batch.positions % TILE, pages, slots)
+        pages, slots = batch.cells()
+        return BlockedStep(self, groups, len(tile_requests), row_tiles, positions % TILE, pages, slots)
 
     def _group(
-        self, batch: BatchLayout, tiles: Tensor, requests: Tensor, numbers: Tensor, blocks: Tensor
+        self,
+        batch: PagedBatch,
+        kv_lens: Tensor,
+        tiles: Tensor,
+        requests: Tensor,
+        numbers: Tensor,
+        blocks: Tensor,
     ) -> _Group:
         most = int(blocks[0])
         pair_blocks, pair_tiles = torch.nonzero(
@@ -89,24 +96,25 @@ class BlockedAttention:
         keys = pair_blocks.unsqueeze(1) * BLOCK + torch.arange(BLOCK)  # [pairs, BLOCK] positions
         queries = (numbers * TILE)[pair_tiles].unsqueeze(1) + torch.arange(TILE)  # [pairs, TILE] positions
         masks = {window: _mask(window, queries, keys, diagonal) for window in set(self.config.windows)}
-        unwritten = keys[diagonal] >= batch.kv_lens[requests].unsqueeze(1)
+        unwritten = keys[diagonal] >= kv_lens[requests].unsqueeze(1)
         return _Group(
             tiles=tiles,
             pair_tiles=pair_tiles,
             spans=tuple(zip(starts, sizes, strict=True)),
-            rows=self._rows(batch, requests[pair_tiles], pair_blocks),
+            rows=self._rows(batch, kv_lens, requests[pair_tiles], pair_blocks),
             masks=masks,
             diagonal=diagonal,
             unwritten=unwritten[:, None, :, None],
         )
 
-    def _rows(self, batch: BatchLayout, requests: Tensor, blocks: Tensor) -> Tensor:
+    def _rows(self, batch: PagedBatch, kv_lens: Tensor, requests: Tensor, blocks: Tensor) -> Tensor:
         """Rows of the cache that hold each pair's keys; a block's missing pages are read as its first page."""
         size = self.cache.page_size
         indices = blocks.unsqueeze(1) * (BLOCK // size) + torch.arange(BLOCK // size)
-        written = indices * size < batch.kv_lens[requests].unsqueeze(1)
+        written = indices * size < kv_lens[requests].unsqueeze(1)
         indices = torch.where(written, indices, indices[:, :1])
-        pages = batch.page_tables[requests.unsqueeze(1), indices].long()  # [pairs, pages in a block]
+        entries = batch.kv_indptr[requests].unsqueeze(1) + indices  # [pairs, pages in a block]
+        pages = batch.kv_indices[entries].long()
         heads = torch.arange(self.config.kv_heads)
         return (pages * (self.config.layers * 2 * self.config.kv_heads)).unsqueeze(1) + heads[:, None]
 

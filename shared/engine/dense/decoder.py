@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import Attention, BatchLayout, PlannedAttention
+from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import Attention, PlannedAttention
 from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.rope import RotaryEmbedding, rotate
 from shared.engine.dense.weights import OnProgress, Weights
@@ -93,11 +94,11 @@ class DecoderModel:
             self._head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
         on_progress("loading weights", 1.0)
 
-    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
         """token_ids [tokens], sampled_rows [rows] → logits float32 [rows, vocab]."""
         x = self._embedding[token_ids]
-        cos, sin = self._rope.at(layout.positions)
-        attention = self._attention.plan(layout)
+        cos, sin = self._rope.at(batch.positions)
+        attention = self._attention.plan(batch)
         for layer in self._layers:
             x = layer(x, cos, sin, attention)
             self.layers_done += 1

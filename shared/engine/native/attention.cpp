@@ -71,10 +71,10 @@ public:
     }
 
 private:
-    int position(int pair) const { return (int)task_.batch.positions[tile_.first_row + pair / tile_.heads]; }
+    int position(int pair) const { return task_.batch.positions[tile_.first_row + pair / tile_.heads]; }
 
     int page(int position) const {
-        return task_.batch.page_tables[(long)tile_.request * task_.batch.table_stride + position / task_.cache.page_size];
+        return task_.batch.page(tile_.request, position, task_.cache.page_size);
     }
 
     const Value* keys(int position) const {
@@ -225,7 +225,7 @@ std::vector<Tile> tiles_of(const Batch& batch, int heads, int kv_heads) {
     std::vector<Tile> tiles;
     int row = 0;
     for (int request = 0; request < batch.requests; request++)
-        for (const int end = row + (int)batch.query_lens[request]; row < end;) {
+        for (const int end = batch.qo_indptr[request + 1]; row < end;) {
             const int rows = std::min(rows_together, end - row);
             for (int kv_head = 0; kv_head < kv_heads; kv_head++)
                 for (int head = 0; head < shared; head += heads_together)
@@ -254,8 +254,8 @@ void write(const Cache& cache, long keys, long values, int slot, const float* ke
 }  // namespace
 
 void write_cell(const Cache& cache, const Batch& batch, int layer, int row, const float* keys, const float* values) {
-    const int position = (int)batch.positions[row], slot = position % cache.page_size;
-    const int page = batch.page_tables[batch.row_requests[row] * batch.table_stride + position / cache.page_size];
+    const int position = batch.positions[row], slot = position % cache.page_size;
+    const int page = batch.page(batch.batch_indices[row], position, cache.page_size);
     for (int kv_head = 0; kv_head < cache.kv_heads; kv_head++) {
         const float *key = keys + kv_head * cache.head_dim, *value = values + kv_head * cache.head_dim;
         if (cache.type == KVType::F32)

@@ -23,15 +23,19 @@ struct Cache {
     long values(int page, int layer, int kv_head) const { return keys(page, layer, kv_heads + kv_head); }
 };
 
-// A packed, ragged batch: request r has `query_lens[r]` rows at consecutive positions.
+// A packed, ragged batch: `PagedBatch` of attention/paged.py.
 struct Batch {
-    int32_t rows, requests, table_stride, sampled;
-    const int64_t* token_ids;     // [rows]
-    const int64_t* positions;     // [rows]
-    const int64_t* row_requests;  // [rows]
-    const int64_t* query_lens;    // [requests]
-    const int32_t* page_tables;   // [requests, table_stride]
-    const int64_t* sampled_rows;  // [sampled], ascending
+    int32_t rows, requests, sampled;
+    const int64_t* token_ids;      // [rows]
+    const int32_t* qo_indptr;      // [requests + 1]
+    const int32_t* kv_indptr;      // [requests + 1]
+    const int32_t* kv_indices;     // [kv_indptr[requests]]
+    const int32_t* batch_indices;  // [rows]
+    const int32_t* positions;      // [rows]
+    const int64_t* sampled_rows;   // [sampled], ascending
+
+    // The page of a request's position.
+    int page(int request, int position, int page_size) const { return kv_indices[kv_indptr[request] + position / page_size]; }
 };
 
 // Write the key and value of a row, [kv_heads, head_dim] each, to its cell.

@@ -147,7 +147,7 @@ private:
     // Norms of queries and keys, rotation, and the row's cell in the cache.
     void place(const Batch& batch, const SegueLayer& layer, int number, int row, float* qkv) {
         const int heads = shape.heads, kv_heads = shape.cache.kv_heads, head_dim = shape.head_dim;
-        const long angle = batch.positions[row] * (head_dim / 2);
+        const long angle = (long)batch.positions[row] * (head_dim / 2);
         for (int head = 0; head < heads + kv_heads; head++) {
             float* vector = qkv + head * head_dim;
             if (const float* weight = head < heads ? layer.q_norm : layer.k_norm)

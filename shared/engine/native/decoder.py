@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shared.engine.attention.protocol import BatchLayout
+from shared.engine.attention.paged import PagedBatch
 from shared.engine.dense.rope import RotaryEmbedding
 from shared.engine.dense.weights import OnProgress, Weights
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
@@ -72,40 +72,37 @@ class NativeDecoder:
         """See `Model`."""
         return int(self._kernels.decoder_layers_done(self._decoder))
 
-    def forward(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
         """See `Model`."""
-        self._check(token_ids, layout, sampled_rows)
-        tables = layout.page_tables.contiguous()
+        self._check(token_ids, batch, sampled_rows)
         logits = torch.empty(len(sampled_rows), self._config.vocab_size)
-        batch = kernels.NativeBatch(
+        native = kernels.NativeBatch(
             rows=len(token_ids),
-            requests=len(layout.query_lens),
-            table_stride=tables.shape[1],
+            requests=len(batch.kv_last_page_len),
             sampled=len(sampled_rows),
             token_ids=token_ids.data_ptr(),
-            positions=layout.positions.data_ptr(),
-            row_requests=layout.requests.data_ptr(),
-            query_lens=layout.query_lens.data_ptr(),
-            page_tables=tables.data_ptr(),
+            qo_indptr=batch.qo_indptr.data_ptr(),
+            kv_indptr=batch.kv_indptr.data_ptr(),
+            kv_indices=batch.kv_indices.data_ptr(),
+            batch_indices=batch.batch_indices.data_ptr(),
+            positions=batch.positions.data_ptr(),
             sampled_rows=sampled_rows.data_ptr(),
         )
-        if self._kernels.decoder_forward(self._decoder, byref(batch), c_void_p(logits.data_ptr())):
+        if self._kernels.decoder_forward(self._decoder, byref(native), c_void_p(logits.data_ptr())):
             raise MemoryError(f"no memory for a step of {len(token_ids)} tokens")
         return logits
 
-    def _check(self, token_ids: Tensor, layout: BatchLayout, sampled_rows: Tensor) -> None:
+    def _check(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> None:
         """The kernels check no bounds: an index out of bounds would read or write other memory."""
-        longs = (token_ids, layout.positions, layout.requests, layout.query_lens, sampled_rows)
-        assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in longs)
-        assert layout.page_tables.dtype == torch.int32
-        layout.cells(self._cache.page_size)
-        used = (layout.kv_lens - 1) // self._cache.page_size + 1  # [requests] pages
-        width = torch.arange(layout.page_tables.shape[1])
-        pages = layout.page_tables[width < used.unsqueeze(1)]
+        assert batch.page_size == self._cache.page_size
+        longs = (token_ids, sampled_rows)
+        ints = (batch.qo_indptr, batch.kv_indptr, batch.kv_indices, batch.batch_indices, batch.positions)
+        for dtype, tensors in ((torch.int64, longs), (torch.int32, ints)):
+            assert all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors)
         for what, found, end in (
             ("token", token_ids, self._config.vocab_size),
-            ("page", pages, self._cache.pages),
-            ("position", layout.positions, self._context_len),
+            ("page", batch.kv_indices, self._cache.pages),
+            ("position", batch.positions, self._context_len),
             ("sampled row", sampled_rows, len(token_ids)),
         ):
             if len(found) and not 0 <= int(found.min()) <= int(found.max()) < end:

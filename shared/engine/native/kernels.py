@@ -43,13 +43,13 @@ class NativeBatch(Structure):
     _fields_ = (
         ("rows", c_int32),
         ("requests", c_int32),
-        ("table_stride", c_int32),
         ("sampled", c_int32),
         ("token_ids", c_void_p),
+        ("qo_indptr", c_void_p),
+        ("kv_indptr", c_void_p),
+        ("kv_indices", c_void_p),
+        ("batch_indices", c_void_p),
         ("positions", c_void_p),
-        ("row_requests", c_void_p),
-        ("query_lens", c_void_p),
-        ("page_tables", c_void_p),
         ("sampled_rows", c_void_p),
     )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.engine import engine
+from shared.engine.attention.reference import ReferenceAttention
 from shared.schedule_batch import ForwardMode
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
@@ -42,6 +44,23 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
             best, second = expected.topk(2).values.tolist()
             assert token == int(expected.argmax()) or best - second < NEAR_TIE
         assert len(set(driver.tokens[0])) > 2, "a model that repeats one token shows little"
+    driver.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_attention_over_pages_gives_the_logits_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "BlockedAttention", ReferenceAttention)
+    model = tiny_model(family, tmp_path)
+    driver = Driver(tmp_path, kernels="torch")
+    prompt = tokens_of(131, 131, VOCAB_SIZE)
+    driver.prefill(0, prompt, range(20), chunk=50)
+    driver.decode([0], 4)
+    with torch.inference_mode():
+        found = model(torch.tensor([[*prompt, *driver.tokens[0][:-1]]])).logits[0, len(prompt) - 1 :]
+    for logits, expected in zip(driver.logits[0], found, strict=True):
+        assert float((logits - expected).abs().max() / expected.abs().max()) < RELATIVE_GAP_MAX
     driver.close()
 
 
