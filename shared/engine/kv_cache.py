@@ -1,9 +1,10 @@
 """The paged KV cache: one contiguous allocation that a transfer agent can register as a whole.
 
-    [page, layer, K|V, kv_head, page_size · head_dim]      keys [head_dim, page_size], values [page_size, head_dim]
+    [page, layer, K|V, kv_head, page_size · head_dim]
 
 One page is one span of bytes that holds `page_size` tokens of all layers: the unit of transfer and of host backup.
-Keys lie transposed: a query's scores for 16 tokens are then sums of whole vectors.
+Values lie as [page_size, head_dim]. Keys lie so as well in the layout of GPUs (`page-major-1`); for the kernels of CPUs
+they lie transposed (`page-major-2`): a query's scores for 16 tokens are then sums of whole vectors.
 Which request owns a page is not known here: see `shared/kv/page_pool.py`.
 """
 
@@ -13,6 +14,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -21,6 +23,13 @@ from shared.engine.model_config import ModelConfig
 
 _PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
+
+
+class KVLayout(Enum):
+    """How the keys of a page lie."""
+
+    KEYS_BY_TOKEN = "page-major-1"  # [page_size, head_dim]
+    KEYS_BY_DIMENSION = "page-major-2"  # [head_dim, page_size]
 
 
 class KVCache:
@@ -34,16 +43,21 @@ class KVCache:
         page_size: int,
         host_pages: int = 0,
         known_pages: int = 0,
+        padding_pages: int = 0,
         dtype: torch.dtype = torch.float32,
+        layout: KVLayout = KVLayout.KEYS_BY_DIMENSION,
+        device: str = "cpu",
     ) -> None:
         self.page_size = page_size
         self.pages = pages
         self.host_pages = host_pages
         self.known_pages = known_pages  # behind the others, for the transfer alone: no step uses them
+        self.layout = layout
         self._head_dim = config.head_dim
         shape = (config.layers, 2, config.kv_heads, page_size * config.head_dim)
-        self.store = _zeros((pages + known_pages, *shape), dtype)
-        self.host = _zeros((host_pages, *shape), dtype)
+        # The last pages take what rows of padding write; no request and no peer ever sees them.
+        self.store = _zeros((pages + known_pages + padding_pages, *shape), dtype, device)
+        self.host = _host_zeros((host_pages, *shape), dtype, device)
 
     @property
     def address(self) -> int:
@@ -62,29 +76,52 @@ class KVCache:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each a view [pages, kv_heads, page_size, head_dim]."""
-        kv_heads = self.store.shape[3]
-        keys = self.store[:, layer, 0].view(-1, kv_heads, self._head_dim, self.page_size)
-        values = self.store[:, layer, 1].view(-1, kv_heads, self.page_size, self._head_dim)
-        return keys.transpose(-1, -2), values
+        kv_heads, by_token = self.store.shape[3], (self.page_size, self._head_dim)
+        keys, values = self.store[:, layer, 0], self.store[:, layer, 1]
+        values = values.view(-1, kv_heads, *by_token)
+        if self.layout is KVLayout.KEYS_BY_TOKEN:
+            return keys.view(-1, kv_heads, *by_token), values
+        return keys.view(-1, kv_heads, *by_token[::-1]).transpose(-1, -2), values
+
+    def paged_layer(self, layer: int) -> Tensor:
+        """Keys and values of a layer as FlashInfer takes them: a view [pages, 2, kv_heads, page_size, head_dim].
+
+        Strides are given, not derived: where a dimension has size 1, kernels would read an arbitrary one.
+        """
+        assert self.layout is KVLayout.KEYS_BY_TOKEN
+        pages, layers, _, kv_heads, inner = self.store.shape
+        part, kind = kv_heads * inner, layers * 2 * kv_heads * inner
+        return self.store.as_strided(
+            (pages, 2, kv_heads, self.page_size, self._head_dim),
+            (kind, part, inner, self._head_dim, 1),
+            layer * 2 * part,
+        )
 
     def backup(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """Copy device pages into host pages."""
         assert len(pages) == len(host_pages)
         for page, host_page in zip(pages, host_pages, strict=True):
-            self.host[host_page].copy_(self.store[page])
+            self.host[host_page].copy_(self.store[page], non_blocking=True)
 
     def restore(self, host_pages: Sequence[int], pages: Sequence[int]) -> None:
         """Copy host pages into device pages."""
         assert len(pages) == len(host_pages)
         for page, host_page in zip(pages, host_pages, strict=True):
-            self.store[page].copy_(self.host[host_page])
+            self.store[page].copy_(self.host[host_page], non_blocking=True)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeroed memory, in huge pages where the system has them: attention reads a few KiB at scattered places."""
+def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeroed memory of the host that the device can copy to and from by itself."""
+    if device == "cpu":
+        return _zeros(shape, dtype, device)
+    return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeroed memory; on CPU in huge pages where the system has them: attention reads a few KiB at scattered places."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes == 0:
-        return torch.zeros(shape, dtype=dtype)
+    if nbytes == 0 or device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, nbytes + _PAD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
@@ -97,7 +134,12 @@ def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
     return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
 
 
-def kv_format(config: ModelConfig, page_size: int, dtype: torch.dtype) -> str:
+def kv_format(
+    config: ModelConfig,
+    page_size: int,
+    dtype: torch.dtype,
+    layout: KVLayout = KVLayout.KEYS_BY_DIMENSION,
+) -> str:
     """Fingerprint of the layout: a worker fetches pages only from workers with an equal one."""
     shape = f"layers={config.layers},kv_heads={config.kv_heads},head_dim={config.head_dim}"
-    return f"page-major-2,page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"
+    return f"{layout.value},page_size={page_size},{shape},{str(dtype).removeprefix('torch.')}"

@@ -17,7 +17,32 @@ class PlannedAttention(Protocol):
 
 
 class Attention(Protocol):
-    """Attention of one model over one cache."""
+    """Attention of one model over one cache, in the memory that also plans: the CPU's."""
 
     def plan(self, batch: PagedBatch) -> PlannedAttention:
         """Everything about a step that all layers share."""
+
+
+class DecodeAttention(PlannedAttention, Protocol):
+    """Attention of DECODE steps of one batch size. `attend` is captured in a graph, `plan` is not."""
+
+    def plan(self, kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
+        """Plan a step, on the host, before the graph is replayed: both int32 in pinned host memory, [rows + 1], [rows].
+
+        They are copies of what the graph's own arrays will hold. False: the captured graph does not fit this plan, so
+        the step must run eagerly.
+        """
+
+
+class StreamAttention(Protocol):
+    """Attention that the host plans and a stream computes later. Nothing here waits for the stream.
+
+    What a plan leaves in host memory is read later, so it may be rewritten only after the stream has copied it:
+    whoever implements this guards its own buffers.
+    """
+
+    def plan_extend(self, host: PagedBatch, device: PagedBatch) -> PlannedAttention:
+        """Plan an EXTEND step: the same arrays in pinned host memory, and where the stream will find them."""
+
+    def for_decode(self, device: PagedBatch) -> DecodeAttention:
+        """Attention over static arrays: one row a request; `kv_indices` is as long as it can ever be."""

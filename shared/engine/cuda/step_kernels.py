@@ -1,0 +1,54 @@
+"""The three things of a step that no library does, and the layout of a slot's state that they share.
+
+Implemented by `reference` in torch and by `kernels` with `step_kernels.cu`, equal bit for bit. Nothing here looks at a
+value on the host.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Word(IntEnum):
+    """Where a value lies in the state of a slot, int32 words. Floats are float32 by their bits."""
+
+    KV_LEN = 0  # tokens in the cache
+    LAST_TOKEN = 1  # the FutureMap: the input of the next DECODE step
+    PROMPT_LEN = 2
+    TEMPERATURE = 3  # float; 0 is greedy
+    SEED = 4  # int64, in two words, the lower one first
+
+
+STATE_WORDS = 8  # of a slot, 32 bytes
+
+
+class StepKernels(Protocol):
+    """Kernels around the layers. Slot `slots`, the last one, is padding: it stays empty."""
+
+    def write_words(self, entries: Tensor, words: Tensor) -> None:
+        """words[place] = word for entries int32 [n, 2] of (place, word); words is flat int32, no place comes twice."""
+
+    def prepare_decode(
+        self,
+        slots: Tensor,  # int32 [rows]; padding rows name the padding slot
+        kv_indptr: Tensor,  # int32 [rows + 1] where each row's pages begin in kv_indices
+        page_tables: Tensor,  # int32 [slots + 1, width]
+        state: Tensor,  # int32 [slots + 1, STATE_WORDS]
+        page_size: int,
+        token_ids: Tensor,  # int32 [rows], out: LAST_TOKEN
+        positions: Tensor,  # int32 [rows], out: KV_LEN as it was; 0 for padding
+        kv_last_page_len: Tensor,  # int32 [rows], out: position % page_size + 1
+        kv_indices: Tensor,  # int32 [entries], out: kv_indptr[i + 1] - kv_indptr[i] pages of each row's table
+    ) -> None:
+        """Lay out a DECODE step and lengthen each slot, but the padding one, by one token."""
+
+    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
+        """Choose a token for each row into tokens int32 [rows], and into LAST_TOKEN of its slot.
+
+        logits float32 [rows, vocab], slots int32 [rows]. Temperature 0: the highest, the lowest id among equals. Else
+        argmax((logit - highest) / temperature + gumbel(seed, KV_LEN - PROMPT_LEN, token)). A row's result depends on
+        nothing but the row; -inf is never chosen.
+        """

@@ -1,0 +1,53 @@
+"""The arithmetic of a layer, behind one value: plain torch here, FlashInfer's kernels in `shared.engine.cuda.ops`.
+
+None of them looks at a value on the host, and none keeps a tensor, so a step may be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """y = x Wᵀ + b."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, inputs] → [rows, outputs]."""
+
+
+class Ops(Protocol):
+    """What a decoder's layers are made of. x [tokens, …] in the model's dtype."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """weight [outputs, inputs], bias [outputs], kept as they are best read."""
+
+    def head(self, weight: Tensor) -> Linear:
+        """As `linear`, but the results are float32: no two logits are equal only because they were rounded."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Over the last dimension of x [..., size]."""
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of x + residual, and that sum; both may overwrite the arguments."""
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 · inner], gate first → [tokens, inner]."""
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embedding, halves rotated. q and k [tokens, heads, head_dim] may be overwritten.
+
+        positions [tokens] int32; cos_sin [context_len, head_dim] float32, cosines in the first half.
+        """
+
+    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
+        """The k-th highest of each row: logits float32 [rows, vocab], top_k int32 [rows] → [rows]."""
+
+    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
+        """The lowest logit of the smallest set that holds `top_p` of softmax(logits), [rows] float32.
+
+        -inf where top_p is 1. Logits of -inf hold nothing.
+        """
