@@ -18,7 +18,7 @@ EXTRAS = {
     "router": ["router"],
     "worker-cpu": ["worker"],
     "worker-cuda": ["worker", "cuda"],
-    "dev": ["router", "worker", "dev"],
+    "dev": ["router", "worker", "cuda", "dev"],
 }
 ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
 # NIXL's libraries come in two builds, of which one is enough: see images/lock.
@@ -100,7 +100,8 @@ def test_the_checkout_has_the_versions_of_the_images() -> None:
     images = locked("router") | locked("worker-cpu")
     assert locked("router").items() <= images.items()
     del images["torch"]
-    assert images.items() <= locked("dev").items()
+    flashinfer = {name: locked("worker-cuda")[name] for name in ("flashinfer-python", "apache-tvm-ffi")}
+    assert images.items() | flashinfer.items() <= locked("dev").items()
 
 
 def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_asked_for() -> None:
