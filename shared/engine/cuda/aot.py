@@ -72,9 +72,9 @@ MODULES = modules()
 
 
 def compile_modules(wanted: Iterable[Module], folder: Path | None = None) -> list[Path]:
-    """Compile what `folder` lacks (None: FlashInfer's own) and return the libraries, one a module.
+    """Compile what `folder` lacks (None: FlashInfer's own), load all, and return the libraries, one a module.
 
-    Raises FlashInfer's RuntimeError with what the compiler said.
+    Raises RuntimeError with what the compiler said, or for a library that cannot be loaded.
     """
     jit = importlib.import_module("flashinfer.jit")
     target = folder or jit.env.FLASHINFER_AOT_DIR
@@ -84,6 +84,8 @@ def compile_modules(wanted: Iterable[Module], folder: Path | None = None) -> lis
     for path, spec in missing.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(spec.jit_library_path, path)
+    for path, spec in specs.items():
+        spec.load(path)
     return list(specs)
 
 
@@ -91,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compile `MODULES`, or those of some models; print each library and its size."""
     parser = argparse.ArgumentParser(prog="python -m shared.engine.cuda.aot")
     parser.add_argument("folder", nargs="?", type=Path, help="default: data/aot of the package flashinfer")
-    parser.add_argument("--arch", required=True, help='compute capabilities, "9.0a 10.0a" (H100, B200) or more')
+    parser.add_argument(
+        "--arch", required=True, help='compute capabilities, "9.0a 10.0a" (H100, B200) or more'
+    )
     dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes), help="default: all")
     parser.add_argument("--head-dim", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)

@@ -195,3 +195,28 @@ def test_nothing_is_compiled_for_nobody(flashinfer: Any) -> None:
     for dtype, head_dim, window_left in product(aot.DTYPES, aot.HEAD_DIMS, (-1, 0)):
         needs |= attention_needs(flashinfer, dtype, head_dim, window_left)
     assert compiled() == needs
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_only_what_a_folder_lacks_is_compiled_and_all_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jit = importlib.import_module("flashinfer.jit")
+    monkeypatch.setattr(jit.env, "FLASHINFER_JIT_DIR", tmp_path / "objects")
+    built, loaded = [], []
+
+    def build(specs: list[Any], **_: Any) -> None:  # in place of ninja and nvcc
+        for spec in specs:
+            built.append(spec.name)
+            spec.build_dir.mkdir(parents=True)
+            spec.jit_library_path.write_bytes(b"a library")
+
+    monkeypatch.setattr(jit, "build_jit_specs", build)
+    monkeypatch.setattr(jit.core.JitSpec, "load", lambda _, path: loaded.append(path))
+    first = aot.compile_modules(aot.MODULES[:2], tmp_path / "aot")
+    assert built == ["page", "norm"]
+    assert first == loaded == [tmp_path / "aot" / name / f"{name}.so" for name in built]
+    second = aot.compile_modules(aot.MODULES[:3], tmp_path / "aot")
+    assert built == ["page", "norm", "rope"]
+    assert loaded == first + second
+    assert [path.read_bytes() for path in second] == [b"a library"] * 3
