@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from shared.engine.cuda.step_kernels import STATE_WORDS, Word
 from shared.engine.gumbel import signed
@@ -96,7 +96,7 @@ class SlotMirror:
         self._page_counts[slot] = end
         return pairs_from(self._tables_at + slot * width + start, new)
 
-    def check_token_ids(self, token_ids: Sequence[int]) -> None:
+    def check_token_ids(self, token_ids: ArrayLike) -> None:
         """Raise `InvariantError` unless all are in the vocabulary: kernels look at no bound."""
         _check_bounds("token", np.asarray(token_ids), self._vocab_size)
 

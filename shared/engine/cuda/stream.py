@@ -7,7 +7,8 @@ of the engine, and why it reads staging buffers and state on the device alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +24,7 @@ class Mark(Protocol):
         """Block until the stream has come here. Raises what work before it raised."""
 
     def passed(self) -> bool:
-        """Whether the stream has come here. Raises as `wait`."""
+        """Whether the stream has come here, or failed before: then `wait` raises. From any thread."""
 
     def seconds_since(self, earlier: Mark) -> float:
         """Seconds of the device between two marks that have passed."""
@@ -49,6 +50,9 @@ class Stream(Protocol):
 
     def wait_for(self, mark: Mark) -> None:
         """What comes later begins after this mark of another stream."""
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """For work of the host that itself sends something to this stream, such as a plan of FlashInfer's."""
 
     def capture(self, work: Work) -> Work:
         """Do the work once to record its operations and their memory; the result repeats just these when it is run.
@@ -76,7 +80,10 @@ class CudaMark:
 
     def passed(self) -> bool:
         """See `Mark`."""
-        return bool(self.event.query())
+        try:
+            return bool(self.event.query())
+        except RuntimeError:  # a kernel failed
+            return True
 
     def seconds_since(self, earlier: Mark) -> float:
         """See `Mark`."""
@@ -98,7 +105,7 @@ class CudaStream:
 
     def run(self, work: Work) -> None:
         """See `Stream`."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with self.on_host():
             work()
 
     def upload(self, target: Tensor, source: Tensor) -> None:
@@ -117,6 +124,12 @@ class CudaStream:
         """See `Stream`."""
         assert isinstance(mark, CudaMark)
         self._stream.wait_event(mark.event)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """See `Stream`."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            yield
 
     def capture(self, work: Work) -> Work:
         """See `Stream`. The work must have run once before: libraries allocate and choose kernels at first use."""
