@@ -6,7 +6,6 @@ fingerprints of its `Hello`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from shared.engine.attention.blocked import BlockedAttention
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
+from shared.engine.dtypes import dtype_name, dtypes_on_cpu
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.memory_plan import UNBOUNDED, Budget, Demand, choose_pages
@@ -29,12 +29,6 @@ from shared.engine.torch_ops import TorchOps
 from shared.errors import ConfigError
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
-
-_DTYPES = {"auto": torch.float32, "float32": torch.float32}
-_KV_DTYPES = {  # by whether the model is one of blocks
-    blocks: {"auto": auto, "float32": torch.float32, "float16": torch.float16}
-    for blocks, auto in ((False, torch.float32), (True, torch.float16))
-}
 
 
 @dataclass(frozen=True)
@@ -81,33 +75,32 @@ def load(
 ) -> Engine:
     """Load the Hugging Face folder.
 
-    `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else float32.
-    `kv_cache_dtype` auto: float16 for a folder with such blocks, with any kernels; else float32.
+    `dtype` auto: a GGUF file's own blocks where the folder has them and the kernels read them, else as
+    `dtypes_on_cpu` says.
 
     Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is.
     """
     _refuse_other_devices(device)
     blocks = PackedFile.open(folder)
-    weights_dtype = _choose("dtype", dtype, _DTYPES)
-    cache_dtype = _choose("kv_cache_dtype", kv_cache_dtype, _KV_DTYPES[blocks is not None])
+    dtypes = dtypes_on_cpu(dtype, kv_cache_dtype, blocks=blocks is not None)
     config = read_model_config(folder)
     chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = blocks if dtype == "auto" and chosen.library else None
-    weights_bytes = _weights_bytes(config, packed, weights_dtype)
-    cache, context, described = _make_cache(config, cache_dtype, weights_bytes, sizes)
+    weights_bytes = _weights_bytes(config, packed, dtypes.weights)
+    cache, context, described = _make_cache(config, dtypes.kv, weights_bytes, sizes)
     eos_token_ids = read_eos_token_ids(folder)
     limits = Limits(context, sizes.page_size, cache.pages, sizes.slots, config.vocab_size)
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
-    kinds, kv = _weight_kinds(config, packed, weights_dtype), _name(cache_dtype)
+    kinds, kv = _weight_kinds(config, packed, dtypes.weights), dtype_name(dtypes.kv)
     on = f"{chosen.description}, {threads} {'thread' if threads == 1 else 'threads'}"
     return Engine(
         device=_start(model, cache, limits, eos_token_ids, threads, on_logits),
         cache=cache,
         config=config,
         limits=limits,
-        model_fingerprint=model_fingerprint(folder, config, weights_dtype),
-        kv_format=kv_format(config, sizes.page_size, cache_dtype),
-        determinism=f"{chosen.determinism},{_name(weights_dtype)},kv-{kv}",
+        model_fingerprint=model_fingerprint(folder, config, dtypes.weights),
+        kv_format=kv_format(config, sizes.page_size, dtypes.kv),
+        determinism=f"{chosen.determinism},{dtype_name(dtypes.weights)},kv-{kv}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
         description=f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {described}",
@@ -199,12 +192,6 @@ def _refuse_other_devices(device: str) -> None:
         raise ConfigError(f"unsupported device: {device}; supported are auto and cpu")
 
 
-def _choose(setting: str, name: str, supported: Mapping[str, torch.dtype]) -> torch.dtype:
-    if name not in supported:
-        raise ConfigError(f"unsupported {setting}: {name}; supported are {', '.join(supported)}")
-    return supported[name]
-
-
 def _weights_bytes(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> int:
     """Packed weights are mapped from their file; the others are kept as floats."""
     loose = config.parameters - (packed.parameters if packed else 0)
@@ -213,13 +200,9 @@ def _weights_bytes(config: ModelConfig, packed: PackedFile | None, dtype: torch.
 
 def _weight_kinds(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
     if packed is None:
-        return _name(dtype)
+        return dtype_name(dtype)
     whole = packed.matrices == config.matrices
-    return packed.kinds if whole else f"{packed.kinds}+{_name(dtype)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
 
 
 def _context(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
