@@ -15,6 +15,7 @@ import torch
 from shared.baton import NUMBERS_MAX
 from shared.engine.attention.blocked import BlockedAttention
 from shared.engine.dense.decoder import DecoderModel
+from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
@@ -24,6 +25,7 @@ from shared.engine.native.choice import KernelChoice, choose_kernels
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
+from shared.engine.torch_ops import TorchOps
 from shared.errors import ConfigError
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
@@ -171,8 +173,15 @@ def _load_model(
     torch.set_num_threads(threads)
     with Weights(folder) as weights, torch.inference_mode():
         if chosen.library is None:
-            attention = BlockedAttention(config, cache)
-            return DecoderModel(config, weights, attention, context_len, torch.float32, on_progress)
+            return DecoderModel(
+                config,
+                weights,
+                TorchOps(PackedLinear),
+                context_len=context_len,
+                dtype=torch.float32,
+                attention=BlockedAttention(config, cache),
+                on_progress=on_progress,
+            )
         return NativeDecoder(
             chosen.library,
             config,

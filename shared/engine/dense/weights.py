@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,17 +26,24 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.t
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
 
-class Weights:
-    """The tensors of a model folder by name; `take` reads one from disk. Used as a context manager."""
+class WeightSource(Protocol):
+    """Where a model takes its weights from, one by one."""
 
-    def __init__(self, folder: Path) -> None:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The weight of this name, on the device that computes; `ModelError` unless it has this shape."""
+
+
+class Weights:
+    """The tensors of a model folder by name; `take` reads one onto the device. Used as a context manager."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         """Open every file; `ModelError` if one is missing, truncated or not safetensors."""
         self._folder = folder
         self._opened: dict[Path, Any] = {}
         self._file_of: dict[str, Path] = {}
         for path in weight_files(folder):
             try:
-                opened = safe_open(path, framework="pt")
+                opened = safe_open(path, framework="pt", device=device)
                 self._opened[path] = opened
                 names = opened.keys()  # type: ignore[no-untyped-call]
                 self._file_of.update(dict.fromkeys(names, path))
