@@ -13,9 +13,11 @@ import torch
 from shared.engine.attention.protocol import StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.memory import DeviceMemory
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.stream import Stream
+from shared.engine.dtypes import Dtypes
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.engine.ops import Ops
@@ -32,6 +34,11 @@ class Platform:
     ops: Ops
     kernels: StepKernels
     attention: Callable[[ModelConfig, KVCache, int], StreamAttention]  # the last: slots
+    check: Callable[[ModelConfig, Dtypes], None]  # raises `ConfigError` for what kernels do not support
+    capability: tuple[int, int] | None  # of the GPU
+    memory: DeviceMemory | None  # of the GPU
+    description: str
+    determinism: str  # what tokens depend on beside the model: part of a worker's fingerprint
 
 
 def host_platform(threads: int) -> Platform:
@@ -48,4 +55,14 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         TorchOps(),
         ReferenceKernels(),
         lambda config, cache, slots: ReferenceAttention(config, cache, forward, slots),
+        check=lambda _config, _dtypes: None,
+        capability=None,
+        memory=None,
+        description="cpu by the path of a GPU",
+        determinism=f"cuda-on-cpu,torch-{torch.__version__}",
     )
+
+
+def cuda_platform(deterministic: bool) -> Platform:
+    """FlashInfer on the GPU. Raises `StartError` where there is none, or none that will do."""
+    raise NotImplementedError

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.engine import Engine, Sizes, load
+from shared.engine.engine import load
 from shared.engine.native.build import INSTRUCTION_SETS, choose
+from shared.engine.parts import Engine, Sizes
 from shared.errors import ConfigError
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,7 +74,12 @@ class Model:
         ops = host_platform_on(*_streams(random.Random(0))).ops
         with Weights(folder) as weights, torch.inference_mode():
             self.decoder = DecoderModel(
-                self.config, weights, ops, context_len=CONTEXT_PAGES * PAGE_SIZE, dtype=torch.float32, attention=None
+                self.config,
+                weights,
+                ops,
+                context_len=CONTEXT_PAGES * PAGE_SIZE,
+                dtype=torch.float32,
+                attention=None,
             )
         self.requests = self._requests(random.Random(5))
 
@@ -86,7 +92,9 @@ class Model:
             if number % 3 == 0:
                 prompt = common + prompt[:12]
             params, count = _params(drawn), drawn.randint(2, 16)
-            join = driver.join(0, range(CONTEXT_PAGES), prompt_len=len(prompt), params=params, token_ids=prompt)
+            join = driver.join(
+                0, range(CONTEXT_PAGES), prompt_len=len(prompt), params=params, token_ids=prompt
+            )
             driver.run(ForwardMode.EXTEND, joins=[join], extend=[ExtendRow(0, prompt, 0, True)])
             driver.decode([0], count - 1)
             found.append(Wanted(tuple(prompt), params, tuple(driver.tokens[0])))
@@ -97,7 +105,10 @@ class Model:
 def _params(drawn: random.Random) -> SamplingParams:
     if drawn.random() < 0.3:
         return SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
-    some = lambda value, neutral: value if drawn.random() < 0.3 else neutral  # noqa: E731
+
+    def some(value: Any, neutral: Any) -> Any:
+        return value if drawn.random() < 0.3 else neutral
+
     return SamplingParams(
         max_new_tokens=64,
         seed=drawn.getrandbits(64) - 2**63,
@@ -143,9 +154,7 @@ class Bench:
             platform.ops,
             self.cache,
         )
-        self.device = CudaDevice(
-            parts, Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE), forward, copies, EOS
-        )
+        self.device = CudaDevice(parts, Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE), forward, copies, EOS)
         self._waiting = [drawn.choice(model.requests) for _ in range(drawn.randint(6, 14))]
         self._running: list[Running] = []
         self._free_slots = list(range(SLOTS))
@@ -223,7 +232,12 @@ class Bench:
         self._launch(ForwardMode.DECODE, rows, rows, joins, grants=tuple(grants), decode_slots=slots)
 
     def _launch(
-        self, mode: ForwardMode, sampling: list[Running], rows: list[Running], joins: list[SlotJoin], **batch: object
+        self,
+        mode: ForwardMode,
+        sampling: list[Running],
+        rows: list[Running],
+        joins: list[SlotJoin],
+        **batch: object,
     ) -> None:
         self._step += 1
         self.device.launch(ScheduleBatch(self._step, mode, tuple(joins), **batch))  # type: ignore[arg-type]

@@ -25,6 +25,10 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 MISTAKES: dict[str, Plant] = {}
 
 
+def _nothing(*_: object) -> None:
+    return None
+
+
 def _mistake(plant: Plant) -> Plant:
     MISTAKES[plant.__name__] = plant
     return plant
@@ -32,12 +36,12 @@ def _mistake(plant: Plant) -> Plant:
 
 @_mistake
 def staging_is_filled_again_too_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Staging, "end", lambda self, read: None)
+    patch.setattr(Staging, "end", _nothing)
 
 
 @_mistake
 def a_plan_is_written_over_the_one_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlanGuard, "__enter__", lambda self: None)
+    patch.setattr(PlanGuard, "__enter__", _nothing)
 
 
 @_mistake
@@ -54,14 +58,16 @@ def a_result_is_given_to_the_next_step_too_early(patch: pytest.MonkeyPatch) -> N
 
 @_mistake
 def a_result_is_read_before_its_step_is_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CudaDevice, "_reach", lambda self, mark: None)
+    patch.setattr(CudaDevice, "_reach", _nothing)
 
 
 @_mistake
 def rows_of_padding_write_to_a_page_of_the_pool(patch: pytest.MonkeyPatch) -> None:
     real = DeviceWords.__init__
 
-    def init(self: DeviceWords, slots: int, width: int, page_size: int, padding_page: int, device: Any) -> None:
+    def init(
+        self: DeviceWords, slots: int, width: int, page_size: int, _padding_page: int, device: Any
+    ) -> None:
         real(self, slots, width, page_size, 7, device)
 
     patch.setattr(DeviceWords, "__init__", init)
@@ -70,7 +76,9 @@ def rows_of_padding_write_to_a_page_of_the_pool(patch: pytest.MonkeyPatch) -> No
 @_mistake
 def rows_of_padding_are_those_of_the_first_request(patch: pytest.MonkeyPatch) -> None:
     real = np.full
-    patch.setattr("shared.engine.cuda.graphs.np.full", lambda shape, _slot, dtype: real(shape, 0, dtype=dtype))
+    patch.setattr(
+        "shared.engine.cuda.graphs.np.full", lambda shape, _slot, dtype: real(shape, 0, dtype=dtype)
+    )
 
 
 @_mistake
@@ -78,7 +86,9 @@ def the_future_map_is_read_a_step_late(patch: pytest.MonkeyPatch) -> None:
     real = ReferenceKernels.prepare_decode
     stale: dict[int, Tensor] = {}
 
-    def prepare(self: ReferenceKernels, slots: Tensor, indptr: Tensor, tables: Tensor, state: Tensor, *rest: Any) -> None:
+    def prepare(
+        self: ReferenceKernels, slots: Tensor, indptr: Tensor, tables: Tensor, state: Tensor, *rest: Any
+    ) -> None:
         before = stale.setdefault(state.data_ptr(), state.clone())
         newest = state[:, Word.LAST_TOKEN].clone()
         state[:, Word.LAST_TOKEN] = before[:, Word.LAST_TOKEN]
@@ -108,7 +118,7 @@ def a_step_runs_with_the_plan_of_the_batch_before(patch: pytest.MonkeyPatch) -> 
 
 @_mistake
 def a_plan_of_prompts_is_taken_for_that_of_the_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DecodeGraphs, "forget_plan", lambda self: None)
+    patch.setattr(DecodeGraphs, "forget_plan", _nothing)
 
 
 @_mistake
@@ -124,7 +134,11 @@ def a_graph_is_replayed_with_the_pages_it_was_captured_with(patch: pytest.Monkey
 @_mistake
 def a_request_that_joins_keeps_the_length_of_the_one_before(patch: pytest.MonkeyPatch) -> None:
     real = SlotMirror._join
-    patch.setattr(SlotMirror, "_join", lambda self, join: [pairs[1:] for pairs in real(self, join)[:1]] + real(self, join)[1:])
+    patch.setattr(
+        SlotMirror,
+        "_join",
+        lambda self, join: [pairs[1:] for pairs in real(self, join)[:1]] + real(self, join)[1:],
+    )
 
 
 @_mistake
@@ -141,7 +155,7 @@ def joins_are_written_after_the_step(patch: pytest.MonkeyPatch) -> None:
 
 @_mistake
 def a_backup_reads_pages_before_they_are_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LateStream, "wait_for", lambda self, mark: None)
+    patch.setattr(LateStream, "wait_for", _nothing)
     patch.setattr(CudaDevice, "completed", lambda self: self._launched)
 
 

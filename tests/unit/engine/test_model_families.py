@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine import engine
+from shared.engine import cpu_engine
 from shared.engine.attention.reference import ReferenceAttention
 from shared.schedule_batch import ForwardMode
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
@@ -51,7 +51,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 def test_plain_attention_over_pages_gives_the_logits_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BlockedAttention", ReferenceAttention)
+    monkeypatch.setattr(cpu_engine, "BlockedAttention", ReferenceAttention)
     model = tiny_model(family, tmp_path)
     driver = Driver(tmp_path, kernels="torch")
     prompt = tokens_of(131, 131, VOCAB_SIZE)
