@@ -32,7 +32,7 @@ class Offer(Protocol):
 
     @property
     def counters(self) -> KvCounters:
-        """What has been refused so far."""
+        """What has been refused and fetched so far."""
 
     def make_reader(self, slots: int) -> Reader:
         """A fresh reader with so many slots for lease words."""
@@ -60,7 +60,7 @@ class Transfer:
         self.words = offer.words
         self.counters = offer.counters
         make_reader = partial(offer.make_reader, limits.fetches_max)
-        self._fetches = Fetches(offer.holder, pages, kv_format, make_reader, limits, clock)
+        self._fetches = Fetches(offer.holder, pages, kv_format, make_reader, limits, clock, offer.counters)
 
     @property
     def holder(self) -> Holder:

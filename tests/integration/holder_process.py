@@ -54,11 +54,20 @@ def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
     raise ValueError(command)
 
 
+def make_buffer(memory: str, pages: int, page_bytes: int) -> PageBuffer:
+    """On the host, or in a tensor."""
+    if memory == "host":
+        return PageBuffer(pages, page_bytes)
+    from tests.tensor_pages import TensorPages  # torch takes seconds to load
+
+    return TensorPages(memory, pages, page_bytes)
+
+
 def main() -> None:
-    """Arguments: uid, epoch, pages, bytes a page, transport, file of keys."""
+    """Arguments: uid, epoch, pages, bytes a page, transport, where the pages lie, file of keys."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for answers
-    uid, epoch, pages, page_bytes, transport, key_file = sys.argv[1:]
-    buffer = PageBuffer(int(pages), int(page_bytes))
+    uid, epoch, pages, page_bytes, transport, memory, key_file = sys.argv[1:]
+    buffer = make_buffer(memory, int(pages), int(page_bytes))
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
     where = network("sealed" if transport == "sealed" else "nixl")

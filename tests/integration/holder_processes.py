@@ -45,13 +45,16 @@ class HolderProcess:
         pages: int = PAGES,
         page_bytes: int = PAGE_BYTES,
         transport: KvTransport = "nixl",
+        memory: str = "host",
     ):
+        """`memory` is where its pages lie: plain memory of the host, or a tensor on cpu or cuda."""
         arguments = [
             uid,
             str(epoch),
             str(pages),
             str(page_bytes),
             transport,
+            memory,
             key_file(WORKER, WORKER, ROUTER).decode(),
         ]
         self.process = subprocess.Popen(
@@ -113,8 +116,9 @@ class HolderProcess:
 class HolderPool:
     """Holders that outlive a test, since to start one takes seconds. One that was frozen or killed is not reused."""
 
-    def __init__(self, transport: KvTransport = "nixl") -> None:
+    def __init__(self, transport: KvTransport = "nixl", memory: str = "host") -> None:
         self._transport = transport
+        self._memory = memory
         self._started: list[HolderProcess] = []
         self._idle: list[HolderProcess] = []
 
@@ -125,7 +129,9 @@ class HolderPool:
 
         def take() -> HolderProcess:
             if not self._idle:
-                self._idle.append(HolderProcess("holder", next(epochs), transport=self._transport))
+                self._idle.append(
+                    HolderProcess("holder", next(epochs), transport=self._transport, memory=self._memory)
+                )
                 self._started.append(self._idle[0])
             checked_out.append(self._idle.pop())
             return checked_out[-1]

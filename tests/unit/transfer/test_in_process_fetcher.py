@@ -11,6 +11,7 @@ import pytest
 from shared.baton import Baton
 from shared.errors import InvariantError, TransferError
 from shared.transfer import fetches
+from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
 from shared.transfer.memory import WordTable
@@ -253,7 +254,8 @@ def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) ->
     """Six batches under way."""
     assert isinstance(world.reader, Transfer)
     memory = world.pages.memory
-    fetches = Fetches(world.reader.holder, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
+    own, counters = world.reader.holder, KvCounters()
+    fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock, counters)
     fetches.kv_links.note_check(reader.source.holder, "memory", right_bytes=True)
     fetches.start(1, world.baton(reader.source, SIX_BATCHES), 0, range(12))
     return fetches
@@ -307,7 +309,8 @@ def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(w
             raise TransferError("no port is free")
         return reader
 
-    fetches = Fetches(world.reader.holder, world.pages.memory, KV_FORMAT, make_reader, LIMITS, world.clock)
+    own, memory = world.reader.holder, world.pages.memory
+    fetches = Fetches(own, memory, KV_FORMAT, make_reader, LIMITS, world.clock, KvCounters())
     fetches.start(1, world.baton(broken.source, SIX_BATCHES), 0, range(12))
     for _ in range(3):
         assert not any(isinstance(event, FetchEnded) for event in fetches.poll()), (
