@@ -1,6 +1,6 @@
 """A process that offers pages and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
-Its first line is its `Holder`; then write, clear, read, busy each answer one line of JSON. Page i holds the
+Its first line is its `Holder`; then write, clear, spoil, read, busy each answer one line of JSON. Page i holds the
 byte i % 251 + 1.
 """
 
@@ -15,6 +15,7 @@ import structlog
 
 from shared.baton import Baton
 from shared.links.keys import parse_keys
+from shared.transfer.memory import PageMemory
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
@@ -35,7 +36,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
+def answer(transfer: Transfer, pages: PageMemory, command: str, arguments: list[str]) -> object:
     """Do what the line says."""
     match command:
         case "write":
@@ -43,6 +44,9 @@ def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
             return None
         case "clear":
             transfer.words.clear(int(arguments[0]))
+            return None
+        case "spoil":
+            pages.clear(pages.known_page)
             return None
         case "read":  # as a reader that is going to die in the middle of it
             baton = msgspec.json.decode(" ".join(arguments), type=Baton)
@@ -78,7 +82,7 @@ def main() -> None:
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:
         command, *arguments = line.split()
-        say(json.dumps(answer(transfer, command, arguments)))
+        say(json.dumps(answer(transfer, buffer.memory, command, arguments)))
 
 
 if __name__ == "__main__":

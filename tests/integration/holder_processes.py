@@ -72,6 +72,10 @@ class HolderProcess:
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")
 
+    def spoil(self) -> None:
+        """Its known page loses its bytes."""
+        self._ask("spoil")
+
     def read(self, baton: Baton) -> None:
         """Start to fetch the baton's pages, and never poll."""
         assert self._ask(f"read {msgspec.json.encode(baton).decode()}") == 1
