@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,6 +34,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
+from shared.transfer.new_reader import Begin, make_here
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import SPANS_MAX, NotPostedError, Reader, ReadState, Span, page_spans
 
@@ -90,10 +92,13 @@ class Fetches:
         limits: FetchLimits,
         clock: Callable[[], float],
         counters: KvCounters,
+        begin: Begin = make_here,
     ):
         self._pages = pages
         self._kv_format = kv_format
         self._make_reader = make_reader
+        self._begin = begin
+        self._next: Future[Reader] | None = None  # being made
         self._limits = limits
         self._clock = clock
         self._reader = make_reader()
@@ -153,6 +158,8 @@ class Fetches:
         self._reader.close()
         if self._retiring:
             self._retiring.close()
+        if self._next and self._next.exception() is None:
+            self._next.result().close()
         self._pages.access.fence()
 
     # ---- before the first read ---------------------------------------------------------------------------------
@@ -353,8 +360,12 @@ class Fetches:
         """Let a new reader take its place; where none can be had now, try again later: nothing is lost meanwhile."""
         if self._clock() < self._retire_again_at:
             return
+        self._next = self._next or self._begin(self._make_reader)
+        if not self._next.done():
+            return
+        made, self._next = self._next, None
         try:
-            self._retiring, self._reader = self._reader, self._make_reader()
+            self._retiring, self._reader = self._reader, made.result()
         except TransferError as error:
             self._retire_again_at = self._clock() + RETIRE_AGAIN_SECONDS
             log.warning("transfer.no_reader", reason=str(error))
