@@ -113,24 +113,6 @@ def test_normal_mode_settles_every_step_before_the_next() -> None:
     assert bench.device.trace == [f"{act} {step}" for step in (1, 2, 3) for act in ("launch", "settle")]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_no_baton_is_given_before_its_last_step_was_waited_for(overlap: bool) -> None:
-    """Until `wait` has returned, writes to the pages may be under way on the device: a peer would read half of them."""
-    bench = PrefillBench(chunked_prefill_size=8, overlap=overlap)
-    steps_waited: list[int] = []
-
-    def look() -> None:
-        steps_waited.append(bench.device.completed() + 1)
-        assert not any(bench.words.values)
-        assert not bench.said(Prefilled)
-
-    bench.device.on_wait = look
-    bench.send(prefill("a", prompt(20)))
-    bench.run_until(lambda: len(bench.said(Prefilled)) > 0)
-    assert steps_waited == [1, 2, 3]
-    assert bench.words.values.count(0) == len(bench.words.values) - 1
-
-
 def test_requests_go_in_the_order_they_came() -> None:
     bench = PrefillBench(max_running_requests=2)
     bench.send(*(prefill(rid, prompt(6, family=number)) for number, rid in enumerate("zyxwv")))

@@ -48,7 +48,7 @@ class WatchedOffer(InProcessOffer):
         return reader
 
 
-class Watched:
+class WatchedTransfer:
     """A world whose reader and page access write down what they are asked for; so are the events."""
 
     def __init__(self) -> None:
@@ -74,11 +74,13 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Watched:
-    return Watched()
+def watched() -> WatchedTransfer:
+    return WatchedTransfer()
 
 
-def test_what_has_arrived_is_settled_before_it_is_compared_and_before_it_has_landed(watched: Watched) -> None:
+def test_what_has_arrived_is_settled_before_it_is_compared_and_before_it_has_landed(
+    watched: WatchedTransfer,
+) -> None:
     watched.start(1)
     assert isinstance(watched.next_event(), FetchLanded)
     assert watched.calls == ["settle", "settle", "FetchLanded"], "the known page, and the pages"
@@ -88,7 +90,7 @@ def test_what_has_arrived_is_settled_before_it_is_compared_and_before_it_has_lan
 
 
 def test_the_device_is_waited_for_between_the_end_of_a_reader_and_the_end_of_its_fetches(
-    watched: Watched,
+    watched: WatchedTransfer,
 ) -> None:
     watched.start(1)
     watched.next_event()
@@ -101,12 +103,12 @@ def test_the_device_is_waited_for_between_the_end_of_a_reader_and_the_end_of_its
     assert watched.calls == ["close", "fence", "FetchEnded"]
 
 
-def test_the_end_of_a_transfer_waits_for_the_device(watched: Watched) -> None:
+def test_the_end_of_a_transfer_waits_for_the_device(watched: WatchedTransfer) -> None:
     watched.transfer.close()
     assert watched.calls == ["close", "fence"]
 
 
-def test_fetches_are_counted_by_their_transport(watched: Watched) -> None:
+def test_fetches_are_counted_by_their_transport(watched: WatchedTransfer) -> None:
     for fetch_id in (1, 2):
         watched.start(fetch_id)
         assert isinstance(watched.next_event(), FetchLanded)
@@ -116,7 +118,7 @@ def test_fetches_are_counted_by_their_transport(watched: Watched) -> None:
     assert watched.transfer.counters.fetched_bytes == {"memory": 2 * size}
 
 
-def test_a_fetch_that_did_not_arrive_is_not_counted(watched: Watched) -> None:
+def test_a_fetch_that_did_not_arrive_is_not_counted(watched: WatchedTransfer) -> None:
     watched.source.kill()
     watched.start(1)
     watched.next_event()
