@@ -34,6 +34,7 @@ from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
+from shared.process.page_memory import page_memory
 from shared.process.probes import probe_pages
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
@@ -41,7 +42,6 @@ from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_
 from shared.scheduling.drain import WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PageMemory
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
@@ -181,6 +181,7 @@ def _kv_network(config: WorkerConfig) -> KvNetwork:
         config.kv_interface,
         config.kv_ports,
         unauthenticated_tcp=config.kv_allow_unauthenticated_tcp,
+        devices=tuple(filter(None, config.kv_devices.split(","))),
     )
 
 
@@ -194,8 +195,7 @@ def _open_transfer(
     leases_max: int,
     fetch_seconds_max: float,
 ) -> Transfer:
-    cache = engine.cache
-    pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
+    pages = page_memory(engine.cache)
     transfer = Transfer(
         open_offer(network, keys, identity, pages, leases_max),
         pages,

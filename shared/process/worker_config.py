@@ -44,6 +44,12 @@ class WorkerConfig(ProcessConfig):
         description="Network interface for KV pages. lo keeps them on this machine. Empty: with sealed the one that "
         "leads outside, with nixl all that UCX finds.",
     )
+    kv_devices: str = Field(
+        default="",
+        pattern=r"^([\w.-]+:\d+(,[\w.-]+:\d+)*)?$",
+        description="RDMA devices for KV pages, each with its port, as mlx5_0:1; with commas. Only with nixl, which "
+        "uses no RDMA beside kv_interface unless it is named here.",
+    )
     kv_transport: KvTransport = Field(
         default="auto",
         description="What carries KV pages. sealed is TCP that admits only workers of this deployment. nixl is UCX, "

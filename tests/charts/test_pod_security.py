@@ -12,7 +12,7 @@ from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
 SHARED_GPU = ("sameNodeGpuIpc.enabled=true", "sameNodeGpuIpc.runAsUser=10007")
-RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rdma.devices=mlx5_0:1")
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
     "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),
