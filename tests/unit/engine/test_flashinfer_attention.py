@@ -54,11 +54,13 @@ def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
 class Steps:
     """Steps of random requests: launched on a late stream, and computed at once by `ReferenceAttention`."""
 
-    def __init__(self, seed: int, *, guarded: bool = True, deterministic: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, guarded: bool = True, deterministic: bool = False, package: Any = None
+    ) -> None:
         self.random = random.Random(seed)
         torch.manual_seed(seed)
         self.stream = LateStream(self.random, [])
-        self.library = FakeFlashInfer(self.stream)
+        self.library = FakeFlashInfer(self.stream, package)
         guard: AbstractContextManager[None] = PlanGuard(self.stream.record) if guarded else nullcontext()
         self.cache, reference = (
             KVCache(CONFIG, pages=PAGES, page_size=PAGE_SIZE, padding_pages=1, layout=KVLayout.KEYS_BY_TOKEN)
