@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.dense.linear import PlainLinear
-from shared.engine.filters import nucleus_floor, ranked
 from shared.engine.ops import Linear
+from shared.engine.sampler import nucleus_floor
 
 
 class TorchOps:
@@ -59,15 +59,19 @@ class TorchOps:
 
     def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
         """See `Ops`."""
-        return ranked(logits).gather(1, top_k.long().unsqueeze(1) - 1)[:, 0]
+        return _ranked(logits).gather(1, top_k.long().unsqueeze(1) - 1)[:, 0]
 
     def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
         """See `Ops`."""
-        return nucleus_floor(ranked(logits), top_p)
+        return nucleus_floor(_ranked(logits), top_p)
 
 
 def _wide_product(weight: Tensor, x: Tensor) -> Tensor:
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+
+def _ranked(logits: Tensor) -> Tensor:
+    return logits.sort(dim=-1, descending=True).values
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from time import monotonic, sleep
 import structlog
 
 from shared.effects import Note
-from shared.engine.engine import Engine, Sizes, load
+from shared.engine.engine import load
+from shared.engine.parts import Engine, Sizes
 from shared.errors import ConfigError
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings

@@ -5,26 +5,19 @@ What only one role decides by lies in `prefill/config.py` and `decode/config.py`
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport
 
-NEEDS_CUDA = ("cuda", "bfloat16", "float16")  # choices that other servers have, and this engine lacks
-
-
-def _refuse_cuda(value: object) -> object:
-    if value in NEEDS_CUDA:
-        raise PydanticCustomError("needs_cuda", "should be left at auto until Segue has a CUDA engine")
-    return value
-
-
-DeviceChoice = Annotated[Literal["auto", "cpu"], BeforeValidator(_refuse_cuda)]
-WeightsDtype = Annotated[Literal["auto", "float32"], BeforeValidator(_refuse_cuda)]
+DeviceChoice = Literal["auto", "cpu", "cuda", "cuda-on-cpu"]
+DEVICE_DESCRIPTION = (
+    "Device that computes. auto is cuda where there is a GPU, else cpu. cuda-on-cpu is the CUDA engine in plain torch, "
+    "for tests and rehearsals: slow."
+)
 
 
 class WorkerConfig(ProcessConfig):
@@ -59,16 +52,17 @@ class WorkerConfig(ProcessConfig):
         description="Whether nixl may use TCP on an interface other than lo. Whoever reaches its ports can then write "
         "any memory of the worker.",
     )
-    device: DeviceChoice = Field(
-        default="auto", description="Device that computes. auto is cpu, the only one so far."
-    )
-    dtype: WeightsDtype = Field(
+    device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of the weights. auto keeps the 4- and 8-bit blocks of a GGUF file, and else takes float32.",
+        description="Type of the weights. auto on cpu keeps the 4- and 8-bit blocks of a GGUF file, and else takes "
+        "float32, the only type there. auto on cuda is the type that the weights are stored in, but bfloat16 for "
+        "float32, and float16 for bfloat16 before compute capability 8.0.",
     )
-    kv_cache_dtype: Literal["auto", "float32", "float16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto",
-        description="Type of the KV cache. auto is float16 for a model of 4- or 8-bit blocks, else float32.",
+        description="Type of the KV cache. auto on cpu is float16 for a model of 4- or 8-bit blocks, else float32. "
+        "On cuda it is the type of the weights.",
     )
     kernels: Literal["auto", "avx512", "avx2", "plain", "torch"] = Field(
         default="auto",

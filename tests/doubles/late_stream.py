@@ -47,6 +47,8 @@ class LateStream:
         self._random = drawn
         self._work: list[Work] = []
         self._beside = beside
+        self._busy = False
+        self._error: BaseException | None = None
         self.done = 0
         beside.append(self)
 
@@ -99,6 +101,8 @@ class LateStream:
                     other.step()
             if self.done < behind:  # another stream may have waited for this one
                 self.step()
+        if self._error is not None:
+            raise self._error
 
     def stir(self) -> None:
         """Do a few pieces of work, or none."""
@@ -106,12 +110,18 @@ class LateStream:
             self.step()
 
     def step(self) -> None:
-        """Do the next piece of work, if there is one."""
-        if self.done < len(self._work):
+        """Do the next piece of work, if there is one and none is being done: one may wait for another stream."""
+        if self.done < len(self._work) and not self._busy:
             work, self._work[self.done] = self._work[self.done], _nothing
+            self._busy = True
+            try:
+                if self._error is None:
+                    with torch.inference_mode():
+                        work()
+            except BaseException as error:  # as on a GPU: from now on every mark raises it
+                self._error = error
+            self._busy = False
             self.done += 1
-            with torch.inference_mode():
-                work()
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -20,7 +20,8 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.effects import Note
-from shared.engine.engine import Engine, Sizes, load
+from shared.engine.engine import load
+from shared.engine.parts import Engine, Sizes
 from shared.kv.page_pool import PagePool, PageState
 from shared.messages import FinishReason, Hello, Role
 from shared.process.worker_config import WorkerConfig

@@ -302,7 +302,7 @@ class CudaDevice:
         positions = np.arange(len(token_ids)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens)
         page_size, tables = self._mirror.page_size, self._mirror.tables
         pages = [tables[slot, :count] for slot, count in zip(slots, counts, strict=True)]
-        arrays = {
+        arrays: dict[str, NDArray[np.signedinteger]] = {
             "qo_indptr": qo_indptr,
             "kv_indptr": _starts(counts),
             "kv_indices": np.concatenate(pages),
