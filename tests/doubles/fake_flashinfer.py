@@ -165,7 +165,7 @@ class FakeDecodeWrapper(_Planned):
         indptr, window = self.words(_HEADER, rows + 1), self.words(1, 1)
         tokens = len(self.indices) // rows * paged_kv_cache.shape[3]
         self.library.stream.run(
-            lambda: _attend(
+            lambda: attend_by_plan(
                 out,
                 q,
                 paged_kv_cache,
@@ -227,11 +227,11 @@ class FakePrefillWrapper(_Planned):
         assert q.shape == out.shape
         indptr, window = self.words(_HEADER, len(last_page_len) + 1), self.words(1, 1)
         arrays = (qo_indptr, indptr, self._kv_indices, last_page_len, window, self._tokens)
-        self.library.stream.run(lambda: _attend(out, q, paged_kv_cache, *arrays))
+        self.library.stream.run(lambda: attend_by_plan(out, q, paged_kv_cache, *arrays))
         return out
 
 
-def _attend(
+def attend_by_plan(
     out: Tensor,
     q: Tensor,
     view: Tensor,  # [pages, 2, kv_heads, page_size, head_dim]

@@ -55,12 +55,19 @@ class Steps:
     """Steps of random requests: launched on a late stream, and computed at once by `ReferenceAttention`."""
 
     def __init__(
-        self, seed: int, *, guarded: bool = True, deterministic: bool = False, package: Any = None
+        self,
+        seed: int,
+        *,
+        guarded: bool = True,
+        deterministic: bool = False,
+        stream: Any = None,
+        package: Any = None,
     ) -> None:
+        """With a stream, `package` computes on it; else a double whose calls bind to those of `package`."""
         self.random = random.Random(seed)
         torch.manual_seed(seed)
-        self.stream = LateStream(self.random, [])
-        self.library = FakeFlashInfer(self.stream, package)
+        self.stream = stream or LateStream(self.random, [])
+        self.library = package if stream else FakeFlashInfer(self.stream, package)
         guard: AbstractContextManager[None] = PlanGuard(self.stream.record) if guarded else nullcontext()
         self.cache, reference = (
             KVCache(CONFIG, pages=PAGES, page_size=PAGE_SIZE, padding_pages=1, layout=KVLayout.KEYS_BY_TOKEN)
