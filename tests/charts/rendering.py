@@ -24,6 +24,12 @@ VALUE_SETS = ("cpu-demo", "gpu", "production")
 EVERY_VALUE = "every_value"
 RELEASE, NAMESPACE = "segue", "serving"
 HELM_SECONDS_MAX = 60.0
+SHARED_GPU = (  # with device=cuda
+    "sameNodeGpuIpc.enabled=true",
+    "sameNodeGpuIpc.runAsUser=10007",
+    "kv.transport=nixl",
+    "kv.allowUnauthenticatedTcp=true",
+)
 
 Object = dict[str, Any]
 

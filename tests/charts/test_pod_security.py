@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.charts.pod_security import violations
-from tests.charts.rendering import CHART, VALUE_SETS, objects, pods, run_helm
+from tests.charts.rendering import CHART, SHARED_GPU, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
-SHARED_GPU = ("sameNodeGpuIpc.enabled=true", "sameNodeGpuIpc.runAsUser=10007")
 RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rdma.devices=mlx5_0:1")
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),

@@ -40,8 +40,11 @@ MISTAKES = {
     ],
     "router.config.allowedOrigins[0]=chat.example.com": ["/router/config/allowedOrigins/0", "pattern"],
     "router.config.allowedHosts[0]=https://api.example.com": ["/router/config/allowedHosts/0", "pattern"],
+    "gpu.perPod=0": ["/gpu/perPod", "minimum"],
+    "gpu.sharedMemorySize=1": ["/gpu/sharedMemorySize", "want string"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
+NIXL = "kv.transport=nixl,kv.allowUnauthenticatedTcp=true"
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
     "modelSource.kind=pvc": "modelSource.pvc.claimName is empty",
@@ -60,8 +63,10 @@ CONTRADICTIONS = {
     "router.resources.limits.memory=1M,router.config.routerBytesMax=500001": "more than half of router.resources",
     "router.resources.limits.memory=400Mi": "router.config.routerBytesMax is 268435456",
     "sameNodeGpuIpc.enabled=true": "device is not cuda",
-    "sameNodeGpuIpc.enabled=true,device=cuda": "set sameNodeGpuIpc.runAsUser to a user id",
-    "sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,hostUsers=false": "hostUsers is false",
+    "sameNodeGpuIpc.enabled=true,device=cuda": "set kv.transport to nixl",
+    f"sameNodeGpuIpc.enabled=true,device=cuda,{NIXL}": "set sameNodeGpuIpc.runAsUser to a user id",
+    f"sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,{NIXL},hostUsers=false": "hostUsers is",
+    "device=cuda,gpu.perPod=2": "gpu.perPod is 2, but a worker computes on one GPU",
     "model=a/b": "modelSource.hub.revision is main, which can move",
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",

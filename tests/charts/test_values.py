@@ -17,6 +17,7 @@ from shared.process.settings import load, unknown_variables
 from tests.charts.rendering import (
     CHART,
     EVERY_VALUE,
+    SHARED_GPU,
     VALUE_SETS,
     Object,
     environment,
@@ -215,8 +216,29 @@ def test_every_value_for_a_pod_arrives(role: str) -> None:
 
 
 def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
-    assert container("decode", "device=cuda", "gpu.perPod=2")["resources"]["limits"]["nvidia.com/gpu"] == 2
+    asked = container("decode", "device=cuda", "gpu.resourceName=nvidia.com/gpu.shared")["resources"][
+        "limits"
+    ]
+    assert asked["nvidia.com/gpu.shared"] == 1
     assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
+
+
+def shared_memory(role: str, *sets: str) -> tuple[list[str], list[Object]]:
+    """Where the container of a role has shared memory of its pod, and what that is."""
+    spec = pods(objects("gpu", *sets))[role]["spec"]
+    mounts = [
+        each["mountPath"] for each in spec["containers"][0]["volumeMounts"] if each["name"] == "shared-memory"
+    ]
+    return mounts, [each["emptyDir"] for each in spec["volumes"] if each["name"] == "shared-memory"]
+
+
+def test_workers_on_gpus_have_shared_memory_unless_they_share_the_hosts() -> None:
+    sizes = [{"medium": "Memory", "sizeLimit": "2Gi"}]
+    for role in ("prefill", "decode"):
+        assert shared_memory(role, "gpu.sharedMemorySize=2Gi") == (["/dev/shm"], sizes)
+        assert shared_memory(role, *SHARED_GPU) == ([], [])
+        assert shared_memory(role, "device=cpu") == ([], [])
+    assert shared_memory("router") == ([], [])
 
 
 def links_volume(pod: Object) -> Object:

@@ -92,6 +92,11 @@ class Stage:
             copies.append(Copy(sources[0] if sources else CONTEXT, words[len(flags) : -1]))
         return copies
 
+    def variables(self) -> dict[str, str]:
+        """Its ENVs, as they are written."""
+        words = [word for value in self.values("ENV") for word in shlex.split(value)]
+        return dict(word.split("=", 1) for word in words)
+
     def labels(self) -> dict[str, str]:
         """Its LABELs, variables as they are written."""
         words = [word for value in self.values("LABEL") for word in shlex.split(value)]

@@ -53,12 +53,14 @@ def complaint(checkout: Path, *command: str, **variables: str) -> str:
 
 def test_an_unknown_image_is_named_before_anything_is_made(checkout: Path) -> None:
     line = complaint(checkout, "images/build", "router", "gateway")
-    assert line == "images/build: it makes router, worker and model, not gateway"
+    assert line == "images/build: it makes router, worker, model and worker-cuda, not gateway"
 
 
 def test_an_unknown_lock_is_named_before_anything_is_made(checkout: Path) -> None:
     line = complaint(checkout, "images/lock", "worker")
-    assert line == "images/lock: it makes build, router, worker-cpu, worker-cuda and dev, not worker"
+    assert line == (
+        "images/lock: it makes build, router, worker-cpu, worker-cuda, cuda-kernels and dev, not worker"
+    )
 
 
 def test_without_the_virtual_environment_it_says_make_setup(checkout: Path) -> None:

@@ -21,6 +21,8 @@ from tests.images.containerfiles import (
 INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "LABEL", "RUN", "USER", "WORKDIR"}
 LABELS = {f"org.opencontainers.image.{name}" for name in ("title", "description", "version", "licenses")}
 LOCKS = {"router": "router.lock", "cpu": "worker-cpu.lock", "cuda": "worker-cuda.lock"}
+COMPILERS = {"cuda": "cuda-kernels.lock"}  # what is installed to compile with, and left behind
+TO_COMPILE_WITH = {"g++", "gcc", "make", "build-essential", "python3-dev"}
 PUBLIC_HOSTS = {"deb.debian.org", "security.debian.org", "download.pytorch.org"}
 every_file = pytest.mark.parametrize("file", FILES)
 every_target = pytest.mark.parametrize("target", TARGETS)
@@ -120,12 +122,13 @@ def test_pip_is_taken_out_of_what_an_image_copies(target: str) -> None:
     file = file_of(target)
     copied = 0
     for copy in (copy for part in file.lineage(target) for copy in part.copies()):
-        source = file.stages[copy.source]
-        for environment in source.environments():
+        source = file.lineage(copy.source)
+        for environment in (path for stage in source for path in stage.environments()):
             if any(PurePosixPath(environment).is_relative_to(path) for path in copy.paths):
                 copied += 1
-                removals = [c for c in source.pip("uninstall") if c[0] == f"{environment}/bin/pip"]
-                assert any("pip" in command[2:] for command in removals), source.name
+                commands = [command for stage in source for command in stage.pip("uninstall")]
+                removals = [command for command in commands if command[0] == f"{environment}/bin/pip"]
+                assert any("pip" in command[2:] for command in removals), copy.source
     assert copied == 1
     assert [command for part in file.lineage(target) for command in part.pip("install")] == []
 
@@ -135,7 +138,31 @@ def test_an_image_installs_its_own_lock(target: str) -> None:
     file = file_of(target)
     commands = [command for stage in file.involved(target).values() for command in stage.pip("install")]
     locks = {command[command.index("-r") + 1] for command in commands if "-r" in command}
-    assert locks == {"/build/build.lock", f"/build/{LOCKS[target]}"}
+    compilers = {f"/build/{COMPILERS[target]}"} if target in COMPILERS else set()
+    assert locks == {"/build/build.lock", f"/build/{LOCKS[target]}"} | compilers
+
+
+@pytest.mark.parametrize("target", LOCKS)
+def test_compilers_are_left_behind_with_all_that_they_lie_in(target: str) -> None:
+    file = file_of(target)
+    for copy in (copy for part in file.lineage(target) for copy in part.copies()):
+        source = file.lineage(copy.source)
+        locks = {command[-1] for stage in source for command in stage.pip("install")}
+        debian = {name for stage in source for name in stage.apt_packages()}
+        if debian & TO_COMPILE_WITH or f"/build/{COMPILERS.get(target)}" in locks:
+            [made] = [words for words in file.stages[copy.source].commands() if "-m" in words]
+            assert copy.paths == [made[made.index("-m") + 2]], copy.source
+
+
+def test_the_cuda_image_compiles_nothing_and_finds_what_was_compiled() -> None:
+    file = containerfile("worker")
+    variables = file.stages["cuda"].variables()
+    assert variables["FLASHINFER_DISABLE_JIT"] == variables["FLASHINFER_USE_CUDA_NORM"] == "1"
+    [compiled] = [
+        path for copy in file.stages["cuda"].copies() if copy.source == "cuda-kernels" for path in copy.paths
+    ]
+    links = [command for command in file.stages["cuda-packages"].commands() if command[0] == "ln"]
+    assert links == [["ln", "-s", compiled, "flashinfer/data/aot"]]
 
 
 @every_file

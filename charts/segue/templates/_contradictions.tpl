@@ -123,9 +123,15 @@
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .Values.device "cuda") (ne (.Values.gpu.perPod | int) 1) -}}
+{{- fail (printf "gpu.perPod is %d, but a worker computes on one GPU: leave it at 1, and set prefill.replicas and decode.replicas" (.Values.gpu.perPod | int)) -}}
+{{- end -}}
 {{- $shared := .Values.sameNodeGpuIpc -}}
 {{- if and $shared.enabled (ne .Values.device "cuda") -}}
 {{- fail "sameNodeGpuIpc shares GPU memory between pods, but device is not cuda" -}}
+{{- end -}}
+{{- if and $shared.enabled (ne (include "segue.kvTransport" .) "nixl") -}}
+{{- fail "sameNodeGpuIpc lets NIXL read GPU memory of another pod, but kv.transport ends up as sealed, which is TCP: set kv.transport to nixl" -}}
 {{- end -}}
 {{- if and $shared.enabled (not $shared.runAsUser) -}}
 {{- fail "sameNodeGpuIpc shares the host's processes, where one user id reads the memory and keys of all its processes: set sameNodeGpuIpc.runAsUser to a user id that no other release or workload on these nodes has" -}}

@@ -120,6 +120,10 @@ volumeMounts:
     readOnly: true
   - name: scratch
     mountPath: /tmp
+  {{- if include "segue.sharedMemory" (list $root $role) }}
+  - name: shared-memory
+    mountPath: /dev/shm
+  {{- end }}
   {{- with include "segue.modelMount" $root }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -151,6 +155,14 @@ volumeMounts:
   value: "1"
 {{- end -}}
 
+{{/* (root, role) → the size of its own /dev/shm, or nothing: with the host's IPC namespace it has the host's. */}}
+{{- define "segue.sharedMemory" -}}
+{{- $root := index . 0 -}}
+{{- if and (ne (index . 1) "router") (eq $root.Values.device "cuda") (not $root.Values.sameNodeGpuIpc.enabled) -}}
+{{- $root.Values.gpu.sharedMemorySize -}}
+{{- end -}}
+{{- end -}}
+
 {{/* (root, role) → the pod's volumes. The keys' file must be closed to others, or the processes refuse it. */}}
 {{- define "segue.volumes" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}
@@ -167,6 +179,12 @@ volumeMounts:
 - name: scratch
   emptyDir:
     sizeLimit: {{ $root.Values.scratchSizeLimit }}
+{{- with include "segue.sharedMemory" . }}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ . }}
+{{- end }}
 {{- with include "segue.modelVolume" (list $root $role) }}
 {{ . }}
 {{- end }}

@@ -50,7 +50,7 @@ class CudaKernels:
         cubin = compile_for(f"sm_{major}{minor}")
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # torch has made its context by then, which the driver loads into
-            return cls(Module(cubin))
+            return cls(LoadedKernels(cubin))
 
     def write_words(self, entries: Tensor, words: Tensor) -> None:
         """See `StepKernels`."""
@@ -116,7 +116,7 @@ class CudaKernels:
         self._launch(name, blocks, threads, pointers)
 
 
-class Module:
+class LoadedKernels:
     """`Launch` by the driver: a compiled module, loaded into the context that is current."""
 
     def __init__(self, cubin: bytes) -> None:
