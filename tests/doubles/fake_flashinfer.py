@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.stream import Stream
+from shared.engine.streams import Stream
 
 _GARBAGE = 0x5A
 _HEADER = 4  # words of a plan: requests, window_left, whether keys may be split, most tokens of a request

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.cuda.host_stream import record_graph
-from shared.engine.cuda.stream import Mark, Work
+from shared.engine.streams import Mark, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,15 @@ _WAITING = {
     aten.bincount,
     aten.equal,
     aten.is_nonzero,
+    aten.item,
     aten.masked_select,
     aten.nonzero,
+    aten.nonzero_numpy,
     aten.unique_consecutive,
     aten.unique_dim,
 }
 _INDEXING = {aten.index, aten.index_put, aten.index_put_}
+_REPEATS = {aten.repeat_interleave.Tensor, aten.repeat_interleave.self_Tensor}
 # What operators do not show on CPU: there, these read memory that the host has anyway.
 _READING = {Tensor.cpu, Tensor.numpy, Tensor.tolist, torch.as_tensor, torch.from_numpy, torch.tensor}
 
@@ -67,11 +70,11 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket in _WAITING:
+        if func.overloadpacket in _WAITING or func is aten.where.default:
             raise HostSyncError(f"{func} needs a value on the host")
         if func.overloadpacket in _INDEXING and any(_is_mask(index) for index in args[1]):
             raise HostSyncError(f"{func} by a mask has a shape that depends on values: use torch.where")
-        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+        if func in _REPEATS and kwargs.get("output_size") is None:
             raise HostSyncError(f"{func} without output_size has a shape that depends on values")
         return func(*args, **kwargs)
 

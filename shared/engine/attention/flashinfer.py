@@ -30,10 +30,9 @@ from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError
 
-FLOAT_WORKSPACE_BYTES = (
-    512 * 2**20
-)  # partial results of split keys, for one kernel at a time: all wrappers share it
+FLOAT_WORKSPACE_BYTES = 512 * 2**20  # partial results of split keys, for one kernel at a time: all share it
 DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
+PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 _CUDA_CORE_GROUP_MAX = 3  # query heads a key-value head; with more of them tensor cores are the faster ones
@@ -107,6 +106,11 @@ def check_bounds(
         raise ConfigError(
             f"deterministic needs a GPU of compute capability 9.0 or more, this one has {gpu}: use device cpu"
         )
+
+
+def workspace_bytes(windows: int) -> int:
+    """Memory of the GPU that plans and kernels take for a model with so many different windows."""
+    return FLOAT_WORKSPACE_BYTES + windows * (DECODE_WORKSPACE_BYTES + PREFILL_WORKSPACE_BYTES)
 
 
 class FlashInferAttention:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.engine.cuda.stream import Mark
+from shared.engine.streams import Mark
 
 
 class PlanGuard:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
-from shared.engine.cuda.stream import Stream
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
+from shared.engine.streams import Stream
 
 
 class ReferenceAttention:

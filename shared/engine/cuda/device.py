@@ -30,9 +30,9 @@ from shared.engine.cuda.graphs import DecodeGraphs, RunModel
 from shared.engine.cuda.slots import DeviceWords, SlotMirror, Words
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import StepKernels
-from shared.engine.cuda.stream import Mark, Stream, Work
 from shared.engine.kv_cache import KVCache
 from shared.engine.ops import Ops
+from shared.engine.streams import Mark, Stream, Work
 from shared.engine.torch_device import OnLogits
 from shared.errors import InvariantError
 from shared.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS

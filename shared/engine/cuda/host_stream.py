@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shared.engine.cuda.stream import Mark, Work
+from shared.engine.streams import Mark, Work
 
 
 class HostMark:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.cuda.stream import Mark, Stream
+from shared.engine.streams import Mark, Stream
 from shared.errors import InvariantError
 
 BUFFERS = 4

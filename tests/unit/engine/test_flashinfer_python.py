@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.stream import Work
 from shared.engine.flashinfer_package import flashinfer_package
+from shared.engine.streams import Work
 from tests.doubles.fake_flashinfer import attend_by_plan
 from tests.unit.engine.test_flashinfer_attention import PAGE_SIZE, WIDTH, Steps
 

@@ -43,9 +43,11 @@ DOES_NOT_WAIT: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-def test_what_waits_for_a_device_is_found(wait: Callable[[], object]) -> None:
-    with no_sync(), pytest.raises(HostSyncError):
+def test_what_waits_for_a_device_is_found(wait: Callable[[], object], inference: bool) -> None:
+    """In inference mode operators come whole that else come in parts."""
+    with torch.inference_mode(inference), no_sync(), pytest.raises(HostSyncError):
         wait()
     wait()
 
