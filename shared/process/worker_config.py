@@ -5,12 +5,12 @@ What only one role decides by lies in `prefill/config.py` and `decode/config.py`
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from shared.process.process_config import ProcessConfig
-from shared.process.settings import Count, Port, PositiveInt, Seconds
+from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "cuda-on-cpu"]
@@ -22,6 +22,8 @@ DEVICE_DESCRIPTION = (
 
 class WorkerConfig(ProcessConfig):
     """Settings of every worker."""
+
+    defaults_on_cuda: ClassVar[dict[str, object]] = {"max_running_requests": 256}
 
     model: str = Field(
         default="",
@@ -41,6 +43,12 @@ class WorkerConfig(ProcessConfig):
         default="lo",
         description="Network interface for KV pages. lo keeps them on this machine. Empty: with sealed the one that "
         "leads outside, with nixl all that UCX finds.",
+    )
+    kv_devices: str = Field(
+        default="",
+        pattern=r"^([\w.-]+:\d+(,[\w.-]+:\d+)*)?$",
+        description="RDMA devices for KV pages, each with its port, as mlx5_0:1; with commas. Only with nixl, which "
+        "uses no RDMA beside kv_interface unless it is named here.",
     )
     kv_transport: KvTransport = Field(
         default="auto",
@@ -86,6 +94,15 @@ class WorkerConfig(ProcessConfig):
         default=0,
         description="Bytes of memory that this process may take. 0: the cgroup's limit, else what is available.",
     )
+    device_memory_share: Fraction = Field(
+        default=0.9,
+        description="Fraction of the GPU's memory that this process may take. Two workers on one GPU: 0.45 each.",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Whether tokens on a GPU do not depend on the batch, run after run. Needs compute capability 9.0, "
+        "and is slower. On cpu they never do.",
+    )
     page_size: PositiveInt = Field(
         default=16,
         le=1024,
@@ -102,7 +119,7 @@ class WorkerConfig(ProcessConfig):
     max_running_requests: PositiveInt = Field(
         default=64,
         le=4096,
-        description="Requests on the device at a time. Each takes a slot of device state.",
+        description="Requests on the device at a time. Each takes a slot of device state. Unless set, 256 on cuda.",
     )
     context_len: Count = Field(
         default=0,
@@ -138,3 +155,9 @@ class WorkerConfig(ProcessConfig):
         description="Seconds that pages of an unfinished read stay in quarantine. Then the reader is closed, "
         "which ends the read.",
     )
+
+    def on(self, device: str) -> Self:
+        """These settings on the device that was found: where nobody set a number, the one that suits it."""
+        defaults = self.defaults_on_cuda if device == "cuda" else {}
+        unset = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
+        return self.model_copy(update={**unset, "device": device})
