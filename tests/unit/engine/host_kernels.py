@@ -19,10 +19,15 @@ _KERNELS = {
 }  # do threads wait for each other?
 
 
-def compile_for_host(folder: Path) -> Path:
-    """The library, for `HostLaunch`. Skips the test where there is no g++."""
+def skip_without_compiler() -> None:
+    """Skip the test where there is no g++."""
     if shutil.which("g++") is None:
-        pytest.skip("there is no g++ to compile the kernels for this CPU")
+        pytest.skip("there is no g++ to compile with")
+
+
+def compile_for_host(folder: Path) -> Path:
+    """The library, for `HostLaunch`."""
+    skip_without_compiler()
     launchers = "".join(
         f'extern "C" void launch_{name}(int blocks, int threads, void** arguments) {{'
         f" launch({name}, blocks, threads, {str(waiting).lower()}, arguments); }}\n"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from shared.engine.sampler import Sampler
 from shared.errors import StartError
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
-from tests.unit.engine.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.host_kernels import HostLaunch, compile_for_host, skip_without_compiler
 
 REFERENCE = ReferenceKernels()
 PAGE_SIZE = 16
@@ -192,3 +195,40 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
     assert cubin.startswith(b"\x7fELF")
     for name in (b"choose_tokens", b"prepare_decode", b"write_words"):
         assert name in cubin
+
+
+LAUNCH = """
+from types import SimpleNamespace
+import torch
+from shared.engine.cuda.kernels import CudaKernels, LoadedKernels, compile_for
+from shared.errors import InvariantError
+
+torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)
+kernels = CudaKernels(LoadedKernels(compile_for("sm_90")))
+for count in (300, 300, 4):
+    try:
+        kernels.write_words(torch.full((count, 2), 6).int(), torch.full((9,), 8).int())
+    except InvariantError as error:
+        print(error, flush=True)
+"""
+
+
+def test_the_driver_gets_the_kernels_and_their_arguments(tmp_path: Path) -> None:
+    """By the real bindings, from a driver that says what it is given."""
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    skip_without_compiler()
+    source = Path(__file__).with_name("fake_driver.c")
+    flags = ["-shared", "-fPIC", "-w", "-x", "c", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["g++", *flags, "-o", tmp_path / "libcuda.so.1", source, "-ldl"], check=True)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", LAUNCH]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    launch = "launch 9: {} 1 1 blocks of 256 1 1, 0 bytes, stream 5, arguments 6, {}, 8, no more"
+    assert found.stdout.splitlines() == [
+        "load a cubin",
+        "find write_words in 7",
+        launch.format(2, 300),
+        launch.format(2, 300),
+        launch.format(1, 4),
+        "the driver refused write_words with 1 blocks of 256: CUDA_ERROR_ILLEGAL_ADDRESS",
+    ]
