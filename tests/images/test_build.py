@@ -63,8 +63,11 @@ def test_an_unknown_lock_is_named_before_anything_is_made(checkout: Path) -> Non
     )
 
 
-def test_without_the_virtual_environment_it_says_make_setup(checkout: Path) -> None:
-    assert complaint(checkout, "images/build") == "images/build: it needs .venv/bin/python: make setup"
+@pytest.mark.parametrize("names", [[], ["router", "worker", "model"], ["worker-cuda"]], ids=" ".join)
+def test_without_the_virtual_environment_it_says_make_setup(checkout: Path, names: list[str]) -> None:
+    assert (
+        complaint(checkout, "images/build", *names) == "images/build: it needs .venv/bin/python: make setup"
+    )
 
 
 def test_without_buildah_it_says_how_to_install_it(checkout: Path) -> None:
