@@ -9,7 +9,10 @@ from shared.process.role_main import run_role
 def serve(config: DecodeConfig) -> None:
     """Load what is heavy and run until the worker may exit."""
     from decode.scheduler import DecodeScheduler
+    from shared.engine.engine import resolve_device
     from shared.process import worker
+
+    config = config.on(resolve_device(config.device))
 
     def build(parts: worker.WorkerParts) -> DecodeScheduler:
         return DecodeScheduler(
@@ -31,6 +34,7 @@ def serve(config: DecodeConfig) -> None:
         leases_max=config.max_running_requests,  # every running request may have to migrate
         fetch_seconds_max=config.fetch_seconds_max,
         host_fraction=config.host_fraction,
+        extend_tokens=0,  # it never computes a prompt
     )
 
 

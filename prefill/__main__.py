@@ -9,7 +9,11 @@ from shared.process.role_main import run_role
 def serve(config: PrefillConfig) -> None:
     """Load what is heavy and run until the worker may exit."""
     from prefill.scheduler import PrefillScheduler
+    from shared.engine.engine import resolve_device
     from shared.process import worker
+    from shared.scheduling.prefill_adder import step_input
+
+    config = config.on(resolve_device(config.device))
 
     def build(parts: worker.WorkerParts) -> PrefillScheduler:
         return PrefillScheduler(
@@ -30,6 +34,7 @@ def serve(config: PrefillConfig) -> None:
         leases_max=config.leases_max,
         fetch_seconds_max=config.lease_seconds,  # it fetches only from itself, at its start
         host_fraction=0.0,
+        extend_tokens=step_input(config.max_prefill_tokens, config.chunked_prefill_size, config.page_size),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,11 +13,16 @@ from shared.process.worker_config import WorkerConfig
 class PrefillConfig(WorkerConfig):
     """Segue's prefill worker: computes prompts and leases their KV pages."""
 
+    defaults_on_cuda: ClassVar[dict[str, object]] = {
+        **WorkerConfig.defaults_on_cuda,
+        "chunked_prefill_size": 8192,
+    }
+
     chunked_prefill_size: PositiveInt = Field(
         default=128,
         description="Tokens of one EXTEND step, of one long prompt or of many short ones. A request that comes waits "
         "for the step under way: 128 take 0.1 s on two free cores with the default model. On a CPU larger steps "
-        "compute less than a tenth faster.",
+        "compute less than a tenth faster. On cuda 8192 unless it is set.",
     )
     short_share: Fraction = Field(
         default=0.25,

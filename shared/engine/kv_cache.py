@@ -112,9 +112,9 @@ class KVCache:
 
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Zeroed memory of the host that the device can copy to and from by itself."""
-    if device == "cpu":
-        return _zeros(shape, dtype, device)
-    return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    if device.startswith("cuda"):
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    return _zeros(shape, dtype, "cpu")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

@@ -25,6 +25,8 @@ class Demand:
     slots: int
     context_len: int  # tokens
     max_total_tokens: int = 0  # upper bound on the pool, but at least one full context; 0: unbounded
+    reserve_bytes: int = RESERVE_BYTES
+    reserve: str = "reserve"  # what it is for
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,21 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
     Raises ConfigError if explicit pages do not fit, ModelError if the model leaves no room for one full request.
     """
     page_bytes = round(demand.page_bytes * (1 + demand.host_fraction))
-    rest = budget.memory_bytes - demand.weights_bytes - RESERVE_BYTES
+    rest = budget.memory_bytes - demand.weights_bytes - demand.reserve_bytes
     figures = (
-        f"{_gib(budget.memory_bytes)} ({budget.origin}) less {_gib(demand.weights_bytes)} of weights and "
-        f"{_gib(RESERVE_BYTES)} of reserve leaves {_gib(max(rest, 0))} for KV"
+        f"{gib(budget.memory_bytes)} ({budget.origin}) less {gib(demand.weights_bytes)} of weights and "
+        f"{gib(demand.reserve_bytes)} of {demand.reserve} leaves {gib(max(rest, 0))} for KV"
         + (f" and {demand.host_fraction:.0%} of it again in host pages" if demand.host_fraction else "")
     )
     if pages is not None:
         if pages * page_bytes > rest:
-            raise ConfigError(f"{pages} pages need {_gib(pages * page_bytes)}; {figures}: ask for fewer")
+            raise ConfigError(f"{pages} pages need {gib(pages * page_bytes)}; {figures}: ask for fewer")
         return pages, "as configured"
     needed = pages_for_tokens(demand.context_len, demand.page_size)
     if rest < needed * page_bytes:
         raise ModelError(
             f"too little memory: {figures}, one request of {demand.context_len} tokens needs "
-            f"{_gib(needed * page_bytes)}: give more memory, or a shorter context"
+            f"{gib(needed * page_bytes)}: give more memory, or a shorter context"
         )
     most, reason = demand.slots * needed, f"enough for {demand.slots} requests of {demand.context_len} tokens"
     if demand.max_total_tokens:
@@ -71,5 +73,6 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
     return rest // page_bytes, figures
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes for a reader."""
     return f"{size / 2**30:.2f} GiB"

@@ -60,10 +60,17 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """Number of weights, for planning memory."""
-        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return embeddings + self.layers * (attention + mlp)
+        hidden, inner = self.hidden_size, self.intermediate_size
+        q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        matrices = hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * inner
+        norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
+        biases = (
+            (q_size + 2 * kv_size) * self.qkv_bias
+            + hidden * self.output_bias
+            + (2 * inner + hidden) * self.mlp_bias
+        )
+        embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
+        return embeddings + self.layers * (matrices + norms + biases) + hidden
 
     @property
     def matrices(self) -> int:

@@ -131,7 +131,7 @@ class Sampler:
         if len(rows):
             ranked = _ranked(logits[rows])
             kth = ranked.gather(1, top_k[rows].unsqueeze(1) - 1)
-            last = _nucleus_floor(ranked.masked_fill_(ranked < kth, -torch.inf), top_p[rows])
+            last = nucleus_floor(ranked.masked_fill_(ranked < kth, -torch.inf), top_p[rows])
             floors[rows] = torch.maximum(floors[rows], torch.maximum(kth[:, 0], last))
         logits.masked_fill_(logits < floors.unsqueeze(1), -torch.inf)
 
@@ -141,13 +141,13 @@ def _ranked(logits: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(logits.neg().numpy(), axis=-1)).neg_()
 
 
-def _nucleus_floor(ranked: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest logit of the smallest set that holds `top_p` of the probability.
+def nucleus_floor(ranked: Tensor, top_p: Tensor) -> Tensor:
+    """The lowest logit of the smallest set that holds `top_p` of the probability, -inf where top_p is 1.
 
     ranked [rows, vocab] in descending order, top_p [rows] → [rows]. Sums are running sums in float64: they depend on
     nothing but the row.
     """
-    mass = ranked.double().exp_().cumsum(-1)
+    mass = (ranked - ranked[:, :1]).double().exp_().cumsum(-1)
     before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)  # of the tokens ranked higher
     held = before < top_p.double().unsqueeze(1) * mass[:, -1:]
     count = held.sum(-1, keepdim=True).clamp_(min=1)

@@ -130,6 +130,11 @@ class TorchDevice:
         """A number that changes while steps are computed: it stands still when the device hangs. From any thread."""
         return self._model.layers_done
 
+    @property
+    def counters(self) -> None:
+        """Nothing is counted here: the scheduler counts steps, and a CPU has no other clock."""
+        return None
+
     def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """See `Device`."""
         self._queue.put(lambda: self._copy(copy_id, lambda: self._cache.backup(pages, host_pages)))

@@ -39,7 +39,7 @@ from shared.process.settings import (
     read_yaml,
     variable_of,
 )
-from shared.process.worker_config import DeviceChoice
+from shared.process.worker_config import DEVICE_DESCRIPTION, DeviceChoice
 
 ROLE_CONFIGS: dict[Role, type[ProcessConfig]] = {
     "router": RouterConfig,
@@ -99,9 +99,7 @@ class LocalConfig(Settings):
         default=0,
         description="Port of the router's /metrics, /readyz and /debug, on loopback. 0: any free port.",
     )
-    device: DeviceChoice = Field(
-        default="auto", description="Device that computes. auto is cpu, the only one so far."
-    )
+    device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
     log_level: LogLevel = Field(
         default="warning",
         description="Least severe level that processes log. info logs one line a state change.",

@@ -21,7 +21,8 @@ from time import monotonic, sleep
 import structlog
 
 from shared.effects import Note
-from shared.engine.engine import Engine, Sizes, load
+from shared.engine.engine import load
+from shared.engine.parts import Engine, EngineDevice, Sizes
 from shared.errors import ConfigError
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
@@ -33,6 +34,7 @@ from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
+from shared.process.page_memory import page_memory
 from shared.process.probes import probe_pages
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
@@ -40,7 +42,6 @@ from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_
 from shared.scheduling.drain import WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PageMemory
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
@@ -71,6 +72,7 @@ def serve(
     leases_max: int,
     fetch_seconds_max: float,
     host_fraction: float,
+    extend_tokens: int,
 ) -> None:
     """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
@@ -81,7 +83,7 @@ def serve(
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
-    engine = _load_engine(config, health, host_fraction)
+    engine = _load_engine(config, health, host_fraction, extend_tokens)
     health.doing = "checking the transfer"
     network = _kv_network(config)
     kv_format = f"{engine.kv_format} over {network.transport}"
@@ -103,7 +105,7 @@ def serve(
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()
     log.info("worker.ready", links=links.address, admin_port=admin.port)
-    publish = partial(_publish, metrics, health, scheduler, links, transfer)
+    publish = partial(_publish, metrics, health, scheduler, links, transfer, engine.device)
     try:
         turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
     finally:
@@ -141,7 +143,7 @@ def _write_note(note: Note) -> None:
     write_note(note, __name__)
 
 
-def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> Engine:
+def _load_engine(config: WorkerConfig, health: Health, host_fraction: float, extend_tokens: int) -> Engine:
     def progress(what: str, share: float) -> None:
         health.doing = f"{what} {share:.0%}"
 
@@ -152,6 +154,8 @@ def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> 
         slots=config.max_running_requests,
         host_fraction=host_fraction,
         context_len=config.context_len or None,
+        extend_tokens=extend_tokens,
+        device_memory_share=config.device_memory_share,
         budget=memory_budget(config.memory_bytes or None),
     )
     engine = load(
@@ -163,6 +167,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_fraction: float) -> 
         kernels=config.kernels,
         kernels_folder=config.kernels_folder,
         threads=config.threads or usable_cores(),
+        deterministic=config.deterministic,
         on_progress=progress,
     )
     health.facts = {"engine": engine.description}
@@ -176,6 +181,7 @@ def _kv_network(config: WorkerConfig) -> KvNetwork:
         config.kv_interface,
         config.kv_ports,
         unauthenticated_tcp=config.kv_allow_unauthenticated_tcp,
+        devices=tuple(filter(None, config.kv_devices.split(","))),
     )
 
 
@@ -189,8 +195,7 @@ def _open_transfer(
     leases_max: int,
     fetch_seconds_max: float,
 ) -> Transfer:
-    cache = engine.cache
-    pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
+    pages = page_memory(engine.cache)
     transfer = Transfer(
         open_offer(network, keys, identity, pages, leases_max),
         pages,
@@ -229,11 +234,14 @@ def _publish(
     scheduler: WorkerScheduler,
     links: WorkerLinks,
     transfer: Transfer,
+    device: EngineDevice,
 ) -> None:
     publish_scheduler(metrics, health, scheduler)
     metrics.publish(links.counters)
     metrics.publish(logs.counters)
     metrics.publish(transfer.counters)
+    if device.counters is not None:
+        metrics.publish(device.counters)
     metrics.set(gauges.KV_LINKS_SLOW, transfer.kv_links.slow_links)
     metrics.set_all(
         gauges.KV_LINK_BYTES_PER_SECOND,

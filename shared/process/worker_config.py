@@ -5,30 +5,25 @@ What only one role decides by lies in `prefill/config.py` and `decode/config.py`
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from shared.process.process_config import ProcessConfig
-from shared.process.settings import Count, Port, PositiveInt, Seconds
+from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport
 
-NEEDS_CUDA = ("cuda", "bfloat16", "float16")  # choices that other servers have, and this engine lacks
-
-
-def _refuse_cuda(value: object) -> object:
-    if value in NEEDS_CUDA:
-        raise PydanticCustomError("needs_cuda", "should be left at auto until Segue has a CUDA engine")
-    return value
-
-
-DeviceChoice = Annotated[Literal["auto", "cpu"], BeforeValidator(_refuse_cuda)]
-WeightsDtype = Annotated[Literal["auto", "float32"], BeforeValidator(_refuse_cuda)]
+DeviceChoice = Literal["auto", "cpu", "cuda", "cuda-on-cpu"]
+DEVICE_DESCRIPTION = (
+    "Device that computes. auto is cuda where there is a GPU, else cpu. cuda-on-cpu is the CUDA engine in plain torch, "
+    "for tests and rehearsals: slow."
+)
 
 
 class WorkerConfig(ProcessConfig):
     """Settings of every worker."""
+
+    defaults_on_cuda: ClassVar[dict[str, object]] = {"max_running_requests": 256}
 
     model: str = Field(
         default="",
@@ -49,6 +44,12 @@ class WorkerConfig(ProcessConfig):
         description="Network interface for KV pages. lo keeps them on this machine. Empty: with sealed the one that "
         "leads outside, with nixl all that UCX finds.",
     )
+    kv_devices: str = Field(
+        default="",
+        pattern=r"^([\w.-]+:\d+(,[\w.-]+:\d+)*)?$",
+        description="RDMA devices for KV pages, each with its port, as mlx5_0:1; with commas. Only with nixl, which "
+        "uses no RDMA beside kv_interface unless it is named here.",
+    )
     kv_transport: KvTransport = Field(
         default="auto",
         description="What carries KV pages. sealed is TCP that admits only workers of this deployment. nixl is UCX, "
@@ -59,16 +60,17 @@ class WorkerConfig(ProcessConfig):
         description="Whether nixl may use TCP on an interface other than lo. Whoever reaches its ports can then write "
         "any memory of the worker.",
     )
-    device: DeviceChoice = Field(
-        default="auto", description="Device that computes. auto is cpu, the only one so far."
-    )
-    dtype: WeightsDtype = Field(
+    device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of the weights. auto keeps the 4- and 8-bit blocks of a GGUF file, and else takes float32.",
+        description="Type of the weights. auto on cpu keeps the 4- and 8-bit blocks of a GGUF file, and else takes "
+        "float32, the only type there. auto on cuda is the type that the weights are stored in, but bfloat16 for "
+        "float32, and float16 for bfloat16 before compute capability 8.0.",
     )
-    kv_cache_dtype: Literal["auto", "float32", "float16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto",
-        description="Type of the KV cache. auto is float16 for a model of 4- or 8-bit blocks, else float32.",
+        description="Type of the KV cache. auto on cpu is float16 for a model of 4- or 8-bit blocks, else float32. "
+        "On cuda it is the type of the weights.",
     )
     kernels: Literal["auto", "avx512", "avx2", "plain", "torch"] = Field(
         default="auto",
@@ -92,6 +94,15 @@ class WorkerConfig(ProcessConfig):
         default=0,
         description="Bytes of memory that this process may take. 0: the cgroup's limit, else what is available.",
     )
+    device_memory_share: Fraction = Field(
+        default=0.9,
+        description="Fraction of the GPU's memory that this process may take. Two workers on one GPU: 0.45 each.",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Whether tokens on a GPU do not depend on the batch, run after run. Needs compute capability 9.0, "
+        "and is slower. On cpu they never do.",
+    )
     page_size: PositiveInt = Field(
         default=16,
         le=1024,
@@ -108,7 +119,7 @@ class WorkerConfig(ProcessConfig):
     max_running_requests: PositiveInt = Field(
         default=64,
         le=4096,
-        description="Requests on the device at a time. Each takes a slot of device state.",
+        description="Requests on the device at a time. Each takes a slot of device state. Unless set, 256 on cuda.",
     )
     context_len: Count = Field(
         default=0,
@@ -144,3 +155,9 @@ class WorkerConfig(ProcessConfig):
         description="Seconds that pages of an unfinished read stay in quarantine. Then the reader is closed, "
         "which ends the read.",
     )
+
+    def on(self, device: str) -> Self:
+        """These settings on the device that was found: where nobody set a number, the one that suits it."""
+        defaults = self.defaults_on_cuda if device == "cuda" else {}
+        unset = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
+        return self.model_copy(update={**unset, "device": device})

@@ -7,7 +7,8 @@ class around a reader of its own, so a scheduler sees the same behaviour from al
 peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer
 never removed. A read that failed, or stays undone for `quarantine_seconds`, costs the reader that made it: new
 fetches go to a fresh reader, and the old one is closed once its healthy reads are over. Closing destroys its
-endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch.
+endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch. A device that copies
+on its own outlives a reader: for VRAM closing is followed by `PageAccess.fence`, which waits for the device.
 
 The first fetch from a peer reads the peer's known page into its own first target page and compares the bytes. The
 pages of the request overwrite it. So the check is one more read of the fetch, under the fetch's own bounds.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,9 +30,11 @@ import structlog
 
 from shared.baton import Baton, Holder
 from shared.errors import TransferError
+from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
+from shared.transfer.new_reader import Begin, make_here
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import SPANS_MAX, NotPostedError, Reader, ReadState, Span, page_spans
 
@@ -87,10 +91,14 @@ class Fetches:
         make_reader: Callable[[], Reader],
         limits: FetchLimits,
         clock: Callable[[], float],
+        counters: KvCounters,
+        begin: Begin = make_here,
     ):
         self._pages = pages
         self._kv_format = kv_format
         self._make_reader = make_reader
+        self._begin = begin
+        self._next: Future[Reader] | None = None  # being made
         self._limits = limits
         self._clock = clock
         self._reader = make_reader()
@@ -100,9 +108,9 @@ class Fetches:
         self._slots = list(range(limits.fetches_max))
         self._events: list[FetchEvent] = []
         self._posting_seconds = 0.0  # since the last poll
-        self.kv_links = KvLinks(own)
+        self.kv_links = KvLinks(own, counters)
         self.readers_fenced = 0
-        if own.known_page >= 0 and own.memory == "DRAM":
+        if own.known_page >= 0:
             pages.write_known_bytes(own.known_page)
 
     @property
@@ -150,6 +158,9 @@ class Fetches:
         self._reader.close()
         if self._retiring:
             self._retiring.close()
+        if self._next and self._next.exception() is None:
+            self._next.result().close()
+        self._pages.access.fence()
 
     # ---- before the first read ---------------------------------------------------------------------------------
 
@@ -178,15 +189,10 @@ class Fetches:
             for start in starts
         ]
 
-    def _comparable(self, holder: Holder) -> bool:
-        """Whether this process can look at the bytes: VRAM is out of its reach."""
-        return self._pages.memory == holder.memory == "DRAM"
-
     def _read_known_page(self, fetch: _Fetch) -> None:
         """Read it into the first target page: nothing else uses that page before the fetch has ended."""
         holder, target, size = fetch.holder, fetch.into[0], self._pages.page_bytes
-        if self._comparable(holder):
-            self._pages.clear(target)
+        self._pages.clear(target)
         span = Span(holder.pages_address + holder.known_page * size, self._pages.address_of(target), size)
         self._post(fetch, partial(fetch.reader.read_pages, fetch.baton, [span]))
         if fetch.reads:
@@ -194,7 +200,8 @@ class Fetches:
 
     def _check_known_page(self, fetch: _Fetch) -> None:
         holder = fetch.holder
-        right = not self._comparable(holder) or self._pages.holds_known_bytes(fetch.into[0])
+        self._pages.access.settle()
+        right = self._pages.holds_known_bytes(fetch.into[0])
         self.kv_links.note_check(holder, fetch.reader.new_transport(), right_bytes=right)
         if reason := self.kv_links.refusal(holder.name):
             self._refuse(fetch, reason)
@@ -297,6 +304,7 @@ class Fetches:
         if not held:
             self._events.append(FetchStale(fetch.fetch_id))
             return
+        self._pages.access.settle()
         seconds = max(self._clock() - fetch.started, 1e-9)
         link = self.kv_links.link(fetch.holder.name)
         self._events.append(FetchLanded(fetch.fetch_id, self._bytes_of(fetch), seconds, link))
@@ -341,6 +349,7 @@ class Fetches:
         left = [fetch for fetch in self._fetches.values() if fetch.reader is retiring]
         if all(fetch.state is FetchState.GIVEN_UP for fetch in left):
             retiring.close()
+            self._pages.access.fence()
             self._retiring = None
             self.readers_fenced += 1
             log.warning("transfer.reader_fenced", peers=sorted({fetch.holder.name for fetch in left}))
@@ -351,8 +360,12 @@ class Fetches:
         """Let a new reader take its place; where none can be had now, try again later: nothing is lost meanwhile."""
         if self._clock() < self._retire_again_at:
             return
+        self._next = self._next or self._begin(self._make_reader)
+        if not self._next.done():
+            return
+        made, self._next = self._next, None
         try:
-            self._retiring, self._reader = self._reader, self._make_reader()
+            self._retiring, self._reader = self._reader, made.result()
         except TransferError as error:
             self._retire_again_at = self._clock() + RETIRE_AGAIN_SECONDS
             log.warning("transfer.no_reader", reason=str(error))

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from shared.baton import Holder
+from shared.transfer.counters import KvCounters
 from shared.transfer.protocol import KvLink
 from shared.transfer.reader import PEERS_MAX
 
+UNKNOWN = "unknown"  # transport of a peer that was never checked, or where UCX has printed nothing
 MEASURED_BYTES_MIN = 2**20
 RECENT_FETCHES = 8
 SLOW_FETCHES_MIN = 3  # fetches of a peer that are measured before its link is called slow
@@ -47,8 +49,9 @@ class _Peer:
 class KvLinks:
     """The peers that were checked, at most `PEERS_MAX`; the one used least recently is forgotten first."""
 
-    def __init__(self, own: Holder):
+    def __init__(self, own: Holder, counters: KvCounters):
         self._own = own.name
+        self._counters = counters
         self._own_transport = ""
         self._peers: dict[str, _Peer] = {}  # by name, least recently used first; this worker is among them
         self._transports: list[str] = []  # by which others are read
@@ -98,6 +101,10 @@ class KvLinks:
     def note_fetch(self, name: str, fetched_bytes: int, seconds: float) -> None:
         """The pages of a fetch have arrived, `seconds` after the first of them was asked for."""
         peer = self._peers.get(name)
+        if fetched_bytes and name != self._own:
+            transport = peer.transport if peer else UNKNOWN
+            self._counters.fetches[transport] += 1
+            self._counters.fetched_bytes[transport] += fetched_bytes
         if peer is None or fetched_bytes < MEASURED_BYTES_MIN:
             return
         peer.recent.append(fetched_bytes / max(seconds, 1e-9))
@@ -117,9 +124,9 @@ class KvLinks:
     def _name_transport(self, name: str, printed: str) -> str:
         """UCX prints a kind of connection once: without a print-out the link is of a kind that was printed before."""
         if name == self._own:
-            self._own_transport = printed or self._own_transport or "unknown"
+            self._own_transport = printed or self._own_transport or UNKNOWN
             return self._own_transport
-        names = [printed] if printed else self._transports or [self._own_transport or "unknown"]
+        names = [printed] if printed else self._transports or [self._own_transport or UNKNOWN]
         self._transports += [transport for transport in names if transport not in self._transports]
         return " or ".join(names)
 

@@ -1,7 +1,8 @@
 """The memory that a transfer offers to peers: the KV pages, and the table of lease words.
 
 Addresses and bytes only. What the pages mean, who holds a lease and when it ends is not known here; nor is how
-bytes travel.
+bytes travel. Pages may lie where this process cannot address them (VRAM): `PageAccess` is how it reads and writes
+them then. Lease words are always in host memory.
 
 A word must never be seen half written. It is 8 bytes at a multiple of 8, written by one store, and every transport
 in use copies an aligned 8-byte span by one load; the table starts on a memory page of its own.
@@ -12,9 +13,64 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import dataclass
+from typing import Protocol
 
 WORD_BYTES = 8
 KNOWN_BYTES = bytes(range(1, 252))  # repeated; their number is prime, so a shifted page does not look right
+
+
+class PageAccess(Protocol):
+    """How this process reads and writes its own KV pages. All but `settle` and `fence` may be called from any thread.
+
+    Addresses are those of the page memory, in bytes. `read` and `write` have ended when they return.
+    """
+
+    def view(self, address: int, size_bytes: int) -> memoryview | None:
+        """The bytes themselves, where this process can address them; None: they must be copied."""
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Fresh memory of this process that `read` and `write` are quick with."""
+
+    def read(self, address: int, into: memoryview) -> None:
+        """Copy `len(into)` bytes from the address on."""
+
+    def write(self, address: int, content: bytes | memoryview) -> None:
+        """Copy the bytes to the address."""
+
+    def settle(self) -> None:
+        """Let whatever computes with the pages see the bytes of every read that is DONE."""
+
+    def fence(self) -> None:
+        """Return when nothing lands any more of what closed readers had begun: a device may copy on its own."""
+
+
+class HostAccess:
+    """To pages in host memory. Implements `PageAccess`; whoever owns the memory must keep it."""
+
+    def view(self, address: int, size_bytes: int) -> memoryview | None:
+        """See `PageAccess`."""
+        return view_of(address, size_bytes)
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """See `PageAccess`."""
+        return memoryview(bytearray(size_bytes))
+
+    def read(self, address: int, into: memoryview) -> None:
+        """See `PageAccess`."""
+        into[:] = view_of(address, len(into))
+
+    def write(self, address: int, content: bytes | memoryview) -> None:
+        """See `PageAccess`."""
+        view_of(address, len(content))[:] = content
+
+    def settle(self) -> None:
+        """See `PageAccess`. Whoever reported DONE has made them visible."""
+
+    def fence(self) -> None:
+        """See `PageAccess`. A closed reader has ended its reads."""
+
+
+HOST_ACCESS = HostAccess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +86,7 @@ class PageMemory:
     device_id: int = 0
     memory: str = "DRAM"  # DRAM or VRAM
     known_pages: int = 0  # 0 or 1
+    access: PageAccess = HOST_ACCESS
 
     @property
     def size_bytes(self) -> int:
@@ -45,16 +102,18 @@ class PageMemory:
         return self.address + page * self.page_bytes
 
     def write_known_bytes(self, page: int) -> None:
-        """Make it a known page. Only for DRAM, as the next two."""
-        ctypes.memmove(self.address_of(page), self._known_bytes(), self.page_bytes)
+        """Make it a known page."""
+        self.access.write(self.address_of(page), self._known_bytes())
 
     def clear(self, page: int) -> None:
         """Zero the page."""
-        ctypes.memset(self.address_of(page), 0, self.page_bytes)
+        self.access.write(self.address_of(page), bytes(self.page_bytes))
 
     def holds_known_bytes(self, page: int) -> bool:
         """Whether the page has the bytes of a known page."""
-        return ctypes.string_at(self.address_of(page), self.page_bytes) == self._known_bytes()
+        content = self.access.buffer(self.page_bytes)
+        self.access.read(self.address_of(page), content)
+        return content == self._known_bytes()
 
     def _known_bytes(self) -> bytes:
         return (KNOWN_BYTES * (self.page_bytes // len(KNOWN_BYTES) + 1))[: self.page_bytes]

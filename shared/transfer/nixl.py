@@ -180,8 +180,8 @@ class NixlReader:
 class NixlOffer:
     """Offers this worker's pages and lease words over NIXL. Implements `Offer`.
 
-    `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. `TransferError` when
-    NIXL is not there or refuses the memory.
+    `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. `devices` are those
+    of RDMA ("mlx5_0:1"). `TransferError` when NIXL is not there or refuses the memory.
     """
 
     def __init__(
@@ -194,8 +194,9 @@ class NixlOffer:
         interface: str,
         ports: str,
         tcp: bool,
+        devices: Sequence[str] = (),
     ):
-        configure_ucx(interface, ports, tcp=tcp)
+        configure_ucx(interface, ports, tcp=tcp, devices=devices)
         self._nixl = load_nixl()
         self._name = f"{uid}-{epoch:016x}"
         self._generation = 0

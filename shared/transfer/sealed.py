@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.errors import TransferError
 from shared.links.keys import LinkKeys
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
@@ -22,8 +21,8 @@ from shared.transfer.transfer import describe_holder
 class SealedOffer:
     """Offers this worker's pages and lease words at one address. Implements `Offer`.
 
-    `address` is numeric, and others reach this worker there. `TransferError` when no port is free, or the pages are not
-    in host memory.
+    `address` is numeric, and others reach this worker there. Pages of a device go by way of host memory, a portion at a
+    time. `TransferError` when no port is free.
     """
 
     def __init__(
@@ -37,11 +36,6 @@ class SealedOffer:
         ports: range,
         keys: LinkKeys,
     ):
-        if pages.memory != "DRAM":
-            raise TransferError(
-                f"the sealed KV transport reads host memory, and these pages are in {pages.memory}: choose "
-                "kv_transport nixl"
-            )
         self._pages = pages
         self._contexts = make_contexts(keys)
         self.counters = KvCounters()

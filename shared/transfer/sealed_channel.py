@@ -57,11 +57,19 @@ class _Direction:
 class SealedChannel:
     """Both directions of one connection. The socket blocks; its options say for how long."""
 
-    def __init__(self, connection: socket.socket, *, sends_with: bytes, receives_with: bytes):
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        sends_with: bytes,
+        receives_with: bytes,
+        scratch: memoryview | None = None,
+    ):
         self._connection = connection
         self._sending, self._receiving = _Direction(sends_with), _Direction(receives_with)
         self._frame = memoryview(bytearray(_HEADER.size + PORTION_BYTES + TAG_BYTES))
-        self.scratch = memoryview(bytearray(PORTION_BYTES))  # for whoever gathers or scatters small pieces
+        # For whoever gathers or scatters small pieces, or copies from and to a device.
+        self.scratch = scratch or memoryview(bytearray(PORTION_BYTES))
 
     def send(self, kind: FrameKind, payload: bytes | memoryview = b"") -> None:
         """Seal and send one frame of at most `PORTION_BYTES`. `OSError` when the connection has ended."""

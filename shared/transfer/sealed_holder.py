@@ -1,8 +1,9 @@
 """The offering end of the sealed KV plane: answers the reads of workers that the door has let in.
 
 Each connection has a thread. It takes one request at a time, asks `OfferedMemory` whether it may be answered, and sends
-portions straight out of the page memory. Between two portions it looks at the lease word again. A reader that does not
-read holds one frame and a socket buffer; after `SEND_SECONDS_MAX` without a byte taken its connection ends.
+portions straight out of the page memory; out of a device's memory by way of the scratch buffer. Between two portions it
+looks at the lease word again. A reader that does not read holds one frame and a socket buffer; after
+`SEND_SECONDS_MAX` without a byte taken its connection ends.
 
     at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES
 """
@@ -19,7 +20,7 @@ import structlog
 
 from shared.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
-from shared.transfer.sealed_channel import FrameKind, SealedChannel
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_door import Door
 from shared.transfer.sealed_keys import SealError, SealKeys
 from shared.transfer.sealed_requests import (
@@ -96,7 +97,10 @@ class SealedHolder:
         """Serve it in a thread; False when there are too many. `RuntimeError`: no thread. In the door's thread."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         set_timeouts(connection, send_seconds=SEND_SECONDS_MAX, receive_seconds=IDLE_SECONDS_MAX)
-        channel = SealedChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
+        scratch = self._memory.buffer(PORTION_BYTES)
+        channel = SealedChannel(
+            connection, sends_with=keys.answers, receives_with=keys.requests, scratch=scratch
+        )
         thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
         client = _Client(connection, channel, thread)
         with self._lock:
@@ -151,17 +155,14 @@ class SealedHolder:
             channel.send(FrameKind.DATA, self._gather(channel, request, portion))
 
     def _gather(self, channel: SealedChannel, request: GetPages, portion: list[Piece]) -> memoryview:
-        """The portion's bytes in one row; a single piece is not copied."""
-        views = [
-            self._memory.page_bytes_at(request.spans[piece.span][0] + piece.begin, piece.size_bytes)
-            for piece in portion
-        ]
-        if len(views) == 1:
-            return views[0]
+        """The portion's bytes in one row; a single piece in host memory is not copied."""
+        offsets = [request.spans[piece.span][0] + piece.begin for piece in portion]
+        if len(portion) == 1 and (view := self._memory.page_bytes_at(offsets[0], portion[0].size_bytes)):
+            return view
         end = 0
-        for view in views:
-            channel.scratch[end : end + len(view)] = view
-            end += len(view)
+        for offset, piece in zip(offsets, portion, strict=True):
+            self._memory.read(offset, channel.scratch[end : end + piece.size_bytes])
+            end += piece.size_bytes
         return channel.scratch[:end]
 
     def _count_refusal(self, reason: str) -> None:

@@ -1,8 +1,9 @@
 """The reading end of the sealed KV plane: one generation of reads, closed as a whole. Implements `Reader`.
 
 Each peer has a connection and a thread, which takes the reads posted for it in order: ask, then open the portions
-straight into page memory. `state` only looks. `close` cuts the connections and waits for the threads: nothing is left
-that could write, so it is a fence.
+straight into page memory; into a device's memory by way of a scratch buffer, from which they are copied at once.
+`state` only looks. `close` cuts the connections and waits for the threads: nothing is left that could write, so it is
+a fence.
 
 A read that fails takes the reads behind it along, and this reader reads no more from that peer; `fetches` replaces a
 reader of which a read has failed.
@@ -22,9 +23,9 @@ import msgspec
 import structlog
 
 from shared.baton import Baton, Holder
-from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable, view_of
+from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.sealed_channel import FrameKind, SealedChannel, cut
+from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel, cut
 from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, set_timeouts
 from shared.transfer.sealed_keys import Handshake, SealError
 from shared.transfer.sealed_requests import (
@@ -36,6 +37,8 @@ from shared.transfer.sealed_requests import (
     encode_request,
 )
 
+SEALED = "sealed"
+STAGED = "sealed/staged"  # by way of host memory: pages of a device
 IDLE_SECONDS = 30.0  # then a connection that nobody needs is closed
 CONNECT_SECONDS_MAX = 5.0  # also bounds `close`, which may come just before the connection begins
 _HANDSHAKE_RECEIVE_BYTES = 4096
@@ -66,19 +69,21 @@ class _SealedRead:
     """One posted read: what is asked for, and where it goes."""
 
     request: bytes
-    targets: list[memoryview]
+    targets: list[tuple[int, int]]  # address and size in bytes
+    access: PageAccess  # to the targets
     state: ReadState = ReadState.READING  # set by the peer's thread, once
 
 
 class _PeerConnection:
     """The connection to one holder, and the thread that reads from it. `NotPostedError`: no thread can be started."""
 
-    def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext):
+    def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext, scratch: memoryview):
         self.reads_outstanding = 0  # counted by the reader
         self.failed = False
         self._name = name
         self._address = address
         self._context = context
+        self._scratch = scratch
         self._queue: queue.SimpleQueue[_SealedRead | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
@@ -136,11 +141,11 @@ class _PeerConnection:
     def _read(self, read: _SealedRead) -> None:
         channel = self._channel or self._connect()
         channel.send(FrameKind.REQUEST, read.request)
-        for portion in cut_portions([len(target) for target in read.targets]):
+        for portion in cut_portions([size for _, size in read.targets]):
             expected = sum(piece.size_bytes for piece in portion)
             size, kind = channel.receive_header()
             if kind == FrameKind.DATA and size == expected:
-                _receive_portion(channel, read.targets, portion, size)
+                _receive_portion(channel, read, portion, size)
             else:
                 _receive_other(channel, kind, size)
                 return
@@ -155,7 +160,9 @@ class _PeerConnection:
                 raise SealError("the holder refused the handshake: is it a worker of this deployment?")
             connection.sendall(handshake.advance(received))
         keys = handshake.keys
-        self._channel = SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+        self._channel = SealedChannel(
+            connection, sends_with=keys.requests, receives_with=keys.answers, scratch=self._scratch
+        )
         return self._channel
 
     def _dial(self) -> socket.socket:
@@ -183,19 +190,17 @@ class _PeerConnection:
             connection.close()
 
 
-def _receive_portion(
-    channel: SealedChannel, targets: list[memoryview], portion: list[Piece], size: int
-) -> None:
-    """A single piece goes straight to its place."""
-    views = [targets[piece.span][piece.begin : piece.begin + piece.size_bytes] for piece in portion]
-    if len(views) == 1:
-        channel.receive_payload(views[0])
+def _receive_portion(channel: SealedChannel, read: _SealedRead, portion: list[Piece], size: int) -> None:
+    """A single piece goes straight to its place in host memory."""
+    addresses = [read.targets[piece.span][0] + piece.begin for piece in portion]
+    if len(portion) == 1 and (view := read.access.view(addresses[0], size)):
+        channel.receive_payload(view)
         return
     channel.receive_payload(channel.scratch[:size])
     begin = 0
-    for view in views:
-        view[:] = channel.scratch[begin : begin + len(view)]
-        begin += len(view)
+    for address, piece in zip(addresses, portion, strict=True):
+        read.access.write(address, channel.scratch[begin : begin + piece.size_bytes])
+        begin += piece.size_bytes
 
 
 def _receive_other(channel: SealedChannel, kind: int, size: int) -> None:
@@ -215,8 +220,7 @@ class SealedReader:
         self._context = context
         self._pages = pages
         self._words = WordTable(slots)
-        self._page_view = view_of(pages.address, pages.size_bytes)
-        self._word_view = view_of(self._words.address, self._words.size_bytes)
+        self._transport = SEALED if pages.access.view(pages.address, pages.page_bytes) else STAGED
         self._peers: dict[str, _PeerConnection] = {}  # by agent name, least recently used first
         self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
         self._reads: dict[int, tuple[_SealedRead, _PeerConnection]] = {}
@@ -227,13 +231,14 @@ class SealedReader:
         holder = baton.holder
         sources = tuple((span.source - holder.pages_address, span.size_bytes) for span in spans)
         targets = [self._target(span) for span in spans]
-        return self._post(holder, GetPages(baton.lease, baton.nonce, sources), targets)
+        request = GetPages(baton.lease, baton.nonce, sources)
+        return self._post(holder, request, targets, self._pages.access)
 
     def read_word(self, baton: Baton, slot: int) -> int:
         """See `Reader`."""
         self._words.clear(slot)
-        begin = slot * WORD_BYTES
-        return self._post(baton.holder, GetWord(baton.lease), [self._word_view[begin : begin + WORD_BYTES]])
+        target = (self._words.address_of(slot), WORD_BYTES)
+        return self._post(baton.holder, GetWord(baton.lease), [target], HOST_ACCESS)
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -251,7 +256,7 @@ class SealedReader:
 
     def new_transport(self) -> str:
         """See `Reader`."""
-        return "sealed"
+        return self._transport
 
     def close(self) -> None:
         """See `Reader`."""
@@ -261,16 +266,18 @@ class SealedReader:
         for peer in peers:
             peer.thread.join()
 
-    def _target(self, span: Span) -> memoryview:
+    def _target(self, span: Span) -> tuple[int, int]:
         begin = span.target - self._pages.address
         assert 0 <= begin <= self._pages.size_bytes - span.size_bytes, f"{span} is not within the own pages"
-        return self._page_view[begin : begin + span.size_bytes]
+        return span.target, span.size_bytes
 
-    def _post(self, holder: Holder, request: Request, targets: list[memoryview]) -> int:
+    def _post(
+        self, holder: Holder, request: Request, targets: list[tuple[int, int]], access: PageAccess
+    ) -> int:
         if len(targets) > SPANS_MAX:
             raise NotPostedError(f"a read of {len(targets)} spans: a holder answers at most {SPANS_MAX}")
         peer = self._peer(holder)
-        read = _SealedRead(encode_request(request), targets)
+        read = _SealedRead(encode_request(request), targets, access)
         peer.post(read)
         if peer.failed:  # perhaps after its thread had looked for reads the last time
             read.state = ReadState.FAILED
@@ -282,7 +289,8 @@ class SealedReader:
     def _peer(self, holder: Holder) -> _PeerConnection:
         peer = self._peers.pop(holder.agent, None)
         if peer is None:
-            peer = _PeerConnection(holder.name, address_of(holder), self._context)
+            scratch = self._pages.access.buffer(PORTION_BYTES)
+            peer = _PeerConnection(holder.name, address_of(holder), self._context, scratch)
         self._peers[holder.agent] = peer
         if peer.failed:
             raise NotPostedError(f"{holder.name} cannot be read: its connection has failed")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable, view_of
+from shared.transfer.memory import WORD_BYTES, PageMemory, WordTable
 from shared.transfer.reader import SPANS_MAX
 from shared.transfer.sealed_channel import PORTION_BYTES
 from shared.transfer.sealed_keys import SealError
@@ -86,7 +86,6 @@ class OfferedMemory:
     def __init__(self, pages: PageMemory, words: WordTable):
         self._pages = pages
         self._words = words
-        self._page_view = view_of(pages.address, pages.size_bytes).toreadonly()
 
     def refusal(self, request: Request) -> str:
         """Why nothing is answered; empty: it may be. Every number in a request is the peer's."""
@@ -115,6 +114,15 @@ class OfferedMemory:
         """The lease word as it is now, as in memory."""
         return self._words.read(lease).to_bytes(WORD_BYTES, "little")
 
-    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of the page memory; nothing is copied."""
-        return self._page_view[offset : offset + size_bytes]
+    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview | None:
+        """Bytes of the page memory, not copied; None where only `read` gets at them."""
+        view = self._pages.access.view(self._pages.address + offset, size_bytes)
+        return view.toreadonly() if view else None
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Copy bytes of the page memory."""
+        self._pages.access.read(self._pages.address + offset, into)
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Memory to read into."""
+        return self._pages.access.buffer(size_bytes)

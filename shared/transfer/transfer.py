@@ -15,6 +15,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.new_reader import make_here, make_on_thread
 from shared.transfer.protocol import FetchEvent
 from shared.transfer.reader import Reader
 
@@ -32,7 +33,7 @@ class Offer(Protocol):
 
     @property
     def counters(self) -> KvCounters:
-        """What has been refused so far."""
+        """What has been refused and fetched so far."""
 
     def make_reader(self, slots: int) -> Reader:
         """A fresh reader with so many slots for lease words."""
@@ -60,7 +61,10 @@ class Transfer:
         self.words = offer.words
         self.counters = offer.counters
         make_reader = partial(offer.make_reader, limits.fetches_max)
-        self._fetches = Fetches(offer.holder, pages, kv_format, make_reader, limits, clock)
+        begin = partial(make_on_thread, pages) if pages.memory == "VRAM" else make_here
+        self._fetches = Fetches(
+            offer.holder, pages, kv_format, make_reader, limits, clock, offer.counters, begin
+        )
 
     @property
     def holder(self) -> Holder:

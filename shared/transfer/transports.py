@@ -40,6 +40,7 @@ class KvNetwork:
     interface: str
     ports: str  # "20000-20999"
     unauthenticated_tcp: bool = False
+    devices: tuple[str, ...] = ()  # of RDMA, each with its port: "mlx5_0:1"
 
     @property
     def transport(self) -> str:
@@ -64,6 +65,7 @@ def open_offer(
 ) -> Offer:
     """Offer this worker's memory; `identity` is (uid, epoch). `StartError` in one sentence when that cannot be."""
     uid, epoch = identity
+    refuse_useless_devices(network)
     if network.transport == "sealed":
         address = address_of_interface(network.interface)
         return SealedOffer(
@@ -80,17 +82,43 @@ def open_offer(
         interface=network.interface,
         ports=network.ports,
         tcp=network.nixl_tcp,
+        devices=network.devices,
     )
 
 
+def refuse_useless_devices(network: KvNetwork) -> None:
+    """RDMA is NIXL's, and between hosts. `ConfigError` when devices are named that nothing would use."""
+    named = ",".join(network.devices)
+    if named and network.transport != "nixl":
+        raise ConfigError(
+            f"kv_devices names {named}, but the sealed transport uses TCP: leave kv_devices empty, or say "
+            "kv_transport nixl where only workers are on the RDMA fabric"
+        )
+    if named and network.interface == LOOPBACK:
+        raise ConfigError(
+            f"kv_devices names {named}, but kv_interface lo keeps KV on this machine: leave kv_devices empty, or name "
+            "the network's interface"
+        )
+
+
 def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path) -> None:
-    """Between hosts NIXL needs RDMA, or leave to use TCP. `ConfigError` when it has neither."""
-    if network.nixl_tcp or (rdma_devices.is_dir() and any(rdma_devices.iterdir())):
+    """Between hosts NIXL needs RDMA, or leave to use TCP. `ConfigError` when it has neither.
+
+    Of the devices named at least one must be here: one list may serve nodes whose devices have other names.
+    """
+    here = sorted(device.name for device in rdma_devices.iterdir()) if rdma_devices.is_dir() else []
+    if network.devices and not {name.partition(":")[0] for name in network.devices} & set(here):
+        raise ConfigError(
+            f"kv_devices names {','.join(network.devices)}, and {rdma_devices} has {', '.join(here) or 'no device'}: "
+            "name one that is there, or give the worker the device"
+        )
+    if network.nixl_tcp or network.devices or (here and not network.interface):
         return
+    missing = f"kv_devices names none of {', '.join(here)}" if here else "there is no RDMA device"
     raise ConfigError(
         f"kv_transport nixl on interface {network.interface or 'any'} would take KV from anybody over TCP, and "
-        "there is no RDMA device: choose sealed, or say kv_allow_unauthenticated_tcp where only workers "
-        "reach the ports"
+        f"{missing}: {'name one, ' if here else ''}choose sealed, or say kv_allow_unauthenticated_tcp where only "
+        "workers reach the ports"
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Sequence
 
 from shared.errors import TransferError
 
@@ -31,8 +32,10 @@ READ_TABLE = re.compile(r"remote memory read by ucp_get")
 LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")
 
 
-def configure_ucx(interface: str, ports: str, *, tcp: bool) -> None:
+def configure_ucx(interface: str, ports: str, *, tcp: bool, devices: Sequence[str] = ()) -> None:
     """Confine UCX to a network interface ("lo") and a range of TCP ports ("20000-20999"); empty: UCX chooses.
+
+    The RDMA devices ("mlx5_0:1") are let in beside the interface: UCX counts them as network devices, too.
 
     With `lo` workers read each other's memory through the kernel (cross-memory attach), and shared memory carries the
     rest: both ask for the same user, a TCP port on loopback would not. Without `tcp` UCX listens on no TCP port at all.
@@ -42,8 +45,11 @@ def configure_ucx(interface: str, ports: str, *, tcp: bool) -> None:
         os.environ.setdefault("UCX_TLS", WITHOUT_TCP)
         for transport in SHARED_MEMORY:
             os.environ.setdefault(f"UCX_{transport}_ERROR_HANDLING", "y")
-    if interface:
-        os.environ["UCX_NET_DEVICES"] = interface
+    # UCX reads VRAM of another process by copies of CUDA, but only where it has seen NVLink, unless it is told to:
+    # between two workers of one GPU there is none, and it would emulate the reads over TCP.
+    os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
+    if networks := [name for name in (interface, *devices) if name]:
+        os.environ["UCX_NET_DEVICES"] = ",".join(networks)
     if ports:
         os.environ["UCX_TCP_PORT_RANGE"] = ports
     if not tcp:

@@ -3,7 +3,8 @@
 python -m tests.benchmarks.kv_transports
 
 Each round reads the same pages by each transport, one after the other, and ratios are of neighbours: so other work on
-the machine hits both. CPU seconds are those of both processes.
+the machine hits both. CPU seconds are those of both processes. "staged" is sealed between tensors, which either end
+copies out of and into as it would VRAM.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from shared.transfer.fetches import FetchLimits
 from shared.transfer.protocol import FetchLanded, KvTransport
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
-from tests.fetcher_contract import KV_FORMAT, LEASES, PATIENCE_SECONDS, Clock, FetchWorld, PageBuffer
+from tests.fetcher_contract import KV_FORMAT, LEASES, PATIENCE_SECONDS, Clock, FetchWorld
+from tests.integration.holder_process import make_buffer
 from tests.integration.holder_processes import HolderProcess, epochs, network, worker_keys
 
-TRANSPORTS: tuple[KvTransport, ...] = ("nixl", "sealed")
+WAYS: dict[str, tuple[KvTransport, str]] = {  # transport, and where the pages lie at both ends
+    "nixl": ("nixl", "host"),
+    "sealed": ("sealed", "host"),
+    "staged": ("sealed", "cpu"),
+}
 READ_BYTES = 256 * 2**20
 WARM_ROUNDS = 4  # the kernel's buffers grow while they are used
 LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=PATIENCE_SECONDS, quarantine_seconds=PATIENCE_SECONDS)
@@ -39,13 +45,13 @@ def cpu_seconds(pid: int) -> float:
 class Reading:
     """A holder process of one transport and the reader of it, in this process."""
 
-    def __init__(self, transport: KvTransport, page_bytes: int):
+    def __init__(self, transport: KvTransport, memory: str, page_bytes: int):
         pages = READ_BYTES // page_bytes
-        self.buffer = PageBuffer(pages, page_bytes)
+        self.buffer = make_buffer(memory, pages, page_bytes)
         identity = ("reader", next(epochs))
         offer = open_offer(network(transport), worker_keys(), identity, self.buffer.memory, LEASES)
         self.transfer = Transfer(offer, self.buffer.memory, KV_FORMAT, limits=LIMITS, clock=time.monotonic)
-        self.holder = HolderProcess("holder", next(epochs), pages, page_bytes, transport)
+        self.holder = HolderProcess("holder", next(epochs), pages, page_bytes, transport, memory)
         self.holder.write(3, 77)
         self.world = FetchWorld(self.transfer, self.buffer, Clock(), lambda: self.holder)
         # Every second page first: neighbours would be one span, and a pool after some hours has few neighbours.
@@ -74,18 +80,18 @@ def main() -> None:
     parser.add_argument("--page-bytes", type=int, default=2**20)
     arguments = parser.parse_args()
     os.environ["UCX_TLS"] = "tcp"  # what there was between hosts; on one machine UCX would take another way
-    readings = {transport: Reading(transport, arguments.page_bytes) for transport in TRANSPORTS}
-    rounds: list[dict[KvTransport, tuple[float, float]]] = []
+    readings = {way: Reading(*WAYS[way], arguments.page_bytes) for way in WAYS}
+    rounds: list[dict[str, tuple[float, float]]] = []
     for number in range(WARM_ROUNDS + arguments.rounds):
-        figures = {transport: reading.read() for transport, reading in readings.items()}
+        figures = {way: reading.read() for way, reading in readings.items()}
         if number >= WARM_ROUNDS:
             rounds.append(figures)
-    for transport in TRANSPORTS:
-        speed = statistics.median(READ_BYTES / each[transport][0] / 1e9 for each in rounds)
-        cpu = statistics.median(each[transport][1] for each in rounds)
-        ratios = sorted(each["nixl"][0] / each[transport][0] for each in rounds)
+    for way in WAYS:
+        speed = statistics.median(READ_BYTES / each[way][0] / 1e9 for each in rounds)
+        cpu = statistics.median(each[way][1] for each in rounds)
+        ratios = sorted(each["nixl"][0] / each[way][0] for each in rounds)
         sys.stdout.write(
-            f"{transport:8} {speed:5.2f} GB/s, {cpu:.2f} s of CPU; ratio to nixl over TCP: median "
+            f"{way:8} {speed:5.2f} GB/s, {cpu:.2f} s of CPU; ratio to nixl over TCP: median "
             f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}\n"
         )
     for reading in readings.values():

@@ -11,7 +11,7 @@ from tests.charts.pod_security import violations
 from tests.charts.rendering import CHART, SHARED_GPU, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
-RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true")
+RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rdma.devices=mlx5_0:1")
 SPOILT: dict[str, tuple[tuple[str, ...], Any]] = {
     "hostNetwork": (("hostNetwork",), True),
     "volume hostPath": (("volumes", "0"), {"name": "config", "hostPath": {"path": "/"}}),

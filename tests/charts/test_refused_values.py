@@ -70,7 +70,11 @@ CONTRADICTIONS = {
     "model=a/b": "modelSource.hub.revision is main, which can move",
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
-    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,kv.transport=sealed": "leave kv.transport at auto",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true": "name it with its port, as in mlx5_0:1",
+    "rdma.devices=mlx5_0:1": "rdma.devices is mlx5_0:1, but rdma.enabled is false",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,rdma.devices=mlx5_0:1,kv.transport=sealed": (
+        "leave kv.transport at auto"
+    ),
     "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",

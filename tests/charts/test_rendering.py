@@ -23,6 +23,7 @@ VERSIONS = versions()
 EVERYTHING = (
     "rdma.enabled=true",
     "rdma.acknowledgeOpenFabric=true",
+    "rdma.devices=mlx5_0:1",
     "sameNodeGpuIpc.enabled=true",
     "sameNodeGpuIpc.runAsUser=10007",
     "router.service.type=LoadBalancer",

@@ -8,7 +8,7 @@ SIGSTOP, SIGCONT and SIGKILL do to a process.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
@@ -16,6 +16,10 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
 from shared.transfer.transfer import describe_holder
+
+
+def _move_memory(span: Span) -> None:
+    ctypes.memmove(span.target, span.source, span.size_bytes)
 
 
 @dataclass(slots=True)
@@ -30,6 +34,7 @@ class InProcessFabric:
     """The workers that can reach each other, by agent name."""
 
     members: dict[str, _Member] = field(default_factory=dict)
+    copy: Callable[[Span], None] = _move_memory  # by address
 
     def join(self, agent: str) -> None:
         """A worker comes up; its name has never been used before."""
@@ -110,7 +115,7 @@ class InProcessReader:
             read.state = ReadState.FAILED
         elif not member.frozen:
             span = read.spans.pop(0)
-            ctypes.memmove(span.target, span.source, span.size_bytes)
+            self._fabric.copy(span)
             if not read.spans:
                 read.state = ReadState.DONE
 

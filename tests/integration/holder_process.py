@@ -1,6 +1,6 @@
 """A process that offers pages and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
-Its first line is its `Holder`; then write, clear, read, busy each answer one line of JSON. Page i holds the
+Its first line is its `Holder`; then write, clear, spoil, read, busy each answer one line of JSON. Page i holds the
 byte i % 251 + 1.
 """
 
@@ -15,6 +15,7 @@ import structlog
 
 from shared.baton import Baton
 from shared.links.keys import parse_keys
+from shared.transfer.memory import PageMemory
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
@@ -35,7 +36,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
+def answer(transfer: Transfer, pages: PageMemory, command: str, arguments: list[str]) -> object:
     """Do what the line says."""
     match command:
         case "write":
@@ -43,6 +44,9 @@ def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
             return None
         case "clear":
             transfer.words.clear(int(arguments[0]))
+            return None
+        case "spoil":
+            pages.clear(pages.known_page)
             return None
         case "read":  # as a reader that is going to die in the middle of it
             baton = msgspec.json.decode(" ".join(arguments), type=Baton)
@@ -54,11 +58,20 @@ def answer(transfer: Transfer, command: str, arguments: list[str]) -> object:
     raise ValueError(command)
 
 
+def make_buffer(memory: str, pages: int, page_bytes: int) -> PageBuffer:
+    """On the host, or in a tensor."""
+    if memory == "host":
+        return PageBuffer(pages, page_bytes)
+    from tests.tensor_pages import TensorPages  # torch takes seconds to load
+
+    return TensorPages(memory, pages, page_bytes)
+
+
 def main() -> None:
-    """Arguments: uid, epoch, pages, bytes a page, transport, file of keys."""
+    """Arguments: uid, epoch, pages, bytes a page, transport, where the pages lie, file of keys."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for answers
-    uid, epoch, pages, page_bytes, transport, key_file = sys.argv[1:]
-    buffer = PageBuffer(int(pages), int(page_bytes))
+    uid, epoch, pages, page_bytes, transport, memory, key_file = sys.argv[1:]
+    buffer = make_buffer(memory, int(pages), int(page_bytes))
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
     where = network("sealed" if transport == "sealed" else "nixl")
@@ -69,7 +82,7 @@ def main() -> None:
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:
         command, *arguments = line.split()
-        say(json.dumps(answer(transfer, command, arguments)))
+        say(json.dumps(answer(transfer, buffer.memory, command, arguments)))
 
 
 if __name__ == "__main__":

@@ -45,13 +45,16 @@ class HolderProcess:
         pages: int = PAGES,
         page_bytes: int = PAGE_BYTES,
         transport: KvTransport = "nixl",
+        memory: str = "host",
     ):
+        """`memory` is where its pages lie: plain memory of the host, or a tensor on cpu or cuda."""
         arguments = [
             uid,
             str(epoch),
             str(pages),
             str(page_bytes),
             transport,
+            memory,
             key_file(WORKER, WORKER, ROUTER).decode(),
         ]
         self.process = subprocess.Popen(
@@ -68,6 +71,10 @@ class HolderProcess:
 
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")
+
+    def spoil(self) -> None:
+        """Its known page loses its bytes."""
+        self._ask("spoil")
 
     def read(self, baton: Baton) -> None:
         """Start to fetch the baton's pages, and never poll."""
@@ -113,8 +120,9 @@ class HolderProcess:
 class HolderPool:
     """Holders that outlive a test, since to start one takes seconds. One that was frozen or killed is not reused."""
 
-    def __init__(self, transport: KvTransport = "nixl") -> None:
+    def __init__(self, transport: KvTransport = "nixl", memory: str = "host") -> None:
         self._transport = transport
+        self._memory = memory
         self._started: list[HolderProcess] = []
         self._idle: list[HolderProcess] = []
 
@@ -125,7 +133,9 @@ class HolderPool:
 
         def take() -> HolderProcess:
             if not self._idle:
-                self._idle.append(HolderProcess("holder", next(epochs), transport=self._transport))
+                self._idle.append(
+                    HolderProcess("holder", next(epochs), transport=self._transport, memory=self._memory)
+                )
                 self._started.append(self._idle[0])
             checked_out.append(self._idle.pop())
             return checked_out[-1]

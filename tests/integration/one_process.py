@@ -20,13 +20,14 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.effects import Note
-from shared.engine.engine import Engine, Sizes, load
+from shared.engine.engine import load
+from shared.engine.parts import Engine, Sizes
 from shared.kv.page_pool import PagePool, PageState
 from shared.messages import FinishReason, Hello, Role
+from shared.process.page_memory import page_memory
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PageMemory
 from shared.transfer.transfer import Transfer
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
@@ -92,7 +93,7 @@ class ProcessParts:
         cache.store.fill_(torch.nan)
         cache.host.fill_(torch.nan)
         self.device = RecordingDevice(self.engine.device, self.logbook)
-        pages = PageMemory(cache.address, cache.page_bytes, cache.pages, known_pages=cache.known_pages)
+        pages = page_memory(cache)
         offer = InProcessOffer(fabric, role, 1, pages, 64)
         self.transfer = Transfer(offer, pages, self.engine.kv_format, limits=FETCH_LIMITS, clock=clock)
         self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shared.engine.torch_device import TorchDevice
+from shared.engine.parts import EngineDevice
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 
 Place = tuple[int, int]  # seed of the request, index in its output
@@ -54,9 +54,9 @@ class Logbook:
 
 
 class RecordingDevice:
-    """A `TorchDevice` whose steps are entered in a logbook. Implements `Device`."""
+    """A `EngineDevice` whose steps are entered in a logbook. Implements `Device`."""
 
-    def __init__(self, device: TorchDevice, logbook: Logbook) -> None:
+    def __init__(self, device: EngineDevice, logbook: Logbook) -> None:
         self._device = device
         self._logbook = logbook
         self._unsettled = 0

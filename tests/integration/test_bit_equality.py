@@ -16,7 +16,8 @@ import msgspec
 import pytest
 import torch
 
-from shared.engine.engine import Sizes, load
+from shared.engine.engine import load
+from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin

@@ -1,25 +1,21 @@
 """The default model, disaggregated, says what transformers says: alone, in a crowd, and when pages run short.
 
-Against transformers' own model in float32, greedy answers are compared up to the first near tie, and near ties are
-counted. Segue against itself is compared without any tolerance.
+Segue against itself is compared without any tolerance.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.local.model_store import resolve
+from tests.integration.answers_of_transformers import assert_answers_of_transformers
 from tests.integration.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.prompts import varied_prompts
 from tests.integration.streams import crowd
 from tests.waiting import until
 
-NEAR_TIE = 1e-3  # a gap between the two best logits that rounding may turn
 TOKENS = 16
 GREEDY = {"temperature": 0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
 
@@ -44,36 +40,7 @@ def alone(one_each: LocalDeployment, prompts: list[list[int]]) -> list[str]:
 def test_greedy_answers_are_those_of_transformers(
     model: Path, prompts: list[list[int]], alone: list[str]
 ) -> None:
-    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reference.generation_config.eos_token_id = None  # as ignore_eos: sampled like any other, ends nothing
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    near_ties: list[float] = []
-    for prompt, text in zip(prompts, alone, strict=True):
-        generated = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        tokens = generated.sequences[0, len(prompt) :].tolist()
-        step = first_difference(tokenizer, tokens, text)
-        if step is None:
-            continue
-        best = torch.topk(generated.logits[step][0], 2).values
-        near_ties.append(float(best[0] - best[1]))
-        assert near_ties[-1] < NEAR_TIE, f"a prompt of {len(prompt)} tokens differs from token {step} on"
-    assert len(near_ties) <= 3, f"too many near ties to be chance: {near_ties}"
-
-
-def first_difference(tokenizer: Any, tokens: list[int], text: str) -> int | None:
-    """The first of the tokens that the text does not have; None if it has them all."""
-    for step in range(len(tokens)):
-        piece = tokenizer.decode(tokens[: step + 1], skip_special_tokens=True).rstrip("\ufffd")
-        if not text.startswith(piece):
-            return step
-    return None
+    assert_answers_of_transformers(model, prompts, alone, TOKENS)
 
 
 @pytest.mark.timeout(600)

@@ -24,6 +24,7 @@ from tests.fetcher_contract import (
     PageBuffer,
 )
 from tests.integration.holder_processes import HolderPool, epochs, network, worker_keys
+from tests.tensor_pages import TensorPages
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,19 @@ def tcp_holders() -> Iterator[HolderPool]:
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def tensor_holders() -> Iterator[HolderPool]:
+    pool = HolderPool(memory="cpu")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def tensor_world(tensor_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    yield from make_world(tensor_holders, TensorPages("cpu"))
+
+
 @pytest.fixture
 def local_world(local_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
     monkeypatch.delenv("UCX_TLS", raising=False)
@@ -52,8 +66,8 @@ def tcp_world(tcp_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield from make_world(tcp_holders)
 
 
-def make_world(pool: HolderPool) -> Iterator[FetchWorld]:
-    clock, buffer = Clock(), PageBuffer()
+def make_world(pool: HolderPool, pages: PageBuffer | None = None) -> Iterator[FetchWorld]:
+    clock, buffer = Clock(), pages or PageBuffer()
     offer = open_offer(network(), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
     reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
     with pool.check_out() as make_holder:
@@ -67,6 +81,14 @@ class TestOnOneMachine(FetcherContract):
     @pytest.fixture
     def world(self, local_world: FetchWorld) -> FetchWorld:
         return local_world
+
+
+class TestBetweenTensors(FetcherContract):
+    """What the CUDA engine uses, with its pages on a CPU: this process looks at them through torch alone."""
+
+    @pytest.fixture
+    def world(self, tensor_world: FetchWorld) -> FetchWorld:
+        return tensor_world
 
 
 class TestOverTcp(FetcherContract, AnsweredReadsContract):

@@ -21,6 +21,7 @@ from tests.fetcher_contract import (
     PageBuffer,
 )
 from tests.integration.holder_processes import HolderPool, epochs, network, worker_keys
+from tests.tensor_pages import TensorPages
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,28 @@ def sealed_holders() -> Iterator[HolderPool]:
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def staged_holders() -> Iterator[HolderPool]:
+    pool = HolderPool("sealed", memory="cpu")
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
 def world(sealed_holders: HolderPool) -> Iterator[FetchWorld]:
-    clock, buffer = Clock(), PageBuffer()
+    yield from make_world(sealed_holders, PageBuffer())
+
+
+@pytest.fixture
+def staged_world(staged_holders: HolderPool) -> Iterator[FetchWorld]:
+    yield from make_world(staged_holders, TensorPages("cpu"))
+
+
+def make_world(pool: HolderPool, buffer: PageBuffer) -> Iterator[FetchWorld]:
+    clock = Clock()
     offer = open_offer(network("sealed"), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
     reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
-    with sealed_holders.check_out() as make_holder:
+    with pool.check_out() as make_holder:
         yield FetchWorld(reader, buffer, clock, make_holder)
         reader.close()
 
@@ -44,14 +61,26 @@ class TestSealed(FetcherContract, AnsweredReadsContract):
     """What pods without RDMA use."""
 
 
-def test_the_link_names_the_sealed_transport(world: FetchWorld) -> None:
+class TestStaged(FetcherContract, AnsweredReadsContract):
+    """What pods with GPUs and without RDMA use: both ends copy portions out of a tensor and into one."""
+
+    @pytest.fixture
+    def world(self, staged_world: FetchWorld) -> FetchWorld:
+        return staged_world
+
+
+@pytest.mark.parametrize(("fixture", "transport"), [("world", "sealed"), ("staged_world", "sealed/staged")])
+def test_the_link_names_the_sealed_transport(
+    fixture: str, transport: str, request: pytest.FixtureRequest
+) -> None:
+    world: FetchWorld = request.getfixturevalue(fixture)
     source = world.make_holder()
     source.write(3, 77)
     world.reader.start(1, world.baton(source, (5,)), 0, [0])
     landed = world.next_event()
     assert isinstance(landed, FetchLanded)
     assert landed.link is not None
-    assert landed.link.transport == "sealed"
+    assert landed.link.transport == transport
 
 
 def test_the_self_fetch_takes_the_whole_way(world: FetchWorld) -> None:

@@ -59,9 +59,8 @@ def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
     [
         (("--modell", "x"), ("unknown flag --modell", "did you mean --model?")),
         (("--prefill", "0"), ("--prefill should be greater than or equal to 1",)),
-        (("--device", "tpu"), ("--device", "'tpu'")),
+        (("--device", "tpu"), ("--device", "'cuda-on-cpu'", "'tpu'")),
         (("--model", "/nowhere"), ("there is no model /nowhere",)),
-        (("--device", "cuda"), ("--device should be left at auto until Segue has a CUDA engine",)),
         (("--config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
     ],
 )

@@ -60,6 +60,12 @@
 {{- if and .Values.rdma.enabled (not .Values.rdma.acknowledgeOpenFabric) -}}
 {{- fail "rdma.enabled opens the workers' memory to everybody on the RDMA fabric, which network policies do not filter: give this release a partition (pkey), VLAN or virtual functions of its own, and set rdma.acknowledgeOpenFabric" -}}
 {{- end -}}
+{{- if and .Values.rdma.enabled (not .Values.rdma.devices) -}}
+{{- fail "rdma.enabled claims a device, but rdma.devices is empty, so KV would not use it: name it with its port, as in mlx5_0:1" -}}
+{{- end -}}
+{{- if and .Values.rdma.devices (not .Values.rdma.enabled) -}}
+{{- fail (printf "rdma.devices is %s, but rdma.enabled is false, so no pod has the device: set rdma.enabled, or leave rdma.devices empty" .Values.rdma.devices) -}}
+{{- end -}}
 {{- if and .Values.rdma.enabled (eq .Values.kv.transport "sealed") -}}
 {{- fail "rdma.enabled claims a device, but kv.transport is sealed, which uses TCP: leave kv.transport at auto" -}}
 {{- end -}}

@@ -46,6 +46,8 @@ spec:
               value: {{ $root.Values.kv.ports | quote }}
             - name: SEGUE_KV_INTERFACE
               value: {{ $root.Values.kv.interface | quote }}
+            - name: SEGUE_KV_DEVICES
+              value: {{ $root.Values.rdma.devices | quote }}
             - name: SEGUE_DEVICE
               value: {{ $root.Values.device }}
             - name: SEGUE_DRAIN_SECONDS

@@ -1,62 +1,146 @@
-"""Attention in plain torch, request by request: what `PagedBatch` means, and what kernels are compared with.
+"""Attention in plain torch: what `PagedBatch` means, and what kernels are compared with.
 
-Slow, and rows may round otherwise in another batch. On any device, with any layout of the cache's pages.
+Slow, and rows may round otherwise in another batch. On any device, with any layout of the cache's pages. Shapes depend
+on nothing but the sizes of arrays, so it can be captured in a graph; and as FlashInfer does, it reads where pages begin
+from a plan that the host wrote, so a stale plan gives wrong tokens here as well.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
+from shared.engine.streams import Stream
 
 
 class ReferenceAttention:
-    """`Attention` over a `KVCache`."""
+    """`Attention` and, given a stream, `StreamAttention` over a `KVCache`."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache) -> None:
-        self.config = config
-        self.cache = cache
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, stream: Stream | None = None, rows: int = 0
+    ) -> None:
+        """`rows`: the most requests in a step that is planned for the stream."""
+        self._config = config
+        self._cache = cache
+        if stream is not None:
+            self._plan = _Plan(stream, rows, self._cache.store.device)
 
     def plan(self, batch: PagedBatch) -> ReferenceStep:
         """See `Attention`."""
-        return ReferenceStep(self.config, self.cache, batch)
+        return ReferenceStep(self._config, self._cache, batch, *_largest(batch))
+
+    def plan_extend(self, host: PagedBatch, device: PagedBatch) -> ReferenceStep:
+        """See `StreamAttention`."""
+        planned = self._plan.of(len(host.kv_last_page_len))
+        self._plan.write(host.kv_indptr)
+        return ReferenceStep(self._config, self._cache, replace(device, kv_indptr=planned), *_largest(host))
+
+    def for_decode(self, device: PagedBatch) -> ReferenceDecode:
+        """See `StreamAttention`."""
+        rows = len(device.kv_last_page_len)
+        batch = replace(device, kv_indptr=self._plan.of(rows))
+        width = len(device.kv_indices) // rows
+        return ReferenceDecode(self._config, self._cache, batch, 1, width * device.page_size, self._plan)
+
+
+def _largest(batch: PagedBatch) -> tuple[int, int]:
+    """Rows of the request with most of them, tokens of the longest."""
+    return int(batch.query_lens.max()), int(batch.kv_lens.max())
+
+
+class _Plan:
+    """What FlashInfer keeps in its integer workspace: here just where each request's pages begin."""
+
+    def __init__(self, stream: Stream, rows: int, device: torch.device) -> None:
+        self._stream = stream
+        self._host = stream.buffer(rows + 1)
+        self._device = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._guard = PlanGuard(stream.record)
+
+    def of(self, rows: int) -> Tensor:
+        """The plan as steps of so many requests read it, int32 [rows + 1]."""
+        return self._device[: rows + 1]
+
+    def write(self, kv_indptr: Tensor) -> None:
+        """Make the plan of the next step."""
+        with self._guard:
+            self._host[: len(kv_indptr)] = kv_indptr
+            self._stream.upload(self._device[: len(kv_indptr)], self._host[: len(kv_indptr)])
 
 
 class ReferenceStep:
-    """`PlannedAttention` of one step."""
+    """`PlannedAttention` of one step: at most `rows` a request, at most `tokens` in the cache."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache, batch: PagedBatch) -> None:
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, batch: PagedBatch, rows: int, tokens: int
+    ) -> None:
         self._config = config
         self._cache = cache
-        self._cells = batch.cells()
-        self._rows = list(zip(batch.qo_indptr[:-1].tolist(), batch.qo_indptr[1:].tolist(), strict=True))
-        self._pages = torch.split(batch.kv_indices.long(), batch.kv_indptr.diff().tolist())
-        self._kv_lens = batch.kv_lens.tolist()
+        self._batch = batch
+        self._rows = rows
+        self._tokens = tokens
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `PlannedAttention`."""
-        keys, values = self._cache.layer(layer)  # [pages, kv_heads, page_size, head_dim] each
-        pages, slots = self._cells
-        keys[pages, :, slots] = k.to(keys.dtype)
-        values[pages, :, slots] = v.to(values.dtype)
-        out = torch.empty_like(q)
-        for (start, end), own, kv_len in zip(self._rows, self._pages, self._kv_lens, strict=True):
-            gathered = (cells[own].transpose(1, 2).flatten(0, 1)[:kv_len].float() for cells in (keys, values))
-            out[start:end] = self._attend_request(layer, q[start:end].float(), *gathered).to(q.dtype)
-        return out
+        batch, cells = self._batch, self._cache.layer(layer)
+        pages, slots = batch.cells()
+        for cell, new in zip(cells, (k, v), strict=True):
+            cell[pages, :, slots] = new.to(cell.dtype)
+        request = batch.batch_indices.long()
+        row = torch.arange(len(q), device=q.device) - batch.qo_indptr[request]
+        requests, (heads, head_dim) = len(batch.kv_last_page_len), q.shape[1:]
+        queries = torch.zeros(requests, self._rows, heads, head_dim, device=q.device)
+        queries[request, row] = q.float()
+        place = torch.full((requests, self._rows), -1, dtype=torch.int32, device=q.device)
+        place[request, row] = batch.positions
+        keys, values = (self._gather(cell) for cell in cells)
+        return self._attend(layer, queries, keys, values, place)[request, row].to(q.dtype)
 
-    def _attend_request(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q [rows, heads, head_dim], keys and values [tokens, kv_heads, head_dim] → as q."""
+    def _gather(self, cell: Tensor) -> Tensor:
+        """Of [pages, kv_heads, page_size, head_dim]: [requests, tokens, kv_heads, head_dim], zeros behind the last."""
+        batch, token = self._batch, torch.arange(self._tokens, device=cell.device)
+        entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
+        page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()
+        held = token < batch.kv_lens.unsqueeze(1)
+        found = cell[torch.where(held, page, 0), :, token % batch.page_size].float()
+        return torch.where(held[:, :, None, None], found, 0.0)
+
+    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+        """q [requests, rows, heads, head_dim], place [requests, rows]: the position of each query → as q."""
         shared = self._config.heads // self._config.kv_heads  # query heads of a key-value head
-        keys, values = (each.repeat_interleave(shared, dim=1) for each in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", q, keys) * self._config.head_dim**-0.5
-        token = torch.arange(len(keys), device=q.device)
-        row = token[len(keys) - len(q) :].unsqueeze(1)
-        hidden = token > row
+        keys, values = (each.repeat_interleave(shared, dim=2) for each in (keys, values))
+        scores = torch.einsum("nqhd,nkhd->nhqk", q, keys) * self._config.head_dim**-0.5
+        token = torch.arange(self._tokens, device=q.device)
+        hidden = token > place.unsqueeze(2)
         if (window := self._config.windows[layer]) is not None:
-            hidden |= token <= row - window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, values)
+            hidden |= token <= place.unsqueeze(2) - window
+        weights = scores.masked_fill(hidden.unsqueeze(1), -torch.inf).softmax(-1)
+        return torch.einsum("nhqk,nkhd->nqhd", weights, values)
+
+
+class ReferenceDecode(ReferenceStep):
+    """`DecodeAttention`: the same over static arrays."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        batch: PagedBatch,
+        rows: int,
+        tokens: int,
+        plan: _Plan,
+    ) -> None:
+        super().__init__(config, cache, batch, rows, tokens)
+        self._plan = plan
+
+    def plan(self, kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
+        """See `DecodeAttention`."""
+        assert len(kv_last_page_len) == len(kv_indptr) - 1
+        self._plan.write(kv_indptr)
+        return True

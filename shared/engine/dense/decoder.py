@@ -1,9 +1,8 @@
 """The dense decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed, ragged forward pass.
 
-Rows of all requests lie one after another, [tokens, …]; only attention knows where a request ends. Every operation
-gives a row the same bits in any batch: the linears are packed (see `linear`), products and sums of two numbers are
-exact by IEEE 754, and the few others were chosen for it (`_silu` by its formula: torch's own rounds the last elements
-of a tensor another way than the rest). `ModelConfig` says which layers have biases, norms or windows.
+Rows of all requests lie one after another, [tokens, …]; only attention knows where a request ends. What a layer is made
+of comes as `Ops`, so the same layers run on packed linears of a CPU and on the kernels of a GPU. `ModelConfig` says
+which layers have biases, norms or windows.
 """
 
 from __future__ import annotations
@@ -15,24 +14,10 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import Attention, PlannedAttention
-from shared.engine.dense.linear import PackedLinear
-from shared.engine.dense.rope import RotaryEmbedding, rotate
-from shared.engine.dense.weights import OnProgress, Weights
+from shared.engine.dense.rope import cos_sin_table
+from shared.engine.dense.weights import OnProgress, WeightSource
 from shared.engine.model_config import ModelConfig
-
-
-@dataclass(frozen=True)
-class RMSNorm:
-    """Root mean square normalization, in float32 (Zhang and Sennrich, 2019)."""
-
-    weight: Tensor  # [size]
-    epsilon: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., size] → same."""
-        wide = x.float()
-        scale = (wide.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
-        return self.weight * (wide * scale).to(x.dtype)
+from shared.engine.ops import Linear, Ops
 
 
 @dataclass(frozen=True)
@@ -41,70 +26,112 @@ class DecoderLayer:
 
     number: int
     config: ModelConfig
-    attention_norm: RMSNorm
-    qkv: PackedLinear
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
-    output: PackedLinear
-    mlp_norm: RMSNorm
-    gate_up: PackedLinear
-    down: PackedLinear
+    ops: Ops
+    attention_norm: Tensor  # [hidden]
+    qkv: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attention: PlannedAttention) -> Tensor:
-        """x [tokens, hidden] → same."""
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        positions: Tensor,
+        cos_sin: Tensor,
+        attention: PlannedAttention,
+    ) -> tuple[Tensor, Tensor]:
+        """x [tokens, hidden] and the stream it is yet to be added to → the same. The first layer's x is the stream."""
+        x, residual = self._norm(x, residual, self.attention_norm)
+        q, k, v = self._qkv(x)
+        q, k = self.ops.rotate(q, k, positions, cos_sin)
+        attended = attention.attend(self.number, q, k, v)
+        x, residual = self._norm(self.output(attended.reshape(len(x), -1)), residual, self.mlp_norm)
+        return self.down(self.ops.silu_and_mul(self.gate_up(x))), residual
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, hidden] → three of [tokens, heads, head_dim], those of q and k normalized in some families."""
         config = self.config
         sizes = [config.heads, config.kv_heads, config.kv_heads]
-        packed = self.qkv(self.attention_norm(x)).view(len(x), sum(sizes), config.head_dim)
-        q, k, v = torch.split(packed, sizes, dim=1)
-        q = rotate(self.q_norm(q) if self.q_norm else q, cos, sin)
-        k = rotate(self.k_norm(k) if self.k_norm else k, cos, sin)
-        attended = attention.attend(self.number, q, k, v)
-        x = x + self.output(attended.reshape(len(x), -1))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(_silu(gate) * up)
+        q, k, v = torch.split(self.qkv(x).view(len(x), sum(sizes), config.head_dim), sizes, dim=1)
+        if self.q_norm is not None:
+            q = self.ops.rms_norm(q, self.q_norm, config.rms_norm_eps)
+        if self.k_norm is not None:
+            k = self.ops.rms_norm(k, self.k_norm, config.rms_norm_eps)
+        return q, k, v
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return self.ops.rms_norm(x, weight, self.config.rms_norm_eps), x
+        return self.ops.add_rms_norm(x, residual, weight, self.config.rms_norm_eps)
 
 
 class DecoderModel:
-    """Token ids to logits."""
+    """Token ids to logits, on the device where its weights are."""
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
-        attention: Attention,
+        weights: WeightSource,
+        ops: Ops,
+        *,
         context_len: int,
         dtype: torch.dtype,
-        on_progress: OnProgress,
+        device: str = "cpu",
+        attention: Attention | None = None,
+        on_progress: OnProgress = lambda _what, _share: None,
     ) -> None:
-        """Read and pack all weights; `ModelError` if one is missing or misshapen."""
+        """Read all weights, layer by layer; `ModelError` if one is missing or misshapen.
+
+        `attention` plans for `forward`; `run` is given one that is planned.
+        """
         self.config = config
         self.layers_done = 0
+        self._ops = ops
         self._attention = attention
-        self._rope = RotaryEmbedding(config, context_len)
-        load = _Loader(config, weights, dtype)
+        self._cos_sin = cos_sin_table(config, context_len).to(device)
+        load = _Loader(config, weights, ops, dtype)
         self._embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = []
         for number in range(config.layers):
             self._layers.append(load.layer(number))
             on_progress("loading weights", (number + 1) / (config.layers + 1))
-        self._norm = load.norm("model.norm", config.hidden_size)
-        if config.tied_embeddings:
-            self._head = PackedLinear(self._embedding, None)
-        else:
-            self._head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False)
+        self._norm = load.tensor("model.norm.weight", config.hidden_size)
+        head = (
+            self._embedding
+            if config.tied_embeddings
+            else load.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        )
+        self._head = ops.head(head)
         on_progress("loading weights", 1.0)
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
-        """token_ids [tokens], sampled_rows [rows] → logits float32 [rows, vocab]."""
-        x = self._embedding[token_ids]
-        cos, sin = self._rope.at(batch.positions)
-        attention = self._attention.plan(batch)
+        """See `Model`."""
+        assert self._attention is not None
+        return self.run(token_ids, batch.positions, self._attention.plan(batch), sampled_rows)
+
+    def run(
+        self, token_ids: Tensor, positions: Tensor, attention: PlannedAttention, sampled_rows: Tensor | None
+    ) -> Tensor:
+        """token_ids, positions [tokens], sampled_rows [rows] or None for all → logits float32 [rows, vocab].
+
+        The integers are of 32 or 64 bits. Nothing here waits for the device or depends on a value, so the call may be
+        captured as a CUDA graph.
+        """
+        x, residual = self._embedding.index_select(0, token_ids), None
         for layer in self._layers:
-            x = layer(x, cos, sin, attention)
+            x, residual = layer(x, residual, positions, self._cos_sin, attention)
             self.layers_done += 1
-        if not len(sampled_rows):
-            return torch.empty(0, self.config.vocab_size)
-        return self._head(self._norm(x[sampled_rows])).float()
+        assert residual is not None, "a decoder has layers"
+        if sampled_rows is not None:
+            if not len(sampled_rows):
+                return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+            x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
+        x, _ = self._ops.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
+        return self._head(x)
 
 
 @dataclass(frozen=True)
@@ -112,20 +139,21 @@ class _Loader:
     """Hugging Face's names of weights."""
 
     config: ModelConfig
-    weights: Weights
+    weights: WeightSource
+    ops: Ops
     dtype: torch.dtype
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.weights.take(name, shape, self.dtype)
 
-    def norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self.tensor(f"{name}.weight", size), self.config.rms_norm_eps)
+    def head_norm(self, name: str) -> Tensor | None:
+        return self.tensor(name, self.config.head_dim) if self.config.qk_norm else None
 
-    def linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> PackedLinear:
+    def linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> Linear:
         """One linear for several that share their input."""
         pairs = list(zip(names, sizes, strict=True))
         weight = torch.cat([self.tensor(f"{name}.weight", size, inputs) for name, size in pairs])
-        return PackedLinear(
+        return self.ops.linear(
             weight, torch.cat([self.tensor(f"{name}.bias", size) for name, size in pairs]) if bias else None
         )
 
@@ -137,23 +165,20 @@ class _Loader:
         return DecoderLayer(
             number=number,
             config=config,
-            attention_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            ops=self.ops,
+            attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", hidden),
             qkv=self.linear(
                 [f"{attention}.{part}_proj" for part in "qkv"],
                 [q_size, kv_size, kv_size],
                 hidden,
                 bias=config.qkv_bias,
             ),
-            q_norm=self.norm(f"{attention}.q_norm", config.head_dim) if config.qk_norm else None,
-            k_norm=self.norm(f"{attention}.k_norm", config.head_dim) if config.qk_norm else None,
+            q_norm=self.head_norm(f"{attention}.q_norm.weight"),
+            k_norm=self.head_norm(f"{attention}.k_norm.weight"),
             output=self.linear([f"{attention}.o_proj"], [hidden], q_size, bias=config.output_bias),
-            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden),
+            mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=self.linear(
                 [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], hidden, bias=config.mlp_bias
             ),
             down=self.linear([f"{mlp}.down_proj"], [hidden], inner, bias=config.mlp_bias),
         )
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x / (1.0 + torch.exp(-x))

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,22 +21,30 @@ from shared.errors import ModelError
 
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
 
-class Weights:
-    """The tensors of a model folder by name; `take` reads one from disk. Used as a context manager."""
+class WeightSource(Protocol):
+    """Where a model takes its weights from, one by one."""
 
-    def __init__(self, folder: Path) -> None:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The weight of this name, on the device that computes; `ModelError` unless it has this shape."""
+
+
+class Weights:
+    """The tensors of a model folder by name; `take` reads one onto the device. Used as a context manager."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         """Open every file; `ModelError` if one is missing, truncated or not safetensors."""
         self._folder = folder
         self._opened: dict[Path, Any] = {}
         self._file_of: dict[str, Path] = {}
         for path in weight_files(folder):
             try:
-                opened = safe_open(path, framework="pt")
+                opened = safe_open(path, framework="pt", device=device)
                 self._opened[path] = opened
                 names = opened.keys()  # type: ignore[no-untyped-call]
                 self._file_of.update(dict.fromkeys(names, path))
@@ -52,22 +60,28 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """The type of a tensor in its file; `ModelError` unless it exists and is made of unquantized floats."""
+        path = self._path(name)
+        stored = str(self._opened[path].get_slice(name).get_dtype())
+        if stored not in _FLOATS:
+            raise ModelError(f"{path}: {name} is {stored}; supported are unquantized floating-point weights")
+        return _FLOATS[stored]
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Read a tensor; `ModelError` unless it exists with this shape."""
-        if name not in self._file_of:
-            raise ModelError(
-                f"{self._folder} holds no weight named {name}: expected one of shape {list(shape)}"
-            )
-        path = self._file_of[name]
+        path = self._path(name)
         found = tuple(self._opened[path].get_slice(name).get_shape())
         if found != shape:
             raise ModelError(f"{path}: {name} should have shape {list(shape)}, has {list(found)}")
+        self.stored_dtype(name)
         tensor: Tensor = self._opened[path].get_tensor(name)
-        if not tensor.is_floating_point():
-            raise ModelError(
-                f"{path}: {name} is {tensor.dtype}; supported are unquantized floating-point weights"
-            )
         return tensor.to(dtype)
+
+    def _path(self, name: str) -> Path:
+        if name not in self._file_of:
+            raise ModelError(f"{self._folder} holds no weight named {name}, which the model is made of")
+        return self._file_of[name]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -107,6 +121,12 @@ def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> 
         if (folder / name).exists():
             digest.update(name.encode() + (folder / name).read_bytes())
     return digest.hexdigest()
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The type that a model was published in: that of its embedding. `ModelError` as for `Weights`."""
+    with Weights(folder) as weights:
+        return weights.stored_dtype("model.embed_tokens.weight")
 
 
 def samples_of(folder: Path) -> bytes:

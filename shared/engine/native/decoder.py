@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.dense.rope import RotaryEmbedding
+from shared.engine.dense.rope import cos_sin_table
 from shared.engine.dense.weights import OnProgress, Weights
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.kv_cache import KVCache
@@ -59,7 +59,7 @@ class NativeDecoder:
         for number in range(config.layers):
             layers[number] = self._memory.layer(number)
             on_progress("loading weights", (number + 1) / (config.layers + 1))
-        shape = self._memory.shape(cache, RotaryEmbedding(config, context_len))
+        shape = self._memory.shape(cache, cos_sin_table(config, context_len))
         self._decoder = library.decoder_new(byref(shape), layers, config.layers, threads)
         if self._decoder is None:
             raise ConfigError(f"{threads} threads cannot be started: ask for fewer")
@@ -175,8 +175,9 @@ class _Memory:
             window=config.windows[number] or 0,
         )
 
-    def shape(self, cache: KVCache, rope: RotaryEmbedding) -> kernels.NativeShape:
+    def shape(self, cache: KVCache, cos_sin: Tensor) -> kernels.NativeShape:
         config = self.config
+        cosines, sines = (half.contiguous() for half in cos_sin.chunk(2, dim=1))
         embedding = self.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         return kernels.NativeShape(
             hidden=config.hidden_size,
@@ -185,8 +186,8 @@ class _Memory:
             head_dim=config.head_dim,
             vocab=config.vocab_size,
             epsilon=config.rms_norm_eps,
-            cosines=self.address(rope.cos),
-            sines=self.address(rope.sin),
+            cosines=self.address(cosines),
+            sines=self.address(sines),
             cache=kernels.NativeCache(
                 pages=cache.address,
                 type=_KV_TYPES[cache.store.dtype],

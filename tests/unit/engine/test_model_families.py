@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine import engine
+from shared.engine import cpu_engine
 from shared.engine.attention.reference import ReferenceAttention
 from shared.schedule_batch import ForwardMode
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
@@ -21,15 +21,18 @@ NEAR_TIE = 1e-3
 PROMPT_LENS = (1, 7, 16, 131, 300)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "avx2", "plain", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", "avx2", "plain", "torch", "cuda-on-cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(
     family: str, kernels: str, tmp_path: Path
 ) -> None:
-    if kernels != "torch":
-        skip_unless_runnable(kernels)
+    """Also by the path of a GPU, whose graphs compute the same in plain torch."""
     model = tiny_model(family, tmp_path)
-    driver = Driver(tmp_path, kernels=kernels)
+    if kernels == "cuda-on-cpu":
+        driver = Driver(tmp_path, device=kernels, slots=2)
+    else:
+        skip_unless_runnable(kernels)
+        driver = Driver(tmp_path, kernels=kernels)
     for length in PROMPT_LENS:
         prompt = tokens_of(length, length, VOCAB_SIZE)
         driver.prefill(0, prompt, range(20))
@@ -51,7 +54,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 def test_plain_attention_over_pages_gives_the_logits_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BlockedAttention", ReferenceAttention)
+    monkeypatch.setattr(cpu_engine, "BlockedAttention", ReferenceAttention)
     model = tiny_model(family, tmp_path)
     driver = Driver(tmp_path, kernels="torch")
     prompt = tokens_of(131, 131, VOCAB_SIZE)

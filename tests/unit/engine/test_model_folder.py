@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.engine.dense.weights import model_fingerprint
-from shared.engine.engine import Sizes, load
+from shared.engine.engine import load
 from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
+from shared.engine.parts import Sizes
 from shared.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 

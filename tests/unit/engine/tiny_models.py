@@ -1,7 +1,7 @@
 """Tiny models with random weights, one for each thing that families of dense decoders differ in.
 
 Sizes are awkward on purpose: head dimensions and vocabularies that no vector width divides, an inner size above the
-1,024 inputs where oneDNN computes a single row another way.
+1,024 inputs where oneDNN computes a single row another way. `GPU_FAMILIES` have heads that kernels of GPUs take.
 """
 
 from __future__ import annotations
@@ -109,9 +109,45 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
+def _for_gpus(head_dim: int, kv_heads: int, group: int) -> dict[str, Any]:
+    sizes = {"hidden_size": 48 * kv_heads, "intermediate_size": 256, "head_dim": head_dim}
+    return _SIZES | sizes | {"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads}
+
+
+def _llama_for_gpus(head_dim: int, kv_heads: int, group: int, **switches: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**_for_gpus(head_dim, kv_heads, group), **switches))
+
+
+def _mistral_for_gpus(head_dim: int, kv_heads: int, group: int) -> PreTrainedModel:
+    sizes = _for_gpus(head_dim, kv_heads, group)
+    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=50))
+
+
+def _qwen2_for_gpus(head_dim: int, kv_heads: int, group: int, **switches: Any) -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_for_gpus(head_dim, kv_heads, group), **switches))
+
+
+def _qwen3_for_gpus(head_dim: int, kv_heads: int, group: int) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_for_gpus(head_dim, kv_heads, group)))
+
+
+GPU_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama, tied, 64 · 3 of 3, as SmolLM2": lambda: _llama_for_gpus(64, 3, 3, tie_word_embeddings=True),
+    "llama, llama3 rope, 128 · 4 of 2": lambda: _llama_for_gpus(128, 2, 4, rope_parameters=_LLAMA3),
+    "llama, 64 · 1 of 4": lambda: _llama_for_gpus(64, 4, 1),
+    "mistral, sliding window, 128 · 8 of 1": lambda: _mistral_for_gpus(128, 1, 8),
+    "qwen2, 128 · 7 of 1": lambda: _qwen2_for_gpus(128, 1, 7),
+    "qwen2, window in upper layers, 64 · 6 of 2": lambda: _qwen2_for_gpus(
+        64, 2, 6, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "qwen3, 128 · 2 of 2": lambda: _qwen3_for_gpus(128, 2, 2),
+    "qwen3, 128 · 5 of 2": lambda: _qwen3_for_gpus(128, 2, 5),
+}
+
+
 def tiny_model(family: str, folder: Path, *, shard_bytes: int = 10**9) -> PreTrainedModel:
     """Make a model of this family with weights from a fixed seed, and save it to `folder`."""
-    return _save(FAMILIES[family], folder, shard_bytes)
+    return _save((FAMILIES | GPU_FAMILIES)[family], folder, shard_bytes)
 
 
 def tiny_model_of_blocks(folder: Path) -> None:

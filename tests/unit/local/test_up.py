@@ -80,15 +80,12 @@ def test_the_values_of_the_chart_serve_this_machine_too() -> None:
     assert not {"router", "prefill", "decode", "silenceSeconds", "prefill.config"} & set(settings.ignored)
 
 
-@pytest.mark.parametrize(
-    "values_of_production", [yaml.safe_load((CHART / "ci" / "production.yaml").read_text())]
-)
-def test_a_file_made_for_production_differs_in_its_device_alone(
-    values: Path, values_of_production: dict[str, object]
-) -> None:
-    with pytest.raises(ConfigError, match=r"device in .* until Segue has a CUDA engine, got 'cuda'"):
-        given(values, yaml.safe_dump(values_of_production))
-    settings = given(values, yaml.safe_dump(values_of_production | {"device": "cpu"}))
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_file_made_for_production_serves_as_it_is_or_with_another_device(values: Path, device: str) -> None:
+    production = yaml.safe_load((CHART / "ci" / "production.yaml").read_text())
+    assert production["device"] == "cuda"
+    settings = given(values, yaml.safe_dump(production | {"device": device}))
+    assert settings.config.device == device
     decode = settings.roles["decode"].config
     assert isinstance(decode, WorkerConfig)
     assert decode.max_running_requests == 256
@@ -111,8 +108,12 @@ def test_a_file_made_for_production_differs_in_its_device_alone(
             "kvPages in decode.config of FILE should be a valid integer, got 'many'",
         ),
         (
+            "decode: {config: {dtype: float8}}",
+            "dtype in decode.config of FILE should be 'auto', 'float32', 'bfloat16' or 'float16', got 'float8'",
+        ),
+        (
             "decode: {config: {dtype: float16}}",
-            "dtype in decode.config of FILE should be left at auto until Segue has",
+            "dtype is auto for prefill and float16 for decode, which then could not read each other's pages",
         ),
         ("prefil: {config: {kvPages: 3}}", "unknown setting 'prefil' in FILE; did you mean prefill?"),
         (

@@ -61,6 +61,24 @@ def test_a_step_is_settled_behind_the_next_launch_but_for_the_first_token(except
     assert bench.device.trace[1] == ("settle 1" if exceptional else "launch 2")
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_no_baton_is_given_before_its_last_step_was_waited_for(overlap: bool) -> None:
+    """Until `wait` has returned, writes to the pages may be under way on the device: a peer would read half of them."""
+    bench = PrefillBench(chunked_prefill_size=8, overlap=overlap)
+    steps_waited: list[int] = []
+
+    def look() -> None:
+        steps_waited.append(bench.device.completed() + 1)
+        assert not any(bench.words.values)
+        assert not bench.said(Prefilled)
+
+    bench.device.on_wait = look
+    bench.send(prefill("a", prompt(20)))
+    bench.run_until(lambda: len(bench.said(Prefilled)) > 0)
+    assert steps_waited == [1, 2, 3]
+    assert bench.words.values.count(0) == len(bench.words.values) - 1
+
+
 def test_a_request_that_comes_while_a_step_is_settled_joins_the_next_one() -> None:
     bench = PrefillBench(chunked_prefill_size=8)
     bench.send(prefill("a", prompt(8)), prefill("b", prompt(4, family=2)))

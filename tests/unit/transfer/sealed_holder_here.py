@@ -30,7 +30,7 @@ class EndingMemory(OfferedMemory):
     ends_after_portions = -1  # of pages that were given; -1: never
     words: WordTable
 
-    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview:
+    def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview | None:
         self.ends_after_portions -= 1
         if self.ends_after_portions == 0:
             self.words.clear(LEASE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import pytest
@@ -11,9 +13,11 @@ import pytest
 from shared.baton import Baton
 from shared.errors import InvariantError, TransferError
 from shared.transfer import fetches
+from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
 from shared.transfer.memory import WordTable
+from shared.transfer.new_reader import make_on_thread
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.self_fetch import self_fetch
@@ -23,6 +27,7 @@ from tests.fetcher_contract import (
     KV_FORMAT,
     LIMITS,
     PAGE_BYTES,
+    PATIENCE_SECONDS,
     AnsweredReadsContract,
     Clock,
     FetcherContract,
@@ -31,6 +36,7 @@ from tests.fetcher_contract import (
     byte_of,
 )
 from tests.unit.transfer.in_process_world import InProcessHolder, make_world
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -253,7 +259,8 @@ def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) ->
     """Six batches under way."""
     assert isinstance(world.reader, Transfer)
     memory = world.pages.memory
-    fetches = Fetches(world.reader.holder, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock)
+    own, counters = world.reader.holder, KvCounters()
+    fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock, counters)
     fetches.kv_links.note_check(reader.source.holder, "memory", right_bytes=True)
     fetches.start(1, world.baton(reader.source, SIX_BATCHES), 0, range(12))
     return fetches
@@ -307,7 +314,8 @@ def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(w
             raise TransferError("no port is free")
         return reader
 
-    fetches = Fetches(world.reader.holder, world.pages.memory, KV_FORMAT, make_reader, LIMITS, world.clock)
+    own, memory = world.reader.holder, world.pages.memory
+    fetches = Fetches(own, memory, KV_FORMAT, make_reader, LIMITS, world.clock, KvCounters())
     fetches.start(1, world.baton(broken.source, SIX_BATCHES), 0, range(12))
     for _ in range(3):
         assert not any(isinstance(event, FetchEnded) for event in fetches.poll()), (
@@ -317,6 +325,32 @@ def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(w
     world.clock.now += RETIRE_AGAIN_SECONDS
     assert fetches.poll() == [FetchEnded(1)]
     assert (fetches.outstanding, fetches.readers_fenced) == (0, 1)
+
+
+def test_a_reader_that_takes_long_to_make_is_made_while_the_loop_goes_on(world: FetchWorld) -> None:
+    """To register VRAM may take seconds; streams do not wait for it, and pages stay quarantined."""
+    broken, fresh = FailingReader(refuses=False), InProcessReader(InProcessFabric(), LIMITS.fetches_max)
+    registered, makers = threading.Event(), [threading.current_thread()]
+
+    def make_reader() -> InProcessReader:
+        if len(makers) == 1:
+            makers.append(makers[0])
+            return broken
+        makers.append(threading.current_thread())
+        assert registered.wait(PATIENCE_SECONDS)
+        return fresh
+
+    own, memory = world.reader.holder, world.pages.memory
+    begin = partial(make_on_thread, memory)
+    fetches = Fetches(own, memory, KV_FORMAT, make_reader, LIMITS, world.clock, KvCounters(), begin)
+    fetches.start(1, world.baton(broken.source, SIX_BATCHES), 0, range(12))
+    for _ in range(3):
+        assert not any(isinstance(event, FetchEnded) for event in fetches.poll())
+    registered.set()
+    until(lambda: fetches.poll() == [FetchEnded(1)], PATIENCE_SECONDS, "the fence")
+    assert len(makers) == 3, "one successor is made"
+    assert makers[2] is not makers[0]
+    fetches.close()
 
 
 def test_the_self_fetch_passes_and_leaves_no_lease(world: FetchWorld) -> None:

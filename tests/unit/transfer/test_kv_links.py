@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from shared.baton import Baton, Holder
 from shared.links.events import peer_name
 from shared.messages import Hello
+from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches
 from shared.transfer.kv_links import MEASURED_BYTES_MIN, RECENT_FETCHES, SLOW_FETCHES_MIN, KvLinks
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, KvLink
@@ -45,7 +46,7 @@ class Peers:
     """The links of one worker, to peers that are all sound."""
 
     def __init__(self) -> None:
-        self.links = KvLinks(holder("own"))
+        self.links = KvLinks(holder("own"), KvCounters())
 
     def check(self, uid: str, transport: str = "", epoch: int = 1) -> None:
         self.links.note_check(holder(uid, epoch), transport, right_bytes=True)
@@ -210,7 +211,8 @@ class CountedFetches:
         self.buffer = PageBuffer()
         own = InProcessOffer(self.fabric, "own", 1, self.buffer.memory, LEASES).holder
         self.readers: list[CountingReader] = []
-        self.fetches = Fetches(own, self.buffer.memory, KV_FORMAT, self.make_reader, LIMITS, clock)
+        memory = self.buffer.memory
+        self.fetches = Fetches(own, memory, KV_FORMAT, self.make_reader, LIMITS, clock, KvCounters())
 
     def make_reader(self) -> CountingReader:
         self.readers.append(CountingReader(self.fabric))
@@ -243,12 +245,11 @@ def test_a_fetch_of_no_pages_needs_no_check(counted: CountedFetches) -> None:
     assert counted.readers[0].posts == []
 
 
-def test_memory_out_of_reach_is_read_and_not_compared(counted: CountedFetches) -> None:
+def test_memory_of_a_device_is_compared_as_well(counted: CountedFetches) -> None:
     counted.source.buffer.fill(counted.source.holder.known_page, 7)
-    assert isinstance(
-        counted.fetch(1, msgspec.structs.replace(counted.source.holder, memory="VRAM")), FetchLanded
-    )
-    assert counted.fetches.kv_links.link(counted.source.holder.name) == KvLink("memory", 0.0)
+    failed = counted.fetch(1, msgspec.structs.replace(counted.source.holder, memory="VRAM"))
+    assert isinstance(failed, FetchFailed)
+    assert "came with other bytes" in failed.reason
 
 
 def test_a_worker_without_a_known_page_is_not_checked(counted: CountedFetches) -> None:

@@ -78,7 +78,9 @@ def test_a_span_outside_the_pages_is_refused(offered: Offered, span: tuple[int, 
 def test_the_pages_may_be_read_to_their_last_byte(offered: Offered) -> None:
     assert offered.memory.refusal(GetPages(3, 77, ((0, ALL),))) == ""
     assert offered.memory.refusal(GetPages(3, 77, ((ALL - 1, 1),))) == ""
-    assert offered.memory.page_bytes_at(ALL - 1, 1).readonly
+    last = offered.memory.page_bytes_at(ALL - 1, 1)
+    assert last is not None
+    assert last.readonly
 
 
 def test_more_than_all_pages_and_nothing_at_all_are_refused(offered: Offered) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,66 @@ def test_nixl_between_hosts_is_refused_without_rdma_and_without_leave(interface:
         KvNetwork("nixl", interface, "1-2", unauthenticated_tcp=True), tmp_path / "none"
     )
     refuse_nixl_without_network(KvNetwork("nixl", "lo", "1-2"), tmp_path / "none")
+
+
+def test_an_rdma_device_beside_an_interface_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "mlx5_0").mkdir()
-    refuse_nixl_without_network(KvNetwork("nixl", interface, "1-2"), tmp_path)
+    refuse_nixl_without_network(KvNetwork("nixl", "", "1-2"), tmp_path)  # UCX takes what it finds
+    refuse_nixl_without_network(KvNetwork("nixl", "eth0", "1-2", devices=("mlx5_0:1",)), tmp_path)
+    with pytest.raises(ConfigError, match="kv_devices names none of mlx5_0: name one"):
+        refuse_nixl_without_network(KvNetwork("nixl", "eth0", "1-2"), tmp_path)
+
+
+def test_one_list_of_devices_may_serve_nodes_that_differ(tmp_path: Path) -> None:
+    network = KvNetwork("nixl", "eth0", "1-2", devices=("mlx5_0:1", "mlx5_bond_0:1"))
+    with pytest.raises(ConfigError, match=r"names mlx5_0:1,mlx5_bond_0:1, and .* has no device"):
+        refuse_nixl_without_network(network, tmp_path / "none")
+    (tmp_path / "mlx5_9").mkdir()
+    with pytest.raises(ConfigError, match="has mlx5_9: name one that is there"):
+        refuse_nixl_without_network(network, tmp_path)
+    (tmp_path / "mlx5_bond_0").mkdir()
+    refuse_nixl_without_network(network, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("choice", "interface", "sentence"),
+    [
+        ("auto", "eth0", "the sealed transport uses TCP"),
+        ("sealed", "eth0", "the sealed transport uses TCP"),
+        ("nixl", "lo", "kv_interface lo keeps KV on this machine"),
+    ],
+)
+def test_devices_that_nothing_would_use_are_refused(
+    choice: KvTransport, interface: str, sentence: str
+) -> None:
+    network = KvNetwork(choice, interface, "1-2", devices=("mlx5_0:1",))
+    with pytest.raises(ConfigError, match=rf"kv_devices names mlx5_0:1, but {sentence}"):
+        open_offer(network, new_keys()["worker"], ("w", 1), PageBuffer().memory, LEASES)
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, str]]:
+    """The environment with none of UCX's variables; what is set in it goes when the test ends."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("UCX_")})
+        yield os.environ
+
+
+def test_ucx_uses_the_interface_and_the_devices_that_are_named(variables: Mapping[str, str]) -> None:
+    configure_ucx("eth0", "", tcp=False)
+    assert variables["UCX_NET_DEVICES"] == "eth0"
+    configure_ucx("eth0", "", tcp=False, devices=("mlx5_0:1", "mlx5_1:1"))
+    assert variables["UCX_NET_DEVICES"] == "eth0,mlx5_0:1,mlx5_1:1"
+    configure_ucx("", "", tcp=False, devices=("mlx5_0:1",))
+    assert variables["UCX_NET_DEVICES"] == "mlx5_0:1"
+
+
+def test_ucx_copies_between_gpus_unless_told_not_to(variables: Mapping[str, str]) -> None:
+    configure_ucx("lo", "", tcp=True)
+    assert variables["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
+    os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "off"
+    configure_ucx("lo", "", tcp=True)
+    assert variables["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "off"
 
 
 def test_a_worker_refuses_nixl_without_network_before_it_offers_its_memory(

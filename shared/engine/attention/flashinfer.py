@@ -1,0 +1,384 @@
+"""`StreamAttention` by FlashInfer's kernels, over a cache whose keys lie by token.
+
+A *plan* is the division of a step's work into blocks. FlashInfer makes it on the host, in pinned memory, and sends it
+to the stream; `run` launches a kernel that reads it there, once a layer. Sliding windows differ between layers of some
+models, and a plan holds for one window: so there is a wrapper, with a plan, for each distinct window.
+
+DECODE has wrappers for each batch size, over static arrays, whose kernels are captured in graphs. A graph keeps the
+numbers that `plan` returned: where the parts of the plan lie, and how many blocks are launched. For FlashInfer in graph
+mode they depend on the batch size alone; it is checked at every plan all the same, as TensorRT-LLM found it was not
+always so (TensorRT-LLM#18002). EXTEND runs eagerly.
+
+Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh). Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.engine.attention.paged import PagedBatch
+from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig
+from shared.errors import ConfigError
+
+FLOAT_WORKSPACE_BYTES = 512 * 2**20  # partial results of split keys, for one kernel at a time: all share it
+DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
+PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16)
+_CUDA_CORE_GROUP_MAX = 3  # query heads a key-value head; with more of them tensor cores are the faster ones
+
+Capability = tuple[int, int]  # compute capability of a GPU
+Window = int | None
+
+
+class DecodeWrapper(Protocol):
+    """What is used of `BatchDecodeWithPagedKVCacheWrapper`; `fast_decode_plan` plans it as well."""
+
+    _plan_info: Sequence[int]
+    _pin_memory_int_workspace_buffer: Tensor
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Use these on the device, and new pinned memory like the second."""
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        """Choose the kernels and plan a step."""
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        """Attend by the last plan."""
+
+
+class PrefillWrapper(Protocol):
+    """What is used of `BatchPrefillWithPagedKVCacheWrapper`."""
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        """Choose the kernels and plan a step."""
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
+        """Attend by the last plan."""
+
+
+class FlashInfer(Protocol):
+    """What is used of the package."""
+
+    def BatchDecodeWithPagedKVCacheWrapper(self, *args: Any, **kwargs: Any) -> DecodeWrapper:  # noqa: N802
+        """Plans and kernels of DECODE."""
+
+    def BatchPrefillWithPagedKVCacheWrapper(self, *args: Any, **kwargs: Any) -> PrefillWrapper:  # noqa: N802
+        """Plans and kernels of EXTEND."""
+
+    def fast_decode_plan(self, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        """Plan as the wrapper does, but for copies to the device."""
+
+    def append_paged_kv_cache(self, *args: Any) -> None:
+        """Write keys and values of rows into their pages."""
+
+
+def check_bounds(
+    config: ModelConfig, dtype: torch.dtype, capability: Capability, *, deterministic: bool = False
+) -> None:
+    """Raises `ConfigError` for what FlashInfer's kernels do not compute on a GPU of this compute capability."""
+    gpu = ".".join(map(str, capability))
+    if config.head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"FlashInfer has no kernels for head_dim {config.head_dim}, only for {_listed(HEAD_DIMS)}: use device cpu"
+        )
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"FlashInfer has no kernels for {_name(dtype)}, only for {_listed(map(_name, DTYPES))}: "
+            "choose one as dtype, or use device cpu"
+        )
+    if dtype is torch.bfloat16 and capability < (8, 0):
+        raise ConfigError(
+            f"bfloat16 needs a GPU of compute capability 8.0 or more, this one has {gpu}: "
+            "use dtype float16, or use device cpu"
+        )
+    if deterministic and capability < (9, 0):
+        raise ConfigError(
+            f"deterministic needs a GPU of compute capability 9.0 or more, this one has {gpu}: use device cpu"
+        )
+
+
+def workspace_bytes(windows: int) -> int:
+    """Memory of the GPU that plans and kernels take for a model with so many different windows."""
+    return FLOAT_WORKSPACE_BYTES + windows * (DECODE_WORKSPACE_BYTES + PREFILL_WORKSPACE_BYTES)
+
+
+class FlashInferAttention:
+    """See `StreamAttention`. All calls are made with the stream as torch's current one."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        library: FlashInfer,
+        guard: AbstractContextManager[None],
+        *,
+        requests: int,
+        prefill_backend: Literal["fa2", "fa3"] = "fa2",
+        deterministic: bool = False,
+    ) -> None:
+        """`guard` is held around each plan, and waits until the stream has copied the plan before (`PlanGuard`).
+
+        `requests` is the most of an EXTEND step. `deterministic`: a row's result does not depend on the rest of the
+        batch; it costs speed, most of all for few long requests. `check_bounds` says what can be computed.
+        """
+        self._library = library
+        self._guard = guard
+        self._deterministic = deterministic
+        self._prefill_backend = prefill_backend
+        self._windows = config.windows
+        self._distinct = tuple(dict.fromkeys(config.windows))
+        self._page_size = cache.page_size
+        self._shape = (config.heads, config.kv_heads, config.head_dim, cache.page_size)
+        self._group = config.heads // config.kv_heads
+        self._views = [cache.paged_layer(layer) for layer in range(config.layers)]
+        self._device, self._dtype = cache.store.device, cache.store.dtype
+        self._floats = self._workspace(FLOAT_WORKSPACE_BYTES)
+        # Steps follow each other in the stream, so batch sizes can share a plan's place on the device. Windows cannot.
+        self._decode_ints = {window: self._workspace(DECODE_WORKSPACE_BYTES) for window in self._distinct}
+        self._prefills: list[dict[Window, PrefillWrapper]] = []
+        pinned = self._device.type == "cuda"
+        self._kv_lens = torch.zeros(requests, dtype=torch.int32, pin_memory=pinned)
+        self._starts = torch.zeros(2 * requests, dtype=torch.int32, pin_memory=pinned)
+        self._prefill(0)  # memory is taken at start, not by the first request
+
+    def plan_extend(self, host: PagedBatch, device: PagedBatch) -> FlashInferExtend:
+        """See `StreamAttention`."""
+        query_lens = np.diff(host.qo_indptr.numpy())
+        runs = [_Run(0, len(query_lens))]
+        if self._deterministic and self._prefill_backend == "fa2":
+            runs = _runs_by_tile(query_lens * self._group, self._shape[2])
+        with self._guard:
+            self._kv_lens[: len(query_lens)].copy_(host.kv_lens)
+            parts = [self._plan_run(index, run, host, device, query_lens) for index, run in enumerate(runs)]
+        return FlashInferExtend(self, device, parts)
+
+    def for_decode(self, device: PagedBatch) -> FlashInferDecode:
+        """See `StreamAttention`."""
+        wrappers = {window: self._decode_wrapper(window, device) for window in self._distinct}
+        return FlashInferDecode(self, device, wrappers)
+
+    # ---- for the steps -------------------------------------------------------------------------------------------
+
+    def write(self, layer: int, batch: PagedBatch, k: Tensor, v: Tensor) -> Tensor:
+        """Write keys and values of a step; returns the layer's cache as FlashInfer takes it."""
+        view = self._views[layer]
+        self._library.append_paged_kv_cache(
+            k,
+            v,
+            batch.batch_indices,
+            batch.positions,
+            view,
+            batch.kv_indices,
+            batch.kv_indptr,
+            batch.kv_last_page_len,
+            "HND",
+        )
+        return view
+
+    def window(self, layer: int) -> Window:
+        """Tokens that a row of this layer sees, None for all."""
+        return self._windows[layer]
+
+    def plan_decode(
+        self,
+        wrappers: dict[Window, DecodeWrapper],
+        device: PagedBatch,
+        kv_indptr: Tensor,
+        kv_last_page_len: Tensor,
+        *,
+        first: bool,
+    ) -> list[list[int]]:
+        """Plan a step for all windows; returns what graphs keep of the plans."""
+        with self._guard:
+            for window, wrapper in wrappers.items():
+                settings = self._settings(window)
+                if first:
+                    # It also copies the arrays to the device. That of pages is already there, and may be long.
+                    no_pages = device.kv_indices[:0]
+                    wrapper.plan(kv_indptr, no_pages, kv_last_page_len, *self._shape, **settings)
+                    continue
+                # `plan` compares lengths in Python and copies arrays that the graph writes itself. This needs both
+                # arrays on the host: one on the device would be fetched, and the host would wait for it.
+                self._library.fast_decode_plan(
+                    wrapper,
+                    kv_indptr,
+                    device.kv_indices,
+                    kv_last_page_len,
+                    *self._shape,
+                    **settings,
+                    global_override_indptr_cpu=kv_indptr,
+                )
+        return [list(wrapper._plan_info) for wrapper in wrappers.values()]
+
+    # ---- wrappers ------------------------------------------------------------------------------------------------
+
+    def _decode_wrapper(self, window: Window, device: PagedBatch) -> DecodeWrapper:
+        wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self._floats,
+            "HND",
+            use_cuda_graph=True,
+            # Only these can be told not to split keys. CUDA cores have no kernels for 5, 6, 7 and more than 8 anyhow.
+            use_tensor_cores=self._deterministic or self._group > _CUDA_CORE_GROUP_MAX,
+            paged_kv_indptr_buffer=device.kv_indptr,
+            paged_kv_indices_buffer=device.kv_indices,
+            paged_kv_last_page_len_buffer=device.kv_last_page_len,
+            backend="fa2",
+        )
+        wrapper.reset_workspace_buffer(self._floats, self._decode_ints[window])
+        # Where keys are not split, the blocks that pad a graph's launch read entries that no plan writes, and compute
+        # what they name (sglang#31387). Of zeros it is the first request once more.
+        wrapper._pin_memory_int_workspace_buffer.zero_()
+        return wrapper
+
+    def _prefill(self, index: int) -> dict[Window, PrefillWrapper]:
+        """Wrappers of the run `index` of a step; their plans lie apart, for all runs are planned before any is run."""
+        while len(self._prefills) <= index:
+            self._prefills.append(
+                {
+                    window: self._library.BatchPrefillWithPagedKVCacheWrapper(
+                        self._floats, "HND", backend=self._prefill_backend
+                    )
+                    for window in self._distinct
+                }
+            )
+        return self._prefills[index]
+
+    def _plan_run(
+        self,
+        index: int,
+        run: _Run,
+        host: PagedBatch,
+        device: PagedBatch,
+        query_lens: NDArray[np.signedinteger],
+    ) -> _Part:
+        first, end = run.first, run.end
+        qo_indptr = self._starts[first + index : end + index + 1]  # a run has an entry more than requests
+        rows = host.qo_indptr.numpy()
+        qo_indptr.numpy()[:] = (
+            rows[first : end + 1] - rows[first]
+        )  # its output begins at 0, so its rows have to
+        wrappers = self._prefill(index)
+        for window, wrapper in wrappers.items():
+            # All but the pages lie on the host, for FlashInfer reads them there; and pinned, for it copies them as if
+            # they were. Never max_sequence_kv: with it `plan` forgets to fetch kv_indptr (until 0.7.2).
+            wrapper.plan(
+                qo_indptr,
+                host.kv_indptr[first : end + 1],
+                device.kv_indices,
+                host.kv_last_page_len[first:end],
+                *self._shape,
+                causal=True,
+                seq_lens=self._kv_lens[first:end],
+                max_token_per_sequence=int(query_lens[first:end].max()),
+                **self._settings(window),
+            )
+        return _Part(int(rows[first]), int(rows[end]), wrappers)
+
+    def _settings(self, window: Window) -> dict[str, Any]:
+        """Of `plan` for DECODE and EXTEND; `window_left` does not count the row itself."""
+        return {
+            "window_left": -1 if window is None else window - 1,
+            "q_data_type": self._dtype,
+            "kv_data_type": self._dtype,
+            "disable_split_kv": self._deterministic,
+        }
+
+    def _workspace(self, nbytes: int) -> Tensor:
+        """FlashInfer wants its workspaces zeroed before their first use."""
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
+
+
+class FlashInferDecode:
+    """See `DecodeAttention`."""
+
+    def __init__(
+        self, attention: FlashInferAttention, batch: PagedBatch, wrappers: dict[Window, DecodeWrapper]
+    ) -> None:
+        self._attention = attention
+        self._batch = batch
+        self._wrappers = wrappers
+        self._captured: list[list[int]] | None = (
+            None  # what the graph keeps: of the first plan, before its capture
+        )
+
+    def plan(self, kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
+        """See `DecodeAttention`."""
+        planned = self._attention.plan_decode(
+            self._wrappers, self._batch, kv_indptr, kv_last_page_len, first=self._captured is None
+        )
+        if self._captured is None:
+            self._captured = planned
+        return planned == self._captured
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `PlannedAttention`."""
+        view = self._attention.write(layer, self._batch, k, v)
+        return self._wrappers[self._attention.window(layer)].run(q, view)
+
+
+class FlashInferExtend:
+    """`PlannedAttention` of an EXTEND step; its plan holds until the next one is made."""
+
+    def __init__(self, attention: FlashInferAttention, batch: PagedBatch, parts: Sequence[_Part]) -> None:
+        self._attention = attention
+        self._batch = batch
+        self._parts = parts
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `PlannedAttention`."""
+        view = self._attention.write(layer, self._batch, k, v)
+        window = self._attention.window(layer)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for part in self._parts:
+            rows = slice(part.first, part.end)
+            part.wrappers[window].run(q[rows], view, out=out[rows])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive requests that are planned together."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Consecutive rows and what was planned for them."""
+
+    first: int
+    end: int
+    wrappers: dict[Window, PrefillWrapper]
+
+
+def _runs_by_tile(packed_lens: NDArray[np.signedinteger], head_dim: int) -> list[_Run]:
+    """Split requests where the size of FlashInfer's tiles would be another one.
+
+    fa2 takes 16, 64 or 128 rows a tile by the average length of a plan's requests, rows times query heads a key-value
+    head (`FA2DetermineCtaTileQ`), and sums in another order for each. So a request may only be planned with those for
+    which it would choose as it does for this one alone.
+    """
+    limits = np.array([16, 64] if head_dim < 256 else [16])
+    tiles = np.searchsorted(limits, packed_lens)
+    starts = [0, *(np.flatnonzero(np.diff(tiles)) + 1).tolist(), len(tiles)]
+    return [_Run(first, end) for first, end in pairwise(starts)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,34 @@
+"""What the device has done so far: plain numbers, published by the shell and read by tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from shared.metric_fields import CounterMetric, all_declared, counted, counted_by, total
+
+BUSY_SECONDS = CounterMetric(
+    "segue_device_busy_seconds_total", "Seconds that the GPU worked on steps, by forward mode.", ("mode",)
+)
+GRAPH_STEPS = CounterMetric(
+    "segue_graph_steps_total",
+    "DECODE steps by the batch size of the CUDA graph that ran them; eager: without one.",
+    ("rows",),
+)
+EAGER = "eager"
+
+
+@all_declared
+@dataclass(slots=True)
+class DeviceCounters:
+    """Totals since the start."""
+
+    extend_seconds: float = counted(BUSY_SECONDS, mode="extend")
+    decode_seconds: float = counted(BUSY_SECONDS, mode="decode")
+    prebuilt_seconds: float = counted(BUSY_SECONDS, mode="prebuilt")
+    idle_seconds: float = total(
+        "segue_device_idle_seconds_total",
+        "Seconds that the GPU stood still between two steps of one request. It should be near 0: the host is too slow "
+        "otherwise. Time without requests does not count.",
+    )
+    graph_steps: Counter[str] = counted_by(GRAPH_STEPS, EAGER)

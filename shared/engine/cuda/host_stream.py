@@ -1,0 +1,210 @@
+"""A stream on a thread of the CPU, and graphs as CUDA has them: the engine's whole path without a GPU.
+
+For tests and rehearsals (`device: cuda-on-cpu`). Slow, but what it computes went through the same staging, state,
+plans and graphs as on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shared.engine.streams import Mark, Work
+
+
+class HostMark:
+    """`Mark` that the thread sets in passing."""
+
+    def __init__(self, stream: HostStream) -> None:
+        self._stream = stream
+        self._reached = threading.Event()
+        self._at = 0.0
+
+    def reach(self) -> None:
+        """The thread has come here."""
+        self._at = time.monotonic()
+        self._reached.set()
+
+    def wait(self) -> None:
+        """See `Mark`."""
+        self._reached.wait()
+        self._stream.raise_error()
+
+    def passed(self) -> bool:
+        """See `Mark`."""
+        return self._reached.is_set()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """See `Mark`."""
+        assert isinstance(earlier, HostMark)
+        return self._at - earlier._at
+
+
+class HostStream:
+    """`Stream` on one thread. After an error nothing runs any more, and every mark raises it."""
+
+    def __init__(self, threads: int) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(threads,), name="forward", daemon=True)
+        self._thread.start()
+
+    def buffer(self, words: int) -> Tensor:
+        """See `Stream`."""
+        return torch.zeros(words, dtype=torch.int32)
+
+    def run(self, work: Work) -> None:
+        """See `Stream`."""
+        self._queue.put(lambda: self._do(work))
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """See `Stream`."""
+        self.run(lambda: _copy(target, source))
+
+    def download(self, target: Tensor, source: Tensor) -> None:
+        """See `Stream`."""
+        self.run(lambda: _copy(target, source))
+
+    def record(self) -> HostMark:
+        """See `Stream`."""
+        mark = HostMark(self)
+        self._queue.put(mark.reach)  # also after an error: whoever waits must wake
+        return mark
+
+    def wait_for(self, mark: Mark) -> None:
+        """See `Stream`."""
+        self.run(mark.wait)
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """See `Stream`."""
+        return nullcontext()
+
+    def capture(self, work: Work) -> Work:
+        """See `Stream`."""
+        self.synchronize()
+        return record_graph(work)
+
+    def synchronize(self) -> None:
+        """See `Stream`."""
+        self.record().wait()
+
+    def close(self) -> None:
+        """See `Stream`."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def raise_error(self) -> None:
+        """Raise what ended the work, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _do(self, work: Work) -> None:
+        if self._error is None:
+            try:
+                work()
+            except BaseException as error:  # whatever it is, marks must raise it rather than hang
+                self._error = error
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # OpenMP keeps this number per calling thread
+        with torch.inference_mode():
+            while (work := self._queue.get()) is not None:
+                work()
+
+
+def record_graph(work: Work) -> Work:
+    """Do the work once and return what repeats its operations on the same memory, as a CUDA graph would.
+
+    What the host looked at is frozen: a number stays what it was, a tensor stays the same memory.
+    """
+    recorder = _Recorder()
+    with torch.inference_mode(), recorder:
+        work()
+    operations = recorder.operations
+
+    def replay() -> None:
+        for operation in operations:
+            operation.repeat()
+
+    return replay
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor, ...]  # memory to fill again; none where the operation writes to its arguments
+
+    def repeat(self) -> None:
+        found = self.function(*self.args, **self.kwargs)
+        for result, again in zip(self.results, tree_leaves(found), strict=bool(self.results)):
+            if result.data_ptr() != again.data_ptr():
+                result.copy_(again)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps every operation that computes; views need no repeating, since their memory is that of their base."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[_Operation] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOOKS or _indexes_by_bool(func, args):
+            raise RuntimeError(f"{func} looks at a value while a graph is captured")
+        found = func(*args, **kwargs)
+        if any(alias is not None and alias.is_write for alias in _aliases(func)):
+            results = ()
+        elif results := tuple(new for new in tree_leaves(found) if not _shares(new, (args, kwargs))):
+            assert len(results) == len(tree_leaves(found)), f"{func} returns views beside results"
+        else:
+            return found
+        self.operations.append(_Operation(func, args, kwargs, results))
+        return found
+
+
+_LOOKS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.item.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.is_nonzero.default,
+}
+
+
+def _aliases(func: Any) -> list[Any]:
+    return [returned.alias_info for returned in func._schema.returns]
+
+
+def _shares(new: Tensor, given: Any) -> bool:
+    """Whether it is a view of an argument. The schema does not tell: `reshape` is one only where it can be."""
+    place = new.untyped_storage().data_ptr()
+    return any(
+        old.untyped_storage().data_ptr() == place for old in tree_leaves(given) if isinstance(old, Tensor)
+    )
+
+
+def _indexes_by_bool(func: Any, args: tuple[Any, ...]) -> bool:
+    """The number of results would depend on values."""
+    if func.overloadpacket not in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_):
+        return False
+    return any(index is not None and index.dtype is torch.bool for index in args[1])
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)

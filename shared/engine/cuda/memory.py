@@ -1,0 +1,96 @@
+"""What a GPU's memory is used for: weights, workspaces, activations, graphs, and pages for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.engine.cuda.step_kernels import STATE_WORDS
+from shared.engine.dtypes import Dtypes
+from shared.engine.kv_cache import page_bytes
+from shared.engine.memory_plan import Budget, Demand, choose_pages, gib
+from shared.engine.model_config import ModelConfig
+from shared.engine.parts import Sizes, context_bound
+from shared.kv.page_pool import pages_for_tokens
+
+GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
+HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
+ADJUSTED_COPIES = 6  # of a step's logits while rows are filtered and drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a GPU in bytes, as it was found at the start."""
+
+    total: int
+    free: int
+    workspace: int  # of attention
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What fits, and why."""
+
+    pages: int
+    host_pages: int
+    context_len: int
+    words: str
+
+
+def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMemory | None) -> Room:
+    """Pages for the model; `memory` None: the device is this host, and `sizes.budget` bounds it.
+
+    Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
+    """
+    most, most_reason = context_bound(config, sizes.context_len)
+    one_page = page_bytes(config, sizes.page_size, dtypes.kv)
+    reserve = _reserve(config, dtypes, sizes, most, memory.workspace if memory else 0)
+    demand = Demand(
+        weights_bytes=config.parameters * dtypes.weights.itemsize,
+        page_bytes=one_page,
+        page_size=sizes.page_size,
+        host_fraction=0.0 if memory else sizes.host_fraction,
+        slots=sizes.slots,
+        context_len=most,
+        max_total_tokens=sizes.max_total_tokens,
+        reserve_bytes=sum(reserve.values()),
+        reserve=f"reserve ({', '.join(f'{gib(size)} {what}' for what, size in reserve.items())})",
+    )
+    budget = _budget(memory, sizes.device_memory_share) if memory else sizes.budget
+    pages, reason = choose_pages(demand, budget, sizes.pages)
+    context = min(most, pages * sizes.page_size)
+    context_reason = most_reason if context == most else "all that the pages hold"
+    host_pages = int(pages * sizes.host_fraction)
+    if memory:
+        host_pages = min(host_pages, int(sizes.budget.memory_bytes * HOST_SHARE) // one_page)
+    words = (
+        f"{pages} KV pages of {sizes.page_size} tokens ({reason}), {host_pages} host pages, "
+        f"context {context} tokens ({context_reason})"
+    )
+    return Room(pages, host_pages, context, words)
+
+
+def _budget(memory: DeviceMemory, share: float) -> Budget:
+    others = memory.total - memory.free
+    origin = f"{share:.0%} of the GPU's {gib(memory.total)}, less {gib(others)} in use"
+    if others > 0.1 * memory.total:
+        origin += "; is another worker on it? Give each device_memory_share 0.45"
+    return Budget(max(0, int(memory.total * share) - others), origin)
+
+
+def _reserve(
+    config: ModelConfig, dtypes: Dtypes, sizes: Sizes, context_len: int, workspace: int
+) -> dict[str, int]:
+    """Bytes beside weights and pages, by what they are for."""
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    row = (
+        4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
+    )  # numbers alive for a token in a layer
+    words = STATE_WORDS + pages_for_tokens(context_len, sizes.page_size) + context_len + 1
+    reserve = {
+        "workspace": workspace,
+        f"activations of {sizes.extend_tokens} tokens": sizes.extend_tokens * row * dtypes.weights.itemsize,
+        "logits": ADJUSTED_COPIES * sizes.slots * config.vocab_size * 4,
+        "slots": (sizes.slots + 1) * words * 4,
+        "graphs": GRAPH_BYTES,
+    }
+    return {what: size for what, size in reserve.items() if size}

@@ -1,0 +1,63 @@
+"""`StepKernels` in plain torch, on any device: what `step_kernels.cu` means, and what it is compared with.
+
+Shapes depend on no value, so a graph may capture it. A row that is drawn costs a hash for each token of the vocabulary
+in int64, several times over: right for tests and rehearsals, too slow to serve with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.engine.cuda.step_kernels import Word
+from shared.engine.gumbel import gumbel_noise, row_keys
+
+
+class ReferenceKernels:
+    """See `StepKernels`."""
+
+    def write_words(self, entries: Tensor, words: Tensor) -> None:
+        """See `StepKernels`."""
+        words.index_copy_(0, entries[:, 0].long(), entries[:, 1])
+
+    def prepare_decode(
+        self,
+        slots: Tensor,
+        kv_indptr: Tensor,
+        page_tables: Tensor,
+        state: Tensor,
+        page_size: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_last_page_len: Tensor,
+        kv_indices: Tensor,
+    ) -> None:
+        """See `StepKernels`. Entries of `kv_indices` behind the last row's stay as they are."""
+        at = slots.long()
+        real = slots != len(state) - 1
+        kv_lens = state[at, Word.KV_LEN]
+        token_ids.copy_(state[at, Word.LAST_TOKEN])
+        positions.copy_(kv_lens * real)
+        kv_last_page_len.copy_(positions % page_size + 1)
+        state[:, Word.KV_LEN].index_copy_(0, at, kv_lens + real.int())
+        entries = torch.arange(len(kv_indices), dtype=torch.int32, device=kv_indices.device)
+        rows = torch.searchsorted(kv_indptr[1:], entries, right=True).clamp_(max=len(slots) - 1)
+        places = (entries - kv_indptr[rows]).clamp_(max=page_tables.shape[1] - 1)
+        pages = page_tables[at[rows], places.long()]
+        kv_indices.copy_(torch.where(entries < kv_indptr[-1], pages, kv_indices))
+
+    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
+        """See `StepKernels`."""
+        at = slots.long()
+        own = state[at]  # [rows, STATE_WORDS]
+        logits = torch.where(logits.isnan(), -torch.inf, logits)
+        temperature = own[:, Word.TEMPERATURE].view(torch.float32).unsqueeze(1)
+        # Read as unsigned, the lower word is added to the upper one; the sum of both is the seed.
+        seeds = (own[:, Word.SEED].long() & 0xFFFFFFFF) + (own[:, Word.SEED + 1].long() << 32)
+        keys = row_keys(seeds, (own[:, Word.KV_LEN] - own[:, Word.PROMPT_LEN]).long())
+        noise = gumbel_noise(keys.unsqueeze(1), torch.arange(logits.shape[1], device=logits.device))
+        drawn = (logits - logits.amax(-1, keepdim=True)) / temperature + noise
+        drawn = torch.where(drawn.isnan(), -torch.inf, drawn)
+        tokens.copy_(torch.where(temperature > 0, drawn, logits).argmax(-1))
+        real = slots != len(state) - 1
+        state[:, Word.LAST_TOKEN].index_copy_(0, at, torch.where(real, tokens, own[:, Word.LAST_TOKEN]))

@@ -1,0 +1,148 @@
+"""The state of each slot: on the device, where steps read it, and a mirror on the host, where they are planned.
+
+All of it on the device is one array of int32 words, so that whatever a batch changes goes there as pairs (place, word):
+
+    [slots + 1, STATE_WORDS]  length, last token, sampling        [slots + 1, width]  page tables
+    [slots + 1, context + 1]  token ids, for penalties
+
+The last slot is padding: its table names the padding page, its length stays 0. The host never reads the device's words;
+its mirror is what they will be once all that was launched has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from shared.engine.cuda.step_kernels import STATE_WORDS, Word
+from shared.engine.gumbel import signed
+from shared.engine.kv_cache import INVALID_PAGE
+from shared.errors import InvariantError
+from shared.schedule_batch import ExtendRow, PageGrant, SlotJoin
+
+Words = NDArray[np.int32]
+
+
+class DeviceWords:
+    """The words on the device, and views of them."""
+
+    def __init__(
+        self, slots: int, width: int, page_size: int, padding_page: int, device: torch.device
+    ) -> None:
+        rows, history = slots + 1, width * page_size + 1
+        sizes = [rows * STATE_WORDS, rows * width, rows * history]
+        self.words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        state, tables, token_ids = torch.split(self.words, sizes)
+        self.state = state.view(rows, STATE_WORDS)
+        self.page_tables = tables.view(rows, width)
+        self.history = token_ids.view(rows, history)
+        self.page_tables[slots, 0] = padding_page
+
+
+class SlotMirror:
+    """What the host knows of each slot, and the words that it changes."""
+
+    def __init__(self, slots: int, width: int, pages: int, page_size: int, vocab_size: int) -> None:
+        self.slots = slots
+        self.page_size = page_size
+        self.kv_lens = np.zeros(slots + 1, dtype=np.int64)  # tokens in the cache
+        self.tables = np.full((slots + 1, width), INVALID_PAGE, dtype=np.int32)
+        self._page_counts = np.zeros(slots + 1, dtype=np.int64)
+        self._pages = pages
+        self._vocab_size = vocab_size
+        self._tables_at = (slots + 1) * STATE_WORDS
+        self._history_at = self._tables_at + (slots + 1) * width
+        self._tokens_max = width * page_size
+
+    def change(self, joins: Sequence[SlotJoin], grants: Sequence[PageGrant]) -> Words:
+        """Take joins and grants over; returns the pairs [n, 2] to write on the device.
+
+        Raises `InvariantError` for what is out of bounds.
+        """
+        pairs: list[Words] = []
+        for join in joins:
+            pairs += self._join(join)
+        pairs += [self._grant(grant.slot, grant.pages) for grant in grants]
+        return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int32)
+
+    def _join(self, join: SlotJoin) -> list[Words]:
+        slot, last_token = join.slot, 0 if join.last_token is None else join.last_token
+        self.check_token_ids([last_token])
+        self._page_counts[slot] = 0
+        self.tables[slot] = INVALID_PAGE
+        self.kv_lens[slot] = join.kv_len
+        pairs = [
+            pairs_from(slot * STATE_WORDS, _state_words(join, last_token)),
+            self._grant(slot, join.pages),
+        ]
+        if join.params.needs_history:
+            self.check_token_ids(join.token_ids)
+            place = self._history_at + slot * (self._tokens_max + 1)
+            pairs.append(pairs_from(place, np.array(join.token_ids, dtype=np.int32)))
+        return pairs
+
+    def _grant(self, slot: int, pages: Sequence[int]) -> Words:
+        """Append pages to the slot's table."""
+        start, width = int(self._page_counts[slot]), self.tables.shape[1]
+        end = start + len(pages)
+        if end > width:
+            raise InvariantError(f"slot {slot} is given {end} pages, a table holds {width}")
+        new = np.array(pages, dtype=np.int32)
+        _check_bounds("page", new, self._pages)
+        self.tables[slot, start:end] = new
+        self._page_counts[slot] = end
+        return pairs_from(self._tables_at + slot * width + start, new)
+
+    def check_token_ids(self, token_ids: ArrayLike) -> None:
+        """Raise `InvariantError` unless all are in the vocabulary: kernels look at no bound."""
+        _check_bounds("token", np.asarray(token_ids), self._vocab_size)
+
+    def lengthen(self, slots: NDArray[np.int64]) -> None:
+        """A DECODE step of these slots: one token each."""
+        self.kv_lens[slots] += 1
+
+    def extend(self, row: ExtendRow, step: int) -> Words:
+        """An EXTEND step's row; returns the pair that sets the length."""
+        if self.kv_lens[row.slot] != row.start:
+            raise InvariantError(f"step {step} extends a slot elsewhere than at the end of its cache")
+        self.kv_lens[row.slot] = kv_len = row.start + len(row.token_ids)
+        return pairs_from(row.slot * STATE_WORDS + Word.KV_LEN, np.array([kv_len], dtype=np.int32))
+
+    def pages_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that the slots' tokens take, [rows]; `InvariantError` if a table has fewer."""
+        kv_lens = self.kv_lens[slots]
+        if bool((kv_lens > self._tokens_max).any()):
+            raise InvariantError(f"a request of {int(kv_lens.max())} tokens exceeds its page table")
+        needed = (kv_lens + (self.page_size - 1)) // self.page_size
+        if bool((needed > self._page_counts[slots]).any()):
+            raise InvariantError("a request has fewer pages than tokens")
+        return needed
+
+
+def pairs_from(place: int, words: Words) -> Words:
+    """Pairs (place, word) that write `words` one behind the other from `place` on, int32 [n, 2]."""
+    pairs = np.empty((len(words), 2), dtype=np.int32)
+    pairs[:, 0] = np.arange(place, place + len(words), dtype=np.int32)
+    pairs[:, 1] = words
+    return pairs
+
+
+def _state_words(join: SlotJoin, last_token: int) -> Words:
+    words = np.zeros(STATE_WORDS, dtype=np.int32)
+    words[Word.KV_LEN] = join.kv_len
+    words[Word.LAST_TOKEN] = last_token
+    words[Word.PROMPT_LEN] = join.prompt_len
+    words[Word.TEMPERATURE : Word.TEMPERATURE + 1].view(np.float32)[0] = join.params.temperature
+    words[Word.SEED : Word.SEED + 2].view(np.int64)[0] = signed(join.params.seed)
+    return words
+
+
+def _check_bounds(what: str, values: NDArray[np.signedinteger], end: int) -> None:
+    if not len(values):
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= end:
+        raise InvariantError(f"{what} {low} or {high} is not in 0 … {end - 1}")

@@ -1,0 +1,72 @@
+"""Staging buffers: what the host tells the device about a step, in one copy.
+
+The host fills a buffer while the device may still read those of the steps before, so there is a ring of them, and each
+is filled again only after the mark behind the step that read it. On the device there is one buffer: steps follow each
+other there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.engine.streams import Mark, Stream
+from shared.errors import InvariantError
+
+BUFFERS = 4
+
+
+class Staging:
+    """A ring of int32 buffers on the host, and their copy on the device.
+
+    The first `fixed` words lie at the same place in every step, for graphs; the others are handed out by `put`.
+    """
+
+    def __init__(self, stream: Stream, device: Tensor, fixed: int) -> None:
+        """`device`: int32 [capacity]."""
+        self.device = device
+        self._stream = stream
+        self._fixed = fixed
+        self._ring = [stream.buffer(len(device)) for _ in range(BUFFERS)]
+        self._views: list[NDArray[np.int32]] = [buffer.numpy() for buffer in self._ring]
+        self._read: list[Mark | None] = [None] * BUFFERS
+        self._current = 0
+        self._used = fixed
+
+    @property
+    def free(self) -> int:
+        """Words that `put` can still take."""
+        return len(self.device) - self._used
+
+    def begin(self) -> None:
+        """Take the next buffer, as soon as the step that read it is over."""
+        self._current = (self._current + 1) % BUFFERS
+        if (read := self._read[self._current]) is not None:
+            read.wait()
+        self._used = self._fixed
+
+    def put(self, words: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        """Add words, in the order in which they lie. Returns them on the host, and where the device will find them."""
+        start, end = self._used, self._used + words.size
+        if end > len(self.device):
+            raise InvariantError(f"a step needs {end} words of staging, there are {len(self.device)}")
+        self._views[self._current][start:end] = words.reshape(-1)
+        self._used = end
+        shape = words.shape
+        return self._ring[self._current][start:end].view(shape), self.device[start:end].view(shape)
+
+    def fix(self, place: int, words: NDArray[np.int32]) -> Tensor:
+        """Set words of the fixed part. Returns them on the host."""
+        end = place + len(words)
+        assert end <= self._fixed
+        self._views[self._current][place:end] = words
+        return self._ring[self._current][place:end]
+
+    def upload(self) -> None:
+        """Copy to the device what the buffer holds."""
+        self._stream.upload(self.device[: self._used], self._ring[self._current][: self._used])
+
+    def end(self, read: Mark) -> None:
+        """The mark behind all that reads this buffer on the host."""
+        self._read[self._current] = read

@@ -1,0 +1,122 @@
+// What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to reference.py.
+//
+// Compiled by NVRTC at start, for the GPU that is there (kernels.py); no header is needed. Each kernel runs with any
+// number of threads a block that is 1 or a multiple of 32. So tests compile this same text with g++: with one thread a
+// block it is plain C++, and with a real thread for each thread the reductions across a block run as well.
+
+typedef long long i64;
+typedef unsigned long long u64;
+
+// Words of a slot's state, as in step_kernels.py.
+enum { KV_LEN, LAST_TOKEN, PROMPT_LEN, TEMPERATURE, SEED, STATE_WORDS = 8 };
+
+#define NO_TOKEN 0x7fffffff
+#define GOLDEN 0x9E3779B97F4A7C15ull
+// The noise lies between -2.82 and 16.64. So below this no token beats the highest one, whatever is drawn for either.
+#define HOPELESS -19.5f
+
+// ---- the noise of gumbel.py, the same bits but for the last of logf ------------------------------------------------
+
+__device__ static inline u64 mix(u64 x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+__device__ static inline float gumbel(u64 key, u64 token) {
+  u64 bits = mix(key + token * GOLDEN);
+  float uniform = (float)((bits >> 41) & 0x7FFFFFull) * 0x1p-23f + 0x1p-24f;
+  return -logf(-logf(uniform));
+}
+
+// ---- the best of a block: the higher value, the lower token among equals -------------------------------------------
+
+struct Best {
+  float value;
+  int token;
+};
+
+__device__ static inline float minus_infinity() { return __int_as_float((int)0xff800000u); }
+
+__device__ static inline Best worst() {
+  Best none = {minus_infinity(), NO_TOKEN};
+  return none;
+}
+
+__device__ static inline Best better(Best a, Best b) {
+  if (b.value > a.value || (b.value == a.value && b.token < a.token)) return b;
+  return a;
+}
+
+// The same for all threads of the block.
+__device__ static inline Best best_of_block(Best own) {
+  __shared__ Best of_warp[32];
+  __syncthreads();  // what an earlier call left has been read
+  for (int lanes = 16; lanes; lanes >>= 1) {
+    Best other = {__shfl_xor_sync(~0u, own.value, lanes), __shfl_xor_sync(~0u, own.token, lanes)};
+    own = better(own, other);
+  }
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = own;
+  __syncthreads();
+  own = of_warp[0];
+  for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) own = better(own, of_warp[warp]);
+  return own;
+}
+
+// ---- kernels ------------------------------------------------------------------------------------------------------
+
+// A block a row. logits float32 [rows, vocab], each row `stride` values behind the one before; slots and tokens int32
+// [rows]; state int32 [slots, STATE_WORDS]. The slot `padding` is not written. NaN counts as -inf, for an answer must be
+// a token: any other number would be read as a row of the embedding.
+extern "C" __global__ void choose_tokens(const float* logits, i64 stride, int vocab, const int* slots, int padding,
+                                         int* state, int* tokens) {
+  const int slot = slots[blockIdx.x];
+  int* own = state + (i64)slot * STATE_WORDS;
+  const float temperature = __int_as_float(own[TEMPERATURE]);
+  const u64 seed = (u64)(unsigned)own[SEED] | (u64)(unsigned)own[SEED + 1] << 32;
+  const u64 position = (u64)(i64)(own[KV_LEN] - own[PROMPT_LEN]);
+  const float* row = logits + blockIdx.x * stride;
+  Best best = worst();
+  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+    Best next = {fmaxf(row[token], minus_infinity()), token};
+    best = better(best, next);
+  }
+  best = best_of_block(best);
+  if (temperature > 0.0f) {
+    const float highest = best.value;
+    const u64 key = mix(mix(seed) + position * GOLDEN);
+    best = worst();
+    for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+      const float shifted = (fmaxf(row[token], minus_infinity()) - highest) / temperature;
+      if (shifted < HOPELESS) continue;
+      Best next = {fmaxf(shifted + gumbel(key, token), minus_infinity()), token};
+      best = better(best, next);
+    }
+    best = best_of_block(best);
+  }
+  if (threadIdx.x != 0) return;
+  tokens[blockIdx.x] = best.token;
+  if (slot != padding) own[LAST_TOKEN] = best.token;
+}
+
+// A block a row of a DECODE step. The slot `padding` is empty and stays so; its table names the page it writes.
+extern "C" __global__ void prepare_decode(const int* slots, const int* kv_indptr, const int* page_tables,
+                                          i64 table_stride, int* state, int padding, int page_size, int* token_ids,
+                                          int* positions, int* kv_last_page_len, int* kv_indices) {
+  const int row = blockIdx.x, slot = slots[row], first = kv_indptr[row], pages = kv_indptr[row + 1] - first;
+  const int* table = page_tables + slot * table_stride;
+  for (int i = threadIdx.x; i < pages; i += blockDim.x) kv_indices[first + i] = table[i];
+  if (threadIdx.x != 0) return;
+  int* own = state + (i64)slot * STATE_WORDS;
+  const int position = slot == padding ? 0 : own[KV_LEN];
+  token_ids[row] = own[LAST_TOKEN];
+  positions[row] = position;
+  kv_last_page_len[row] = position % page_size + 1;
+  if (slot != padding) own[KV_LEN] = position + 1;
+}
+
+// A thread an entry: (place, word) of the flat array `words`.
+extern "C" __global__ void write_words(const int* entries, int count, int* words) {
+  const int entry = blockIdx.x * blockDim.x + threadIdx.x;
+  if (entry < count) words[entries[2 * entry]] = entries[2 * entry + 1];
+}

@@ -1,0 +1,21 @@
+"""The one place that imports FlashInfer: only on a GPU, and with what it reads from the environment at import."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from shared.errors import StartError
+
+
+def flashinfer_package() -> Any:
+    """The package `flashinfer`. Raises `StartError` if it cannot be imported."""
+    # Its norms would else be compiled by nvidia-cutlass-dsl, which Segue does not install.
+    os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise StartError(
+            f"FlashInfer cannot be imported ({error}): install segue[cuda], or use device cpu"
+        ) from None
+    return flashinfer

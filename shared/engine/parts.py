@@ -1,0 +1,73 @@
+"""What a worker asks of an engine, and what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.baton import NUMBERS_MAX
+from shared.engine.kv_cache import KVCache
+from shared.engine.memory_plan import UNBOUNDED, Budget
+from shared.engine.model_config import ModelConfig
+from shared.errors import ConfigError
+from shared.messages import Limits
+from shared.scheduling.device import Device
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a worker holds. None: chosen by what memory allows, and explained in `Engine.description`."""
+
+    pages: int | None
+    page_size: int  # tokens
+    slots: int
+    max_total_tokens: int = 0  # what pages are chosen for; 0: no bound
+    host_fraction: float = 0.0  # pages in host memory for each page of the pool
+    context_len: int | None = None  # tokens
+    extend_tokens: int = 8192  # of one EXTEND step at most
+    budget: Budget = UNBOUNDED
+    device_memory_share: float = 0.9  # of the GPU's memory
+
+
+class EngineDevice(Device, Protocol):
+    """`Device`, with what its process does beside stepping."""
+
+    @property
+    def work_done(self) -> int:
+        """A number that changes while steps are computed: it stands still when the device hangs. From any thread."""
+
+    @property
+    def counters(self) -> object | None:
+        """A class of counters to publish, see `shared.metric_fields`; None: it counts nothing."""
+
+    def close(self) -> None:
+        """Finish what was launched, and end."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model, ready for steps."""
+
+    device: EngineDevice
+    cache: KVCache
+    config: ModelConfig
+    limits: Limits
+    model_fingerprint: str
+    kv_format: str
+    determinism: str
+    eos_token_ids: frozenset[int]
+    host_pages: int
+    description: str  # device, dtype, pages and context, and the reason for each
+
+
+def context_bound(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
+    """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
+    if config.context_len <= NUMBERS_MAX:
+        most, whose, why = config.context_len, "the model's", "all the model was made for"
+    else:
+        most, whose, why = NUMBERS_MAX, "a message's", "all that a message carries"
+    if context_len is None:
+        return most, why
+    if not 1 <= context_len <= most:
+        raise ConfigError(f"context_len must be between 1 and {whose} {most}, got {context_len}")
+    return context_len, "as configured"

@@ -1,0 +1,79 @@
+"""`Ops` in plain torch: on any device, in any type, and what kernels of a GPU are compared with.
+
+In float32 with packed linears every operation gives a row the same bits in any batch: products and sums of two numbers
+are exact by IEEE 754, and the few others were chosen for it (SiLU by its formula: torch's own rounds the last elements
+of a tensor another way than the rest). In narrower types each operation computes in float32 and rounds its result once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shared.engine.dense.linear import PlainLinear
+from shared.engine.ops import Linear
+from shared.engine.sampler import nucleus_floor
+
+
+class TorchOps:
+    """See `Ops`."""
+
+    def __init__(self, linear: Callable[[Tensor, Tensor | None], Linear] = PlainLinear) -> None:
+        """`linear` makes y = x Wᵀ + b of a weight and a bias: `PackedLinear` for the same bits in any batch."""
+        self.linear = linear
+
+    def head(self, weight: Tensor) -> Linear:
+        """See `Ops`."""
+        if weight.is_cuda and weight.dtype != torch.float32:
+            return partial(_wide_product, weight)
+        linear = self.linear(
+            weight.float(), None
+        )  # a CPU has no product whose results are wider than its factors
+        return lambda x: linear(x.float())
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """See `Ops` (Zhang and Sennrich, 2019)."""
+        wide = x.float()
+        scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        return weight * (wide * scale).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        total = x + residual
+        return self.rms_norm(total, weight, epsilon), total
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
+        """See `Ops`."""
+        return _ranked(logits).gather(1, top_k.long().unsqueeze(1) - 1)[:, 0]
+
+    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
+        """See `Ops`."""
+        return nucleus_floor(_ranked(logits), top_p)
+
+
+def _wide_product(weight: Tensor, x: Tensor) -> Tensor:
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+
+def _ranked(logits: Tensor) -> Tensor:
+    return logits.sort(dim=-1, descending=True).values
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)  # a narrow one becomes float32 by the angles
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

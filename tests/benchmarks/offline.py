@@ -1,0 +1,264 @@
+"""Many sequences at once with random weights, as other engines measure themselves, and the time of single steps.
+
+    python -m tests.benchmarks.offline --model 0.6B                   a GPU; also 14B
+    python -m tests.benchmarks.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
+
+The workload is that of nano-vllm and mini-sglang: 256 prompts of 100 to 1,024 random tokens, each with 100 to 1,024
+tokens of output, seed 0, temperature 0.6. `device alone` drives one device by hand, EXTEND then DECODE: the line to
+hold beside an engine that does both on one GPU. `disaggregated` has a prefill and a decode worker on the GPU, each with
+its scheduler and loop, and copies KV from one pool to the other. Neither has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.loading import assemble
+from shared.engine.cuda.memory import Room
+from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
+from shared.engine.dtypes import dtypes_on_cuda
+from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig, parse_model_config
+from shared.engine.parts import Sizes
+from shared.process.resources import memory_budget
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from tests.benchmarks.offline_workers import Part, TwoWorkers
+from tests.unit.engine.published_models import PUBLISHED
+
+PAGE_SIZE = 16
+CHUNK = 8192
+STEP_BATCHES = (1, 64, 256)
+STEP_CONTEXT = 1024
+STEPS = 50
+SHORTEST = 100
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One of the workload."""
+
+    prompt: tuple[int, ...]
+    output_len: int
+
+    @property
+    def pages(self) -> int:
+        """Pages for all of it."""
+        return -(-(len(self.prompt) + self.output_len) // PAGE_SIZE)
+
+
+class RandomWeights:
+    """`WeightSource` of normal numbers on the device; norms are ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `WeightSource`."""
+        where = self._generator.device
+        if "norm" in name:
+            return torch.ones(shape, dtype=dtype, device=where)
+        return torch.empty(shape, dtype=dtype, device=where).normal_(0.0, 0.02, generator=self._generator)
+
+
+def model_named(name: str) -> ModelConfig:
+    """Qwen3 of this size, as it was published; or a tiny one."""
+    published = PUBLISHED["Qwen3-0.6B" if name == "tiny" else f"Qwen3-{name}"].config
+    return parse_model_config(published | (_TINY if name == "tiny" else {}))
+
+
+def workload(sequences: int, longest: int, vocab_size: int) -> list[Sequence]:
+    """Prompts first, then lengths of outputs, drawn as the other engines' benchmarks draw them."""
+    drawn, shortest = Random(0), min(SHORTEST, longest)
+    tokens = min(10_000, vocab_size - 1)
+    prompts = [
+        tuple(drawn.randint(0, tokens) for _ in range(drawn.randint(shortest, longest)))
+        for _ in range(sequences)
+    ]
+    return [Sequence(prompt, drawn.randint(shortest, longest)) for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A device with a pool, and what it was loaded with."""
+
+    device: CudaDevice
+    cache: KVCache
+    room: Room
+
+    @property
+    def part(self) -> Part:
+        """As a worker takes it."""
+        return self.device, self.cache, self.room
+
+
+def load(
+    platform: Platform, config: ModelConfig, slots: int, context: int, share: float, pages: int
+) -> Loaded:
+    """A device with random weights."""
+    dtypes = dtypes_on_cuda("auto", "auto", stored=torch.bfloat16, capability=platform.capability)
+    sizes = Sizes(
+        pages or None,
+        PAGE_SIZE,
+        slots,
+        context_len=context,
+        extend_tokens=CHUNK,
+        budget=memory_budget(),
+        device_memory_share=share,
+    )
+    platform.check(config, dtypes)
+    device, cache, room = assemble(
+        platform, config, RandomWeights(platform.device), dtypes, sizes, frozenset()
+    )
+    return Loaded(device, cache, room)
+
+
+class ByHand:
+    """Drives one device: the next step is launched before the last one is waited for."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.device = loaded.device
+        self._pages = loaded.room.pages
+        self._step = 0
+        self._waited = 0
+
+    def launch(self, mode: ForwardMode, **batch: object) -> None:
+        """Launch a step, then wait for the one before."""
+        self._step += 1
+        self.device.launch(ScheduleBatch(self._step, mode, **batch))  # type: ignore[arg-type]
+        self.wait_for(self._step - 1)
+
+    def wait_for(self, step: int) -> None:
+        """Wait for all steps up to this one."""
+        while self._waited < step:
+            self._waited += 1
+            self.device.wait(self._waited)
+
+    def finish(self) -> None:
+        """Wait for all that was launched."""
+        self.wait_for(self._step)
+
+    def prefill(self, sequences: list[Sequence]) -> None:
+        """Slot i gets sequence i, with pages for all of it; as many prompts in a step as its input holds."""
+        assert sum(each.pages for each in sequences) <= self._pages, "the workload exceeds the pool"
+        first_page, slot = 0, 0
+        while slot < len(sequences):
+            joins, rows, tokens = [], [], 0
+            while slot < len(sequences) and tokens + len(sequences[slot].prompt) <= CHUNK:
+                each = sequences[slot]
+                params = SamplingParams(max_new_tokens=each.output_len, seed=slot, temperature=0.6)
+                pages = tuple(range(first_page, first_page + each.pages))
+                joins.append(SlotJoin(slot, pages, 0, params, len(each.prompt)))
+                rows.append(ExtendRow(slot, each.prompt, 0, True))
+                tokens, first_page, slot = tokens + len(each.prompt), first_page + each.pages, slot + 1
+            self.launch(ForwardMode.EXTEND, joins=tuple(joins), extend=tuple(rows))
+
+    def decode(self, sequences: list[Sequence]) -> None:
+        """To the end of each; EXTEND has sampled the first token."""
+        for done in range(1, max(each.output_len for each in sequences)):
+            slots = [slot for slot, each in enumerate(sequences) if each.output_len > done]
+            self.launch(ForwardMode.DECODE, decode_slots=slots)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def measure_alone(by_hand: ByHand, sequences: list[Sequence]) -> None:
+    """The whole workload on one device."""
+    counters = by_hand.device.counters
+    idle, busy = counters.idle_seconds, counters.extend_seconds + counters.decode_seconds
+    began = perf_counter()
+    by_hand.prefill(sequences)
+    by_hand.finish()
+    prompts_done = perf_counter()
+    by_hand.decode(sequences)
+    by_hand.finish()
+    ended = perf_counter()
+    output = sum(each.output_len for each in sequences)
+    idle, busy = counters.idle_seconds - idle, counters.extend_seconds + counters.decode_seconds - busy
+    say(
+        f"device alone: {output} tokens in {ended - began:.2f} s, {output / (ended - began):.0f} tok/s; "
+        f"prompts {prompts_done - began:.2f} s; device idle {idle / (idle + busy):.1%}"
+    )
+
+
+def measure_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], context: int) -> None:
+    """Seconds of a DECODE step by batch size, as the host sees them and as the device does."""
+    drawn = Random(1)
+    for batch in batches:
+        prompts = [tuple(drawn.randrange(vocab_size) for _ in range(context)) for _ in range(batch)]
+        sequences = [Sequence(prompt, STEPS + 1) for prompt in prompts]
+        by_hand.prefill(sequences)
+        by_hand.finish()
+        before, began = by_hand.device.counters.decode_seconds, perf_counter()
+        by_hand.decode(sequences)
+        by_hand.finish()
+        wall, device = perf_counter() - began, by_hand.device.counters.decode_seconds - before
+        say(
+            f"decode step, batch {batch}, context {context}: {1e3 * wall / STEPS:.3f} ms, "
+            f"on the device {1e3 * device / STEPS:.3f} ms"
+        )
+
+
+def main() -> None:
+    """See the head of the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", choices=("0.6B", "14B", "tiny"), default="0.6B")
+    parser.add_argument("--device", choices=("cuda", "cuda-on-cpu"), default="cuda")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt, and of an output")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--pages", type=int, default=0, help="of the pool; 0: what memory allows")
+    parser.add_argument("--parts", default="steps,alone,disaggregated")
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(0, "skipped: torch finds no GPU\n")
+    config, context = model_named(given.model), 4 * given.longest
+    sequences = workload(given.sequences, given.longest, config.vocab_size)
+    tokens = sum(len(each.prompt) for each in sequences), sum(each.output_len for each in sequences)
+    on_gpu = given.device == "cuda"
+    say(f"Qwen3-{given.model}, {given.sequences} sequences, {tokens[0]} tokens in, {tokens[1]} out")
+    if "disaggregated" in given.parts:
+        platforms = [cuda_platform(False) if on_gpu else host_platform(1) for _ in range(2)]
+        first, second = (
+            load(platform, config, given.sequences, context, 0.45 * number, given.pages)
+            for number, platform in enumerate(platforms, 1)
+        )
+        workers = TwoWorkers(first.part, second.part, given.sequences, CHUNK, config.vocab_size)
+        for _ in range(given.runs):
+            prompts, output_lens = zip(*((each.prompt, each.output_len) for each in sequences), strict=True)
+            say(workers.measure(prompts, output_lens))
+        workers.close()
+        del workers, first, second, platforms
+        torch.cuda.empty_cache()
+    platform = cuda_platform(False) if on_gpu else host_platform(torch.get_num_threads())
+    one = load(platform, config, given.sequences, context, 0.9, given.pages)
+    by_hand = ByHand(one)
+    if "steps" in given.parts:
+        batches = tuple(batch for batch in STEP_BATCHES if batch <= given.sequences)
+        measure_steps(by_hand, config.vocab_size, batches, min(STEP_CONTEXT, given.longest))
+    if "alone" in given.parts:
+        for _ in range(given.runs):
+            measure_alone(by_hand, sequences)
+    one.device.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+// What step_kernels.cu takes from CUDA, for g++. A block's threads run one after the other, or, where they wait for
+// each other, as threads of the system.
+
+#include <barrier>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__ static
+
+struct Dimension {
+  int x;
+};
+static thread_local Dimension threadIdx;
+static Dimension blockIdx, blockDim;
+static std::barrier<>* together;  // null where a block is one thread
+
+static inline void __syncthreads() {
+  if (together) together->arrive_and_wait();
+}
+
+template <class T>
+static T __shfl_xor_sync(unsigned, T own, int lanes) {
+  static T given[1024];
+  if (!together) return own;
+  given[threadIdx.x] = own;
+  __syncthreads();
+  T other = given[threadIdx.x ^ lanes];
+  __syncthreads();
+  return other;
+}
+
+static inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class... Arguments, std::size_t... Index>
+static void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<Index...>) {
+  kernel(*static_cast<Arguments*>(arguments[Index])...);
+}
+
+// cuLaunchKernel: each argument is copied from where its pointer points, with the size that the kernel declares.
+template <class... Arguments>
+static void launch(void (*kernel)(Arguments...), int blocks, int threads, bool waiting, void** arguments) {
+  auto indices = std::index_sequence_for<Arguments...>();
+  blockDim.x = threads;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    if (!waiting || threads == 1) {
+      for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(kernel, arguments, indices);
+      continue;
+    }
+    std::barrier<> all(threads);
+    together = &all;
+    std::vector<std::thread> running;
+    for (int thread = 0; thread < threads; ++thread)
+      running.emplace_back([=] {
+        threadIdx.x = thread;
+        call(kernel, arguments, indices);
+      });
+    for (auto& each : running) each.join();
+    together = nullptr;
+  }
+}

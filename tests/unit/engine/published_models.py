@@ -1,0 +1,238 @@
+"""`config.json` of models that many people run, as published on the Hugging Face Hub, and how many weights they have.
+
+Keys that no reader looks at are left out, but not those that could mislead one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1_000_000,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+_MISTRAL: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model as its authors describe it."""
+
+    config: dict[str, Any]
+    parameters: int  # all weights, a head that shares the embedding not counted again
+    group: int  # query heads of a key-value head
+    window: int | None = None  # tokens
+
+
+class MetaWeights:
+    """`WeightSource` of shapes alone, which remembers how many weights each name took."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `WeightSource`."""
+        assert name not in self.taken
+        self.taken[name] = math.prod(shape)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+PUBLISHED = {
+    "Qwen3-0.6B": Published(
+        _QWEN3
+        | {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_window_layers": 28,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "tie_word_embeddings": True,
+        },
+        parameters=596_049_920,
+        group=2,
+    ),
+    "Qwen3-1.7B": Published(
+        _QWEN3
+        | {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_window_layers": 28,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "tie_word_embeddings": True,
+        },
+        parameters=1_720_574_976,
+        group=2,
+    ),
+    "Qwen3-8B": Published(
+        _QWEN3
+        | {
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "max_window_layers": 36,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "tie_word_embeddings": False,
+        },
+        parameters=8_190_735_360,
+        group=4,
+    ),
+    "Qwen3-14B": Published(
+        _QWEN3
+        | {
+            "hidden_size": 5120,
+            "intermediate_size": 17408,
+            "max_window_layers": 40,
+            "num_attention_heads": 40,
+            "num_hidden_layers": 40,
+            "tie_word_embeddings": False,
+        },
+        parameters=14_768_307_200,
+        group=5,
+    ),
+    "Llama-3.1-8B": Published(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 128256,
+        },
+        parameters=8_030_261_248,
+        group=4,
+    ),
+    "Mistral-7B-v0.1": Published(
+        _MISTRAL | {"rope_theta": 10_000.0, "sliding_window": 4096, "vocab_size": 32000},
+        parameters=7_241_732_096,
+        group=4,
+        window=4096,
+    ),
+    "Mistral-7B-v0.3": Published(
+        _MISTRAL | {"attention_dropout": 0.0, "rope_theta": 1e6, "sliding_window": None, "vocab_size": 32768},
+        parameters=7_248_023_552,
+        group=4,
+    ),
+    "SmolLM2-135M": Published(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "hidden_act": "silu",
+            "hidden_size": 576,
+            "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100_000,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 49152,
+        },
+        parameters=134_515_008,
+        group=3,
+    ),
+    "Qwen2.5-7B": Published(
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "eos_token_id": 151643,
+            "hidden_act": "silu",
+            "hidden_size": 3584,
+            "initializer_range": 0.02,
+            "intermediate_size": 18944,
+            "max_position_embeddings": 131072,
+            "max_window_layers": 28,
+            "model_type": "qwen2",
+            "num_attention_heads": 28,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000.0,
+            "sliding_window": 131072,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "use_mrope": False,
+            "use_sliding_window": False,
+            "vocab_size": 152064,
+        },
+        parameters=7_615_616_512,
+        group=7,
+    ),
+}

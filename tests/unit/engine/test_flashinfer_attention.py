@@ -1,0 +1,285 @@
+"""FlashInfer's wrappers are planned and shared so that each step reads its own plan, however late the stream is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.plan_guard import PlanGuard
+from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.kv_cache import KVCache, KVLayout
+from shared.engine.model_config import ModelConfig
+from shared.errors import ConfigError
+from tests.doubles.fake_flashinfer import FakeFlashInfer
+from tests.doubles.late_stream import LateStream
+
+PAGE_SIZE, WIDTH, REQUESTS, PAGES = 4, 16, 5, 90
+BUCKETS = (2, 5)
+CONFIG = ModelConfig(
+    architecture="MistralForCausalLM",
+    vocab_size=11,
+    hidden_size=32,
+    intermediate_size=32,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    context_len=PAGE_SIZE * WIDTH,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    tied_embeddings=True,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    windows=(None, 6, None, 17),
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.engine.attention.flashinfer.FLOAT_WORKSPACE_BYTES", 64)
+
+
+class Steps:
+    """Steps of random requests: launched on a late stream, and computed at once by `ReferenceAttention`."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        guarded: bool = True,
+        deterministic: bool = False,
+        stream: Any = None,
+        package: Any = None,
+    ) -> None:
+        """With a stream, `package` computes on it; else a double whose calls bind to those of `package`."""
+        self.random = random.Random(seed)
+        torch.manual_seed(seed)
+        self.stream = stream or LateStream(self.random, [])
+        self.library = package if stream else FakeFlashInfer(self.stream, package)
+        guard: AbstractContextManager[None] = PlanGuard(self.stream.record) if guarded else nullcontext()
+        self.cache, reference = (
+            KVCache(CONFIG, pages=PAGES, page_size=PAGE_SIZE, padding_pages=1, layout=KVLayout.KEYS_BY_TOKEN)
+            for _ in range(2)
+        )
+        self.reference = ReferenceAttention(CONFIG, reference)
+        self.attention = FlashInferAttention(
+            CONFIG, self.cache, self.library, guard, requests=REQUESTS, deterministic=deterministic
+        )
+        self.kv_lens = [0] * REQUESTS
+        self.tables = torch.randperm(PAGES)[: REQUESTS * WIDTH].view(REQUESTS, WIDTH).int()
+        self.compared: list[tuple[Tensor, Tensor]] = []
+        self.static = {rows: self._static(rows) for rows in BUCKETS}
+        self.decoders = {rows: self.attention.for_decode(batch) for rows, batch in self.static.items()}
+        self.fits: list[bool] = []
+        for rows in BUCKETS:  # as before a capture
+            ones = torch.ones(rows, dtype=torch.int32)
+            self.decoders[rows].plan(torch.arange(rows + 1, dtype=torch.int32), ones)
+        self.stream.synchronize()
+
+    def run(self, count: int) -> None:
+        """Launch so many steps, then let the stream finish."""
+        for _ in range(count):
+            begun = [request for request in range(REQUESTS) if self.kv_lens[request]]
+            if begun and self.random.random() < 0.6:
+                self.decode(self.random.sample(begun, self.random.randint(1, len(begun))))
+            else:
+                picked = self.random.sample(range(REQUESTS), self.random.randint(1, REQUESTS))
+                self.extend(picked, [self.random.choice((1, 3, 9, 33)) for _ in picked])
+        self.stream.synchronize()
+
+    def extend(self, requests: Sequence[int], lens: Sequence[int]) -> None:
+        """An EXTEND step."""
+        host = self._batch(requests, lens)
+        device = self._on_device(host)
+        planned = self.attention.plan_extend(host, device)
+        self._attend(host, planned, 0)
+
+    def decode(self, requests: Sequence[int]) -> None:
+        """A DECODE step in the smallest bucket; rows behind are padding."""
+        host = self._batch(requests, [1] * len(requests))
+        rows = next(size for size in BUCKETS if size >= len(requests))
+        padding = rows - len(requests)
+        device, decoder = self.static[rows], self.decoders[rows]
+        more = torch.arange(1, padding + 1, dtype=torch.int32)
+        kv_indptr = torch.cat([host.kv_indptr, host.kv_indptr[-1] + more])
+        last_page_len = torch.cat([host.kv_last_page_len, torch.ones(padding, dtype=torch.int32)])
+        kv_indices = torch.cat([host.kv_indices, torch.full((padding,), PAGES, dtype=torch.int32)])
+        positions = torch.cat([host.positions, torch.zeros(padding, dtype=torch.int32)])
+        self.fits.append(decoder.plan(kv_indptr, last_page_len))
+        for target, source in (
+            (device.kv_indptr, kv_indptr),
+            (device.kv_last_page_len, last_page_len),
+            (device.kv_indices[: len(kv_indices)], kv_indices),
+            (device.positions, positions),
+        ):
+            self.stream.upload(target, source)
+        self._attend(host, decoder, padding)
+
+    def equal(self) -> bool:
+        """Whether all steps so far were right."""
+        return all(torch.allclose(found, wanted, atol=1e-5) for found, wanted in self.compared)
+
+    def _attend(self, host: PagedBatch, planned: Any, padding: int) -> None:
+        reference, rows = self.reference.plan(host), len(host.positions)
+        for layer in range(CONFIG.layers):
+            q = torch.randn(rows + padding, CONFIG.heads, CONFIG.head_dim)
+            k, v = (torch.randn(rows + padding, CONFIG.kv_heads, CONFIG.head_dim) for _ in range(2))
+            wanted = reference.attend(layer, q[:rows], k[:rows], v[:rows])
+            self.compared.append((planned.attend(layer, q, k, v)[:rows], wanted))
+
+    def _batch(self, requests: Sequence[int], lens: Sequence[int]) -> PagedBatch:
+        for request, rows in zip(requests, lens, strict=True):
+            if self.kv_lens[request] + rows > PAGE_SIZE * WIDTH:
+                self.kv_lens[request] = 0  # another request
+            self.kv_lens[request] += rows
+        kv_lens = torch.tensor([self.kv_lens[request] for request in requests])
+        return PagedBatch.of(torch.tensor(lens), kv_lens, self.tables[list(requests)], PAGE_SIZE)
+
+    def _on_device(self, host: PagedBatch) -> PagedBatch:
+        names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "batch_indices", "positions")
+        arrays: dict[str, Any] = {name: torch.zeros_like(getattr(host, name)) for name in names}
+        for name, array in arrays.items():
+            self.stream.upload(array, getattr(host, name))
+        return replace(host, **arrays)
+
+    def _static(self, rows: int) -> PagedBatch:
+        request = torch.arange(rows + 1, dtype=torch.int32)
+        zeros = torch.zeros(rows, dtype=torch.int32)
+        indices = torch.zeros(rows * WIDTH, dtype=torch.int32)
+        return PagedBatch(
+            PAGE_SIZE, request, zeros.new_zeros(rows + 1), indices, zeros.clone(), request[:-1], zeros.clone()
+        )
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize("seed", range(6))
+def test_each_step_reads_its_own_plan(seed: int, deterministic: bool) -> None:
+    steps = Steps(seed, deterministic=deterministic)
+    steps.run(60)
+    assert steps.equal()
+    assert all(steps.fits)
+
+
+def test_without_the_guard_a_plan_is_overwritten_before_it_is_copied() -> None:
+    steps = Steps(0, guarded=False)
+    try:
+        steps.run(60)
+    except IndexError:  # half of a plan is of one step, half of another
+        return
+    assert not steps.equal()
+
+
+def test_windows_have_plans_of_their_own_and_batch_sizes_share_the_place() -> None:
+    library = Steps(0).library
+    decoders = library.decoders
+    assert len(decoders) == 3 * len(BUCKETS)
+    assert len({each.ints.data_ptr() for each in decoders}) == 3
+    assert len({each._pin_memory_int_workspace_buffer.data_ptr() for each in decoders}) == len(decoders)
+    assert len({each.floats.data_ptr() for each in (*decoders, *library.prefills)}) == 1
+
+
+def test_what_pads_a_plan_is_zero() -> None:
+    steps = Steps(0, deterministic=True)
+    steps.run(3)
+    for wrapper in steps.library.decoders:
+        planned = 4 * (5 + len(wrapper.last_page_len))
+        assert not wrapper._pin_memory_int_workspace_buffer[planned:].any()
+
+
+def test_the_first_plan_chooses_kernels_and_later_ones_only_plan() -> None:
+    steps = Steps(0)
+    first = steps.library.calls.count("BatchDecodeWithPagedKVCacheWrapper.plan")
+    steps.run(15)
+    assert steps.library.calls.count("BatchDecodeWithPagedKVCacheWrapper.plan") == first == 3 * len(BUCKETS)
+    assert steps.library.calls.count("fast_decode_plan") == 3 * len(steps.fits)
+
+
+def test_a_plan_that_the_graph_does_not_fit_is_told_until_one_fits_again() -> None:
+    steps = Steps(0)
+    steps.extend([0, 1], [5, 9])
+    for extra, fits in ((0, True), (8, False), (8, False), (0, True)):
+        steps.library.extra_info = extra
+        steps.decode([0, 1])
+        assert steps.fits[-1] is fits
+    steps.stream.synchronize()
+    assert steps.equal()  # eagerly, every plan is right
+
+
+@pytest.mark.parametrize(
+    ("heads", "deterministic", "tensor_cores"),
+    [(2, False, False), (6, False, False), (8, False, True), (14, False, True), (2, True, True)],
+)
+def test_tensor_cores_decode_where_many_heads_share_keys(
+    heads: int, deterministic: bool, tensor_cores: bool
+) -> None:
+    config = replace(CONFIG, heads=heads)
+    cache = KVCache(config, pages=4, page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
+    library = FakeFlashInfer(LateStream(random.Random(0), []))
+    attention = FlashInferAttention(
+        config, cache, library, nullcontext(), requests=2, deterministic=deterministic
+    )
+    attention.for_decode(Steps(0).static[2])
+    assert {each.use_tensor_cores for each in library.decoders} == {tensor_cores}
+
+
+@pytest.mark.parametrize(
+    ("lens", "planned"),
+    [
+        ([40, 40, 40], [3]),
+        ([8, 9], [1, 1]),  # 16 and 18 rows, times heads a key-value head: tiles of 16 and of 64
+        ([1, 1, 30, 33, 40, 2], [2, 1, 2, 1]),
+    ],
+)
+def test_requests_are_planned_together_only_if_alone_they_had_the_same_tiles(
+    lens: list[int], planned: list[int]
+) -> None:
+    steps = Steps(0, deterministic=True)
+    many = list(range(len(lens)))
+    kv_lens = torch.tensor(lens)
+    tables = torch.arange(len(lens) * WIDTH).view(-1, WIDTH).int()[many] % PAGES
+    steps.attention._kv_lens = torch.zeros(9, dtype=torch.int32)
+    steps.attention._starts = torch.zeros(18, dtype=torch.int32)
+    host = PagedBatch.of(kv_lens, kv_lens, tables, PAGE_SIZE)
+    steps.attention.plan_extend(host, host)
+    full = [wrapper.requests[-1] for wrapper in steps.library.prefills[::3]]
+    assert full == planned
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "capability", "deterministic", "sentence"),
+    [
+        ({"head_dim": 96}, torch.bfloat16, (9, 0), False, "head_dim 96"),
+        ({}, torch.float32, (9, 0), False, "no kernels for float32"),
+        ({}, torch.bfloat16, (7, 5), False, "compute capability 8.0 or more, this one has 7.5"),
+        ({}, torch.bfloat16, (8, 9), True, "deterministic needs a GPU of compute capability 9.0"),
+    ],
+)
+def test_what_flashinfer_cannot_compute_is_refused_by_name(
+    changes: dict[str, Any],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    deterministic: bool,
+    sentence: str,
+) -> None:
+    config = replace(CONFIG, **{"head_dim": 128} | changes)
+    with pytest.raises(ConfigError, match=f"{sentence}.*use device cpu"):
+        check_bounds(config, dtype, capability, deterministic=deterministic)
+
+
+def test_what_flashinfer_can_compute_is_not_refused() -> None:
+    for head_dim in (64, 128, 256):
+        check_bounds(replace(CONFIG, head_dim=head_dim), torch.bfloat16, (8, 0))
+        check_bounds(replace(CONFIG, head_dim=head_dim), torch.float16, (7, 5))
+    check_bounds(replace(CONFIG, head_dim=64), torch.bfloat16, (10, 0), deterministic=True)

@@ -1,0 +1,37 @@
+"""Whatever the device does late, each request gets the tokens it got alone; and a mistake would be seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.unit.engine.late_bench import Bench, Model
+from tests.unit.engine.late_mistakes import MISTAKES, seeds_until_caught
+
+SEEDS = 200
+SEEDS_PER_MISTAKE = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(tmp_path_factory.mktemp("model"))
+
+
+def test_tokens_are_those_of_each_request_alone(model: Model) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        bench = Bench(model, seed)
+        bench.run()
+        seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
+        seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
+    rare = {
+        what: seen[what]
+        for what in ("moves", "retractions", "prefixes", *map("graph of {}".format, (1, 2, 4, 5)))
+    }
+    assert min(rare.values()) > SEEDS / 5, rare
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(model: Model, mistake: str) -> None:
+    assert seeds_until_caught(mistake, lambda seed: Bench(model, seed).run(), SEEDS_PER_MISTAKE) is not None

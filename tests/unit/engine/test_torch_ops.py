@@ -1,0 +1,120 @@
+"""Each operation of `TorchOps` is its formula, and in narrow types as near to it as they allow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.engine.gumbel import gumbel_noise, row_keys
+from shared.engine.ops import Ops
+from shared.engine.sampler import Sampler
+from shared.engine.torch_ops import TorchOps
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import SlotJoin
+
+OPS: Ops = TorchOps()
+EPSILON = 1e-5
+VOCAB = 61
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_rounded(found: Tensor, exact: Tensor, dtype: torch.dtype, roundings: int) -> None:
+    """`found` is `exact` [float64] but for so many roundings to `dtype`, and those of float32 on the way."""
+    assert found.dtype == dtype
+    relative = roundings * torch.finfo(dtype).eps / 2 + 1e-6
+    torch.testing.assert_close(found.double(), exact, rtol=relative, atol=1e-7)
+
+
+@every_dtype
+def test_norms_are_computed_in_float32(dtype: torch.dtype) -> None:
+    x, residual, weight = (drawn(*shape).to(dtype) for shape in ((5, 72), (5, 72), (72,)))
+    x[2] *= 3e-4  # its squares vanish in float16
+    total = x + residual
+
+    def exact(of: Tensor) -> Tensor:
+        wide = of.double()
+        return weight.double() * wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+
+    assert_rounded(OPS.rms_norm(x, weight, EPSILON), exact(x), dtype, 2)
+    normed, stream = OPS.add_rms_norm(x.clone(), residual.clone(), weight, EPSILON)
+    assert torch.equal(stream, total)
+    assert_rounded(normed, exact(total), dtype, 2)
+
+
+@every_dtype
+def test_silu_rounds_once(dtype: torch.dtype) -> None:
+    gate_up = (6 * drawn(4, 2 * 130)).to(dtype)
+    gate_up[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -17.0])
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_rounded(OPS.silu_and_mul(gate_up), gate * gate.sigmoid() * up, dtype, 1)
+
+
+@every_dtype
+def test_rotation_turns_pairs_of_halves_by_the_angles_of_a_position(dtype: torch.dtype) -> None:
+    heads, kv_heads, head_dim = 6, 2, 24
+    angles = torch.outer(torch.arange(50.0), 0.7 ** torch.arange(12.0))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    packed = drawn(3, heads + 2 * kv_heads, head_dim).to(dtype)
+    q, k, _ = torch.split(packed, [heads, kv_heads, kv_heads], dim=1)
+    positions = torch.tensor([49, 0, 7], dtype=torch.int32)
+    turns = torch.polar(torch.ones(3, 1, 12, dtype=torch.float64), angles[positions].double().unsqueeze(1))
+    expected = []
+    for each in (q, k):
+        turned = torch.complex(*each.double().chunk(2, dim=-1)) * turns
+        expected.append(torch.cat((turned.real, turned.imag), dim=-1))
+    for found, exact in zip(OPS.rotate(q, k, positions, cos_sin), expected, strict=True):
+        assert_rounded(found, exact, dtype, 1)
+
+
+@every_dtype
+def test_the_head_keeps_logits_apart_that_a_narrow_type_would_round_to_one(dtype: torch.dtype) -> None:
+    weight = torch.tensor([[1.0, 1.0], [1.0, 0.5], [1.0, 0.0]]).to(dtype)
+    logits = OPS.head(weight)(torch.tensor([[1.0, 2.0**-12]]).to(dtype))
+    assert logits.dtype == torch.float32
+    assert logits.tolist() == [[1 + 2.0**-12, 1 + 2.0**-13, 1.0]]
+
+
+def test_top_k_floors_are_the_kth_highest_of_each_row() -> None:
+    logits = drawn(4, VOCAB)
+    logits[1, :30] = -torch.inf
+    top_k = [1, 5, 40, VOCAB]
+    found = OPS.top_k_floor(logits, torch.tensor(top_k, dtype=torch.int32)).tolist()
+    rows = zip(logits.tolist(), top_k, strict=True)
+    assert found == [sorted(row, reverse=True)[k - 1] for row, k in rows]
+
+
+def test_top_p_floors_are_the_lowest_of_the_smallest_set_that_holds_so_much() -> None:
+    logits = 3 * drawn(6, VOCAB) + 200.0  # far from 0: e^200 is beyond float32
+    logits[3, 10:] = -torch.inf
+    top_p = [0.9, 1e-6, 0.5, 0.999, 1.0, 0.3]
+    found = OPS.top_p_floor(logits, torch.tensor(top_p)).tolist()
+    for row, share, floor in zip(logits, top_p, found, strict=True):
+        if share == 1.0:
+            assert floor == -torch.inf
+            continue
+        probabilities = row.double().softmax(-1)
+        held = float(probabilities[row >= floor].sum())
+        assert held >= share - 1e-6
+        assert held - float(probabilities[row == floor].sum()) < share + 1e-6
+        assert floor in row.tolist()
+
+
+def test_floors_choose_the_tokens_that_the_sampler_chooses() -> None:
+    rows, params = 64, SamplingParams(max_new_tokens=64, seed=5, top_k=20, top_p=0.8)
+    sampler = Sampler(slots=1, vocab_size=VOCAB, eos_token_ids=[])
+    sampler.join(SlotJoin(0, (), 0, params, 0))
+    logits, positions = 2 * drawn(rows, VOCAB), torch.arange(rows)
+    expected = sampler.sample(logits.clone(), torch.zeros(rows, dtype=torch.int64), positions)
+    floor = OPS.top_k_floor(logits, torch.full((rows,), params.top_k, dtype=torch.int32))
+    kept = logits.masked_fill(logits < floor.unsqueeze(1), -torch.inf)
+    floor = OPS.top_p_floor(kept, torch.full((rows,), params.top_p))
+    kept = kept.masked_fill(kept < floor.unsqueeze(1), -torch.inf)
+    keys = row_keys(torch.full((rows,), params.seed), positions)
+    found = (kept + gumbel_noise(keys.unsqueeze(1), torch.arange(VOCAB))).argmax(-1)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, logits.argmax(-1))
