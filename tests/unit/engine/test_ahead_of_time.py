@@ -138,7 +138,7 @@ def called() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Attribute(value=ast.Name(id=kept) | ast.Attribute(attr=kept), attr=name):
-                    if kept.lstrip("_") in KEPT_AS:
+                    if kept.lstrip("_") in KEPT_AS and not name.startswith("__"):
                         names.add(name)
     return names
 
