@@ -40,6 +40,10 @@ class EngineDevice(Device, Protocol):
     def counters(self) -> object | None:
         """A class of counters to publish, see `shared.metric_fields`; None: it counts nothing."""
 
+    @property
+    def launches_cost(self) -> bool:
+        """Whether a launch takes time from the step that is computed, see `EventLoop`."""
+
     def close(self) -> None:
         """Finish what was launched, and end."""
 

@@ -131,6 +131,11 @@ class TorchDevice:
         return self._model.layers_done
 
     @property
+    def launches_cost(self) -> bool:
+        """See `EngineDevice`: the same cores plan and compute."""
+        return True
+
+    @property
     def counters(self) -> None:
         """Nothing is counted here: the scheduler counts steps, and a CPU has no other clock."""
         return None

@@ -100,7 +100,14 @@ def serve(
         watch.work_done = lambda: engine.device.work_done
     scheduler = build(WorkerParts(engine, transfer, kv_format))
     loop = EventLoop(
-        scheduler, engine.device, transfer, links, monotonic, _write_note, overlap=config.overlap
+        scheduler,
+        engine.device,
+        transfer,
+        links,
+        monotonic,
+        _write_note,
+        overlap=config.overlap,
+        launches_cost=engine.device.launches_cost,
     )
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()

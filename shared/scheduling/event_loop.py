@@ -66,9 +66,9 @@ class Scheduler(Protocol):
         """
 
     def settles_first(self) -> bool:
-        """Whether the step in flight must be settled before the next one is planned. Asked only if there is one.
+        """Whether the step in flight should be settled before the next one is planned. Asked only if there is one.
 
-        True costs the overlap of this step. Changes nothing.
+        True costs the overlap of this step. Changes nothing. A loop whose launches cost nothing does not ask.
         """
 
     def plan(self, now: float) -> ScheduleBatch | None:
@@ -122,7 +122,12 @@ class EventLoop:
         write_note: Callable[[Note], None],
         *,
         overlap: bool = True,
+        launches_cost: bool = True,
     ):
+        """`launches_cost`: a launch takes time from the step in flight, as on a CPU that computes it.
+
+        Where it does not, `settles_first` is not asked: the device would stand still while a step is settled.
+        """
         self._scheduler = scheduler
         self._device = device
         self._fetcher = fetcher
@@ -130,6 +135,7 @@ class EventLoop:
         self._clock = clock
         self._write_note = write_note
         self._depth = 1 if overlap else 0
+        self._launches_cost = launches_cost
         self._in_flight: deque[ScheduleBatch] = deque()
         self._launched = False
         self._progressed = False
@@ -146,7 +152,7 @@ class EventLoop:
         patience = self.patience_seconds()
         self._progressed = False
         self._take_in(patience)
-        if self._in_flight and self._scheduler.settles_first():
+        if self._launches_cost and self._in_flight and self._scheduler.settles_first():
             self._settle_oldest()
             self._take_in(0.0)  # a request that came meanwhile does not wait for the next step, too
         self._launch(self._clock())

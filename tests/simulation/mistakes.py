@@ -223,6 +223,17 @@ def _reclaim_launched() -> list[Patch]:
     return [(EventLoop, "_poll_transfers", poll_transfers)]
 
 
+@_mistake("event_loop", "where launches cost nothing, a step is settled before the one launched earlier")
+def _newest_first() -> list[Patch]:
+    def settle(self: EventLoop) -> None:
+        if not self._launches_cost:
+            self._in_flight.rotate(1)
+        real(self)
+
+    real = EventLoop._settle_oldest
+    return [(EventLoop, "_settle_oldest", settle)]
+
+
 @_mistake("event_loop", "what comes while a step is settled first is lost")
 def _deaf_while_settling() -> list[Patch]:
     def take_in(self: EventLoop, patience_seconds: float) -> None:

@@ -128,6 +128,7 @@ EXPECTED = [
     "path joined in DECODE",
     "path a fleet is divided into cells",
     "path settled before the next launch",
+    "path launched behind a step that should settle first",
     "path heard before the launch that waited for a settlement",
     "path put off for a prefix in the same batch",
     "path exit worker.drained",

@@ -71,6 +71,7 @@ class ScenarioSizes:
     drain_seconds: float = 100.0  # in a calm world all answers end within it
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
+    launches_cost: bool = True  # as on a CPU; not on a GPU
     queue_policy: QueuePolicy = "fcfs"
     radix_eviction_policy: CachePolicy = "lru"
     prefill_policy: Policy = "cache_aware"

@@ -80,6 +80,7 @@ def test_the_next_step_is_launched_before_the_last_is_settled() -> None:
         world.run()
         for worker in world.all_workers:
             order = worker.witness.steps
+            assert world.scenario.sizes.launches_cost or "settles first" not in order
             launched = 0
             for place, entry in enumerate(order):
                 word, _, step = entry.rpartition(" ")

@@ -240,8 +240,15 @@ def waits(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))
 
 
+def launches(scenario: SimulationScenario) -> SimulationScenario:
+    """Some workers compute on a GPU: a prompt's step is launched before the one that ends another has settled."""
+    rng = scenario.random("launches")
+    return replace(scenario, sizes=replace(scenario.sizes, launches_cost=rng.random() < 0.6))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     bounds,
+    launches,
     policies,
     short_share,
     candidates,

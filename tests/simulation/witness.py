@@ -27,6 +27,8 @@ class Witness:
     scheduler: PrefillScheduler | DecodeScheduler
     count: Callable[[str], None]
     steps: list[str] = field(default_factory=list)  # "plan 7", "settle 6", "settles first", "nothing to plan"
+    _planned: int = 0
+    _settled: int = 0
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         if self.steps[-2:-1] == ["settles first"]:
@@ -60,9 +62,12 @@ class Witness:
         return first
 
     def plan(self, now: float) -> ScheduleBatch | None:
+        if self._planned > self._settled and self.scheduler.settles_first():
+            self.count("path launched behind a step that should settle first")
         batch = self.scheduler.plan(now)
         if isinstance(self.scheduler, PrefillScheduler) and self.scheduler.waiting.put_off:
             self.count("path put off for a prefix in the same batch")
+        self._planned += batch is not None
         if isinstance(self.scheduler, DecodeScheduler) and batch and batch.joins:
             self.count(f"path joined in {batch.mode.name}")
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
@@ -70,6 +75,7 @@ class Witness:
 
     def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
         self.steps.append(f"settle {batch.step}")
+        self._settled += 1
         self.scheduler.settle(batch, token_ids, now)
 
     def take_effects(self) -> list[WorkerEffect]:

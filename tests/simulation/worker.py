@@ -104,7 +104,14 @@ class SimulatedWorker:
         self.witness = Witness(self.scheduler, world.count)
         self.notes: list[Note] = []
         self.loop = EventLoop(
-            self.witness, self.device, self.agent, self, self._now, self.notes.append, overlap=sizes.overlap
+            self.witness,
+            self.device,
+            self.agent,
+            self,
+            self._now,
+            self.notes.append,
+            overlap=sizes.overlap,
+            launches_cost=sizes.launches_cost,
         )
         self.watch = LoopWatch(sizes.step_seconds_max)
         self.hanging = False

@@ -186,6 +186,11 @@ class CudaDevice:
             not mark.passed() for step in steps for mark in (step.began, step.ended)
         )
 
+    @property
+    def launches_cost(self) -> bool:
+        """See `EngineDevice`: a GPU computes by itself."""
+        return False
+
     def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """See `Device`."""
         self._copy(copy_id, pages, host_pages, partial(self._parts.cache.backup, pages, host_pages))
