@@ -1,0 +1,74 @@
+"""The kernels' own arithmetic, against transformers and against plain torch: what only a GPU can show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.plan_guard import PlanGuard
+from shared.engine.cuda.kernels import CudaKernels
+from shared.engine.cuda.ops import FlashInferOps
+from shared.engine.cuda.reference import ReferenceKernels
+from shared.engine.cuda.step_kernels import STATE_WORDS
+from shared.engine.cuda.stream import CudaStream
+from shared.engine.flashinfer_package import flashinfer_package
+from shared.engine.kv_cache import KVCache
+from shared.engine.model_config import ModelConfig
+from tests.unit.engine.driver import tokens_of
+from tests.unit.engine.precision import Plan, errors, logits_of
+from tests.unit.engine.test_step_kernels import any_logits, any_state, generator_of, integers
+from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
+
+TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
+WAYS = {"whole": (200,), "in chunks": (50, 1, 33, 107, 1, 1, 7), "after a cached prefix": (128, 72)}
+ROWS, SLOTS, VOCAB = 10_000, 12_000, 4099
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
+def test_the_error_is_that_of_transformers_in_the_same_type(
+    gpu: torch.device, family: str, way: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tiny_model(family, tmp_path)
+    library, stream = flashinfer_package(), CudaStream(gpu)
+
+    def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
+        attention = FlashInferAttention(config, cache, library, PlanGuard(stream.record), requests=4)
+        return attention.plan_extend
+
+    with stream.on_host():
+        ops = FlashInferOps(library)
+        found = logits_of(tmp_path, TOKENS, WAYS[way], ops, dtype=dtype, device=str(gpu), plan_with=plan_with)
+    stream.synchronize()
+    ours, theirs = errors(tmp_path, TOKENS, found, dtype, str(gpu))
+    assert ours <= 1.5 * theirs
+
+
+def test_our_kernels_are_the_reference_bit_for_bit(gpu: torch.device) -> None:
+    generator, compiled, reference = generator_of(1), CudaKernels.compiled(gpu), ReferenceKernels()
+    state = any_state(generator, SLOTS).to(gpu)
+    slots = torch.randperm(SLOTS, generator=generator)[:ROWS].int().to(gpu)
+    logits = any_logits(generator, ROWS, VOCAB).to(gpu)
+    found = []
+    for kernels in (compiled, reference):
+        own, tokens = state.clone(), torch.zeros(ROWS, dtype=torch.int32, device=gpu)
+        kernels.choose_tokens(logits, slots, own, tokens)
+        found.append((own, tokens))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_words_are_written_as_the_reference_writes_them(gpu: torch.device) -> None:
+    generator, compiled = generator_of(2), CudaKernels.compiled(gpu)
+    words = torch.zeros(SLOTS * STATE_WORDS, dtype=torch.int32, device=gpu)
+    places = torch.randperm(len(words), generator=generator)[:ROWS].int()
+    entries = (
+        torch.stack((places, integers(generator, -(2**31), 2**31, ROWS).int()), dim=1).contiguous().to(gpu)
+    )
+    expected = words.clone()
+    ReferenceKernels().write_words(entries, expected)
+    compiled.write_words(entries, words)
+    assert torch.equal(words, expected)
