@@ -63,7 +63,7 @@ class ByLayer(KVCache):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class AttentionBench:
     """Where it runs."""
 
     stream: Stream
@@ -116,7 +116,7 @@ class Bench:
         return replace(batch, **{name: getattr(batch, name).to(self.device) for name in names})
 
 
-def on_gpu(gib: float) -> Bench:
+def on_gpu(gib: float) -> AttentionBench:
     """FlashInfer."""
     device, library = torch.device("cuda", 0), flashinfer_package()
     stream = CudaStream(device)
@@ -124,14 +124,14 @@ def on_gpu(gib: float) -> Bench:
     def attention(config: ModelConfig, cache: KVCache, rows: int) -> FlashInferAttention:
         return FlashInferAttention(config, cache, library, PlanGuard(stream.record), requests=rows)
 
-    return Bench(stream, attention, str(device), torch.bfloat16, int(gib * 2**30), CONTEXT)
+    return AttentionBench(stream, attention, str(device), torch.bfloat16, int(gib * 2**30), CONTEXT)
 
 
-def rehearsal() -> Bench:
+def rehearsal() -> AttentionBench:
     """Plain torch."""
     stream = HostStream(1)
     attention = lambda config, cache, rows: ReferenceAttention(config, cache, stream, rows)  # noqa: E731
-    return Bench(stream, attention, "cpu", torch.float32, 0, 64)
+    return AttentionBench(stream, attention, "cpu", torch.float32, 0, 64)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.loading import assemble
-from shared.engine.cuda.memory import Room
+from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
 from shared.engine.dtypes import dtypes_on_cuda
 from shared.engine.kv_cache import KVCache
@@ -100,7 +100,7 @@ class Loaded:
 
     device: CudaDevice
     cache: KVCache
-    room: Room
+    room: FittedPool
 
     @property
     def part(self) -> Part:

@@ -19,7 +19,7 @@ from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.effects import Note
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.cuda.memory import Room
+from shared.engine.cuda.memory import FittedPool
 from shared.engine.kv_cache import KVCache
 from shared.messages import Hello, Role
 from shared.process.page_memory import page_memory
@@ -33,7 +33,7 @@ from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, DeskRequest
 
 KV_FORMAT = "offline"
-Part = tuple[CudaDevice, KVCache, Room]
+Part = tuple[CudaDevice, KVCache, FittedPool]
 
 
 class _Worker:

@@ -21,6 +21,7 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.http.client_connections import ClientCounters
 from shared import messages
+from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
 from shared.metric_fields import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, shown_fields
@@ -70,6 +71,7 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 
 COUNTERS = (
     RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters, KvCounters,
+    DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 

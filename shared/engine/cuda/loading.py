@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
-from shared.engine.cuda.memory import Room, room_for
+from shared.engine.cuda.memory import FittedPool, room_for
 from shared.engine.cuda.platform import Platform
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
@@ -73,7 +73,7 @@ def assemble(
     *,
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
-) -> tuple[CudaDevice, KVCache, Room]:
+) -> tuple[CudaDevice, KVCache, FittedPool]:
     """A device for this model, with weights from anywhere, that has captured its graphs."""
     room = room_for(config, dtypes, sizes, platform.memory)
     cache = KVCache(
@@ -108,6 +108,6 @@ def assemble(
     return device, cache, room
 
 
-def _describe(platform: Platform, config: ModelConfig, dtypes: Dtypes, sizes: Sizes, room: Room) -> str:
+def _describe(platform: Platform, config: ModelConfig, dtypes: Dtypes, sizes: Sizes, room: FittedPool) -> str:
     types = f"weights {dtype_name(dtypes.weights)}, KV {dtype_name(dtypes.kv)}"
     return f"{config.architecture} on {platform.description}, {types}, {room.words}, {sizes.slots} slots"

@@ -27,7 +27,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FittedPool:
     """What fits, and why."""
 
     pages: int
@@ -36,7 +36,7 @@ class Room:
     words: str
 
 
-def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMemory | None) -> Room:
+def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMemory | None) -> FittedPool:
     """Pages for the model; `memory` None: the device is this host, and `sizes.budget` bounds it.
 
     Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
@@ -66,7 +66,7 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
         f"{pages} KV pages of {sizes.page_size} tokens ({reason}), {host_pages} host pages, "
         f"context {context} tokens ({context_reason})"
     )
-    return Room(pages, host_pages, context, words)
+    return FittedPool(pages, host_pages, context, words)
 
 
 def _budget(memory: DeviceMemory, share: float) -> Budget:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.step_kernels import Word
+from shared.engine.cuda.step_kernels import SlotWord
 from shared.engine.gumbel import gumbel_noise, row_keys
 
 
@@ -35,11 +35,11 @@ class ReferenceKernels:
         """See `StepKernels`. Entries of `kv_indices` behind the last row's stay as they are."""
         at = slots.long()
         real = slots != len(state) - 1
-        kv_lens = state[at, Word.KV_LEN]
-        token_ids.copy_(state[at, Word.LAST_TOKEN])
+        kv_lens = state[at, SlotWord.KV_LEN]
+        token_ids.copy_(state[at, SlotWord.LAST_TOKEN])
         positions.copy_(kv_lens * real)
         kv_last_page_len.copy_(positions % page_size + 1)
-        state[:, Word.KV_LEN].index_copy_(0, at, kv_lens + real.int())
+        state[:, SlotWord.KV_LEN].index_copy_(0, at, kv_lens + real.int())
         entries = torch.arange(len(kv_indices), dtype=torch.int32, device=kv_indices.device)
         rows = torch.searchsorted(kv_indptr[1:], entries, right=True).clamp_(max=len(slots) - 1)
         places = (entries - kv_indptr[rows]).clamp_(max=page_tables.shape[1] - 1)
@@ -51,13 +51,15 @@ class ReferenceKernels:
         at = slots.long()
         own = state[at]  # [rows, STATE_WORDS]
         logits = torch.where(logits.isnan(), -torch.inf, logits)
-        temperature = own[:, Word.TEMPERATURE].view(torch.float32).unsqueeze(1)
+        temperature = own[:, SlotWord.TEMPERATURE].view(torch.float32).unsqueeze(1)
         # Read as unsigned, the lower word is added to the upper one; the sum of both is the seed.
-        seeds = (own[:, Word.SEED].long() & 0xFFFFFFFF) + (own[:, Word.SEED + 1].long() << 32)
-        keys = row_keys(seeds, (own[:, Word.KV_LEN] - own[:, Word.PROMPT_LEN]).long())
+        seeds = (own[:, SlotWord.SEED].long() & 0xFFFFFFFF) + (own[:, SlotWord.SEED + 1].long() << 32)
+        keys = row_keys(seeds, (own[:, SlotWord.KV_LEN] - own[:, SlotWord.PROMPT_LEN]).long())
         noise = gumbel_noise(keys.unsqueeze(1), torch.arange(logits.shape[1], device=logits.device))
         drawn = (logits - logits.amax(-1, keepdim=True)) / temperature + noise
         drawn = torch.where(drawn.isnan(), -torch.inf, drawn)
         tokens.copy_(torch.where(temperature > 0, drawn, logits).argmax(-1))
         real = slots != len(state) - 1
-        state[:, Word.LAST_TOKEN].index_copy_(0, at, torch.where(real, tokens, own[:, Word.LAST_TOKEN]))
+        state[:, SlotWord.LAST_TOKEN].index_copy_(
+            0, at, torch.where(real, tokens, own[:, SlotWord.LAST_TOKEN])
+        )

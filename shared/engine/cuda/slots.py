@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from shared.engine.cuda.step_kernels import STATE_WORDS, Word
+from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.gumbel import signed
 from shared.engine.kv_cache import INVALID_PAGE
 from shared.errors import InvariantError
@@ -109,7 +109,7 @@ class SlotMirror:
         if self.kv_lens[row.slot] != row.start:
             raise InvariantError(f"step {step} extends a slot elsewhere than at the end of its cache")
         self.kv_lens[row.slot] = kv_len = row.start + len(row.token_ids)
-        return pairs_from(row.slot * STATE_WORDS + Word.KV_LEN, np.array([kv_len], dtype=np.int32))
+        return pairs_from(row.slot * STATE_WORDS + SlotWord.KV_LEN, np.array([kv_len], dtype=np.int32))
 
     def pages_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages that the slots' tokens take, [rows]; `InvariantError` if a table has fewer."""
@@ -132,11 +132,11 @@ def pairs_from(place: int, words: Words) -> Words:
 
 def _state_words(join: SlotJoin, last_token: int) -> Words:
     words = np.zeros(STATE_WORDS, dtype=np.int32)
-    words[Word.KV_LEN] = join.kv_len
-    words[Word.LAST_TOKEN] = last_token
-    words[Word.PROMPT_LEN] = join.prompt_len
-    words[Word.TEMPERATURE : Word.TEMPERATURE + 1].view(np.float32)[0] = join.params.temperature
-    words[Word.SEED : Word.SEED + 2].view(np.int64)[0] = signed(join.params.seed)
+    words[SlotWord.KV_LEN] = join.kv_len
+    words[SlotWord.LAST_TOKEN] = last_token
+    words[SlotWord.PROMPT_LEN] = join.prompt_len
+    words[SlotWord.TEMPERATURE : SlotWord.TEMPERATURE + 1].view(np.float32)[0] = join.params.temperature
+    words[SlotWord.SEED : SlotWord.SEED + 2].view(np.int64)[0] = signed(join.params.seed)
     return words
 
 

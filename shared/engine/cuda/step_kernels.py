@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Word(IntEnum):
+class SlotWord(IntEnum):
     """Where a value lies in the state of a slot, int32 words. Floats are float32 by their bits."""
 
     KV_LEN = 0  # tokens in the cache

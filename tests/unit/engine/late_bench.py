@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass
-class Running:
+class LateRequest:
     """A request on the device."""
 
     wanted: Wanted
@@ -64,7 +64,7 @@ class Running:
         return self.launched == len(self.wanted.tokens)
 
 
-class Model:
+class LateModel:
     """A tiny model on disk and in memory, and some requests with their tokens."""
 
     def __init__(self, folder: Path) -> None:
@@ -130,10 +130,10 @@ def _streams(drawn: random.Random) -> tuple[LateStream, LateStream]:
     return LateStream(drawn, beside), LateStream(drawn, beside)
 
 
-class Bench:
+class LateBench:
     """One device and one random schedule over it."""
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model: LateModel, seed: int) -> None:
         self._random = drawn = random.Random(seed)
         forward, copies = _streams(drawn)
         platform = host_platform_on(forward, copies)
@@ -156,10 +156,10 @@ class Bench:
         )
         self.device = CudaDevice(parts, Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE), forward, copies, EOS)
         self._waiting = [drawn.choice(model.requests) for _ in range(drawn.randint(6, 14))]
-        self._running: list[Running] = []
+        self._running: list[LateRequest] = []
         self._free_slots = list(range(SLOTS))
         self._free_pages = list(range(PAGES))
-        self._pending: dict[int, list[Running]] = {}  # rows that sample, by step that was not waited for
+        self._pending: dict[int, list[LateRequest]] = {}  # rows that sample, by step that was not waited for
         self._step = 0
         self._copy_id = 0
         self._ahead = drawn.randint(0, AHEAD_MAX)
@@ -190,7 +190,7 @@ class Bench:
 
     def _extend(self, joins: list[SlotJoin]) -> None:
         """One or two prompts, each with a chunk or whole; the rest of a chunk follows at once."""
-        started: list[tuple[Running, int]] = []
+        started: list[tuple[LateRequest, int]] = []
         for _ in range(self._random.randint(1, 2)):
             if self._waiting and self._free_slots and len(self._free_pages) >= 16:
                 request, cached = self._admit(self._waiting.pop())
@@ -234,8 +234,8 @@ class Bench:
     def _launch(
         self,
         mode: ForwardMode,
-        sampling: list[Running],
-        rows: list[Running],
+        sampling: list[LateRequest],
+        rows: list[LateRequest],
         joins: list[SlotJoin],
         **batch: object,
     ) -> None:
@@ -254,10 +254,10 @@ class Bench:
 
     # ---- requests
 
-    def _admit(self, wanted: Wanted) -> tuple[Running, int]:
+    def _admit(self, wanted: Wanted) -> tuple[LateRequest, int]:
         """Onto fresh pages, but for whole pages of a prefix that another running request has computed."""
         needed = -(-len(wanted.prompt) // PAGE_SIZE)
-        request = Running(wanted, self._free_slots.pop(), [])
+        request = LateRequest(wanted, self._free_slots.pop(), [])
         cached = 0
         for other in self._running:
             same = _same(other.wanted.prompt, wanted.prompt[:-1]) // PAGE_SIZE
@@ -273,7 +273,7 @@ class Bench:
         self._running.append(request)
         return request, cached
 
-    def _relocate(self, request: Running) -> list[SlotJoin]:
+    def _relocate(self, request: LateRequest) -> list[SlotJoin]:
         """Bring a request to other pages and perhaps another slot, by host pages or as a fetch does."""
         if not request.launched or request.done or len(self._free_pages) < len(request.pages) + 10:
             return []
@@ -312,7 +312,7 @@ class Bench:
         self.cache.store[new] = self.cache.store[list(pages)]
         return new
 
-    def _settle(self, request: Running) -> None:
+    def _settle(self, request: LateRequest) -> None:
         """Until the request's tokens are known and its pages are written."""
         self._complete(request.last_step)
         while len(request.tokens) < request.launched:
@@ -326,7 +326,7 @@ class Bench:
                 self._wait()
         raise AssertionError(f"step {step} is never completed")
 
-    def _join(self, request: Running, kv_len: int) -> SlotJoin:
+    def _join(self, request: LateRequest, kv_len: int) -> SlotJoin:
         wanted = request.wanted
         token_ids = (*wanted.prompt, *request.tokens)
         return SlotJoin(
@@ -344,11 +344,11 @@ class Bench:
         self._free_pages = [page for page in self._free_pages if page not in taken]
         return taken
 
-    def _give_back(self, request: Running) -> None:
+    def _give_back(self, request: LateRequest) -> None:
         self._free_pages += request.pages
         self._free_slots.append(request.slot)
 
-    def _end(self, request: Running) -> None:
+    def _end(self, request: LateRequest) -> None:
         self._running.remove(request)
         self._give_back(request)
 

@@ -17,7 +17,7 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import Word
+from shared.engine.cuda.step_kernels import SlotWord
 from shared.engine.kv_cache import KVCache
 from tests.doubles.late_stream import LateStream
 
@@ -90,10 +90,10 @@ def the_future_map_is_read_a_step_late(patch: pytest.MonkeyPatch) -> None:
         self: ReferenceKernels, slots: Tensor, indptr: Tensor, tables: Tensor, state: Tensor, *rest: Any
     ) -> None:
         before = stale.setdefault(state.data_ptr(), state.clone())
-        newest = state[:, Word.LAST_TOKEN].clone()
-        state[:, Word.LAST_TOKEN] = before[:, Word.LAST_TOKEN]
+        newest = state[:, SlotWord.LAST_TOKEN].clone()
+        state[:, SlotWord.LAST_TOKEN] = before[:, SlotWord.LAST_TOKEN]
         real(self, slots, indptr, tables, state, *rest)
-        state[:, Word.LAST_TOKEN] = newest
+        state[:, SlotWord.LAST_TOKEN] = newest
         before.copy_(state)
 
     patch.setattr(ReferenceKernels, "prepare_decode", prepare)

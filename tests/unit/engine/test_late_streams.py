@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.unit.engine.late_bench import Bench, Model
+from tests.unit.engine.late_bench import LateBench, LateModel
 from tests.unit.engine.late_mistakes import MISTAKES, seeds_until_caught
 
 SEEDS = 200
@@ -14,14 +14,14 @@ SEEDS_PER_MISTAKE = 40
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("model"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> LateModel:
+    return LateModel(tmp_path_factory.mktemp("model"))
 
 
-def test_tokens_are_those_of_each_request_alone(model: Model) -> None:
+def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
-        bench = Bench(model, seed)
+        bench = LateBench(model, seed)
         bench.run()
         seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
         seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
@@ -33,5 +33,7 @@ def test_tokens_are_those_of_each_request_alone(model: Model) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_seen(model: Model, mistake: str) -> None:
-    assert seeds_until_caught(mistake, lambda seed: Bench(model, seed).run(), SEEDS_PER_MISTAKE) is not None
+def test_a_mistake_is_seen(model: LateModel, mistake: str) -> None:
+    assert (
+        seeds_until_caught(mistake, lambda seed: LateBench(model, seed).run(), SEEDS_PER_MISTAKE) is not None
+    )

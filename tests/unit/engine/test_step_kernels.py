@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
 from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import STATE_WORDS, StepKernels, Word
+from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.gumbel import signed
 from shared.engine.sampler import Sampler
 from shared.errors import StartError
@@ -50,11 +50,11 @@ def integers(generator: torch.Generator, low: int, high: int, *shape: int) -> Te
 def any_state(generator: torch.Generator, slots: int) -> Tensor:
     """States of slots in the middle of requests, a third of them greedy, and the padding slot."""
     state = integers(generator, -(2**31), 2**31 - 1, slots + 1, STATE_WORDS)  # seeds of either sign
-    state[:, Word.PROMPT_LEN] = integers(generator, 1, 50, slots + 1)
-    state[:, Word.KV_LEN] = state[:, Word.PROMPT_LEN] + integers(generator, 0, 500, slots + 1)
+    state[:, SlotWord.PROMPT_LEN] = integers(generator, 1, 50, slots + 1)
+    state[:, SlotWord.KV_LEN] = state[:, SlotWord.PROMPT_LEN] + integers(generator, 0, 500, slots + 1)
     temperature = torch.rand(slots + 1, generator=generator) * 2
     greedy = torch.rand(slots + 1, generator=generator) < 1 / 3
-    state[:, Word.TEMPERATURE] = temperature.masked_fill(greedy, 0).view(torch.int32)
+    state[:, SlotWord.TEMPERATURE] = temperature.masked_fill(greedy, 0).view(torch.int32)
     state[-1] = 0
     return state
 
@@ -104,15 +104,15 @@ def test_tokens_are_those_of_the_sampler(kernels: StepKernels) -> None:
         params = SamplingParams(max_new_tokens=100, seed=seed, temperature=temperature)
         sampler.join(SlotJoin(slot, (), 0, params, prompt_len, [0] * kv_len))
         words = torch.tensor([signed(seed)]).view(torch.int32)
-        state[slot, Word.SEED : Word.SEED + 2] = words
-        state[slot, Word.TEMPERATURE] = torch.tensor([temperature]).view(torch.int32)
-        state[slot, Word.PROMPT_LEN], state[slot, Word.KV_LEN] = prompt_len, kv_len
+        state[slot, SlotWord.SEED : SlotWord.SEED + 2] = words
+        state[slot, SlotWord.TEMPERATURE] = torch.tensor([temperature]).view(torch.int32)
+        state[slot, SlotWord.PROMPT_LEN], state[slot, SlotWord.KV_LEN] = prompt_len, kv_len
     slots = torch.randperm(rows, generator=generator)
-    lengths = state[slots, Word.KV_LEN].long()
+    lengths = state[slots, SlotWord.KV_LEN].long()
     tokens = torch.empty(rows, dtype=torch.int32)
     kernels.choose_tokens(logits, slots.int(), state, tokens)
     assert torch.equal(tokens.long(), sampler.sample(logits.clone(), slots, lengths))
-    assert torch.equal(state[slots, Word.LAST_TOKEN], tokens)
+    assert torch.equal(state[slots, SlotWord.LAST_TOKEN], tokens)
 
 
 def test_a_slot_of_padding_stays_empty_and_gets_a_token(kernels: StepKernels) -> None:
@@ -130,10 +130,10 @@ def test_a_decode_step_is_laid_out_from_tables_and_state(kernels: StepKernels, s
     slots, rows, padding, width = 300, 150, 7, 40
     tables = integers(generator, 0, 10_000, slots + 1, width)
     state = any_state(generator, slots)
-    state[:-1, Word.KV_LEN] = integers(generator, 0, PAGE_SIZE * width, slots)
+    state[:-1, SlotWord.KV_LEN] = integers(generator, 0, PAGE_SIZE * width, slots)
     picked = torch.randperm(slots, generator=generator)[:rows].int()
     picked = torch.cat([picked, torch.full((padding,), slots).int()])
-    kv_lens = state[picked.long(), Word.KV_LEN]
+    kv_lens = state[picked.long(), SlotWord.KV_LEN]
     counts = kv_lens // PAGE_SIZE + 1
     indptr = torch.cat([torch.zeros(1).int(), counts.cumsum(0).int()])
     capacity = rows * width + padding
@@ -142,13 +142,13 @@ def test_a_decode_step_is_laid_out_from_tables_and_state(kernels: StepKernels, s
     kernels.prepare_decode(
         picked, indptr, tables, state, PAGE_SIZE, token_ids, positions, last_page_len, kv_indices
     )
-    assert torch.equal(token_ids, before[picked.long(), Word.LAST_TOKEN])
+    assert torch.equal(token_ids, before[picked.long(), SlotWord.LAST_TOKEN])
     assert torch.equal(positions, kv_lens)
     assert torch.equal(last_page_len, kv_lens % PAGE_SIZE + 1)
     pages = [tables[slot, :count] for slot, count in zip(picked.tolist(), counts.tolist(), strict=True)]
     assert torch.equal(kv_indices[: int(indptr[-1])], torch.cat(pages))
     assert bool((kv_indices[int(indptr[-1]) :] == -1).all())
-    before[picked[:rows].long(), Word.KV_LEN] += 1
+    before[picked[:rows].long(), SlotWord.KV_LEN] += 1
     assert torch.equal(state, before)
 
 
