@@ -10,6 +10,7 @@ from shared.engine.cpu_engine import load_on_cpu
 from shared.engine.cuda.loading import load_on
 from shared.engine.cuda.platform import cuda_platform, host_platform
 from shared.engine.dense.weights import OnProgress
+from shared.engine.flashinfer_package import missing_kernels_named
 from shared.engine.parts import Engine, Sizes
 from shared.engine.torch_device import OnLogits
 
@@ -53,12 +54,13 @@ def load(
             on_logits=on_logits,
         )
     platform = host_platform(threads) if device == "cuda-on-cpu" else cuda_platform(deterministic)
-    return load_on(
-        platform,
-        folder,
-        sizes,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        on_progress=on_progress,
-        on_logits=on_logits,
-    )
+    with missing_kernels_named():
+        return load_on(
+            platform,
+            folder,
+            sizes,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            on_progress=on_progress,
+            on_logits=on_logits,
+        )

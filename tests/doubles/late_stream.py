@@ -7,7 +7,8 @@ tokens. Graphs are recorded operation by operation, so what the host knew at cap
 from __future__ import annotations
 
 import random
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ class LateStream:
         self._busy = False
         self._error: BaseException | None = None
         self.done = 0
+        self.planning = False  # within `on_host`
         beside.append(self)
 
     def buffer(self, words: int) -> Tensor:
@@ -76,9 +78,12 @@ class LateStream:
         """See `Stream`."""
         self.run(mark.wait)
 
-    def on_host(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
         """See `Stream`."""
-        return nullcontext()
+        before, self.planning = self.planning, True
+        yield
+        self.planning = before
 
     def capture(self, work: Work) -> Work:
         """See `Stream`."""

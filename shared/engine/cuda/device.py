@@ -117,6 +117,7 @@ class CudaDevice:
         self._staging = Staging(forward, torch.zeros(words, dtype=torch.int32, device=device), fixed)
         self._logits = torch.zeros(slots, capacity.vocab_size, device=device)
         self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        forward.synchronize()  # weights and all that was made above lie on another stream
         self._graphs = DecodeGraphs(
             forward,
             parts.attention,
@@ -264,8 +265,7 @@ class CudaDevice:
         slots = np.array(batch.decode_slots, dtype=np.int64)
         self._mirror.lengthen(slots)
         kv_lens, rows = self._mirror.kv_lens[slots], len(slots)
-        with self._forward.on_host():
-            work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
+        work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
         adjusted = self._adjustments.stage(slots, kv_lens, self._staging)
         sample = partial(
             self._sample, batch.step, tuple(batch.decode_slots), self._staging.device[:rows], adjusted

@@ -110,7 +110,8 @@ class DecodeGraphs:
         self._staging.fix(0, padded)
         on_host = self._staging.fix(self._slots, starts)
         if (plan := (bucket.rows, starts.tobytes())) != self._planned:
-            self._fits = bucket.attention.plan(on_host, torch.from_numpy(last_page_len))
+            with self._stream.on_host():
+                self._fits = bucket.attention.plan(on_host, torch.from_numpy(last_page_len))
             self._planned = plan
         self._counters.graph_steps[str(bucket.rows) if self._fits else EAGER] += 1
         return bucket.replay if self._fits else bucket.work
@@ -126,12 +127,13 @@ class DecodeGraphs:
             batch_indices=self._request[:rows],
             positions=self._positions[:rows],
         )
-        planned = attention.for_decode(batch)
-        work = partial(self._compute, batch, planned)
         self._staging.begin()
         self._staging.fix(0, np.full(rows, self._slots, dtype=np.int32))
-        on_host = self._staging.fix(self._slots, np.arange(rows + 1, dtype=np.int32))
-        planned.plan(on_host, torch.ones(rows, dtype=torch.int32))
+        starts = self._staging.fix(self._slots, np.arange(rows + 1, dtype=np.int32))
+        with self._stream.on_host():
+            planned = attention.for_decode(batch)
+            planned.plan(starts, torch.ones(rows, dtype=torch.int32))
+        work = partial(self._compute, batch, planned)
         self._staging.upload()
         self._stream.run(work)
         self._staging.end(self._stream.record())

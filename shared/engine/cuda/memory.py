@@ -13,6 +13,7 @@ from shared.engine.parts import Sizes, context_bound
 from shared.kv.page_pool import pages_for_tokens
 
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
+HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
 ADJUSTED_COPIES = 6  # of a step's logits while rows are filtered and drawn from
 
@@ -42,6 +43,11 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
     Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
     """
     most, most_reason = context_bound(config, sizes.context_len)
+    if memory is None and sizes.context_len is None and most > HOST_CONTEXT_LEN:
+        most, most_reason = (
+            HOST_CONTEXT_LEN,
+            "plain torch keeps every number of a graph; set context_len for more",
+        )
     one_page = page_bytes(config, sizes.page_size, dtypes.kv)
     reserve = _reserve(config, dtypes, sizes, most, memory.workspace if memory else 0)
     demand = Demand(

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import DecodeAttention, PlannedAttention, StreamAttention
 from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
 from shared.engine.cuda.platform import host_platform_on
 from shared.engine.dense.decoder import DecoderModel
@@ -130,6 +133,32 @@ def _streams(drawn: random.Random) -> tuple[LateStream, LateStream]:
     return LateStream(drawn, beside), LateStream(drawn, beside)
 
 
+@dataclass(frozen=True)
+class PlannedOnHost:
+    """`StreamAttention` that is only planned within `on_host`: a GPU's would send its plan to another stream."""
+
+    attention: StreamAttention
+    stream: LateStream
+
+    def plan_extend(self, host: PagedBatch, device: PagedBatch) -> PlannedAttention:
+        """See `StreamAttention`."""
+        assert self.stream.planning
+        return self.attention.plan_extend(host, device)
+
+    def for_decode(self, device: PagedBatch) -> DecodeAttention:
+        """See `StreamAttention`."""
+        assert self.stream.planning
+        decode = self.attention.for_decode(device)
+        real = decode.plan
+
+        def plan(kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
+            assert self.stream.planning
+            return real(kv_indptr, kv_last_page_len)
+
+        decode.plan = plan  # type: ignore[method-assign]
+        return decode
+
+
 class LateBench:
     """One device and one random schedule over it."""
 
@@ -149,7 +178,7 @@ class LateBench:
         self.cache.store[:-1] = torch.nan  # what is read before it was written shows
         parts = EngineParts(
             model.decoder.run,
-            platform.attention(model.config, self.cache, SLOTS),
+            PlannedOnHost(platform.attention(model.config, self.cache, SLOTS), forward),
             platform.kernels,
             platform.ops,
             self.cache,
