@@ -64,6 +64,11 @@ def load_on_cpu(
         determinism=f"{chosen.determinism},{dtype_name(dtypes.weights)},kv-{kv}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
+        memory={
+            "weights": weights_bytes,
+            "kv": cache.nbytes,
+            "host_kv": cache.host_pages * cache.page_bytes,
+        },
         description=f"{config.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {described}",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +62,7 @@ class Engine:
     determinism: str
     eos_token_ids: frozenset[int]
     host_pages: int
+    memory: Mapping[str, int]  # bytes set apart, by kind
     description: str  # device, dtype, pages and context, and the reason for each
 
 

@@ -15,6 +15,11 @@ READY = GaugeMetric("segue_ready", "1 when the process is ready, else 0.")
 PAGES = GaugeMetric("segue_pages", "KV pages of a worker by state; their sum is the pool.", ("state",))
 LEASES = GaugeMetric("segue_leases", "Leases that a worker holds for readers.")
 SLOTS_USED = GaugeMetric("segue_slots_used", "Requests that occupy a slot of a worker.")
+MEMORY_BYTES = GaugeMetric(
+    "segue_memory_bytes",
+    "Bytes that a worker has set apart at its start, by kind. On cuda all but host_kv are the GPU's.",
+    ("kind",),
+)
 KV_LINK_BYTES_PER_SECOND = GaugeMetric(
     "segue_kv_link_bytes_per_second",
     "Bytes a second that the best of the last fetches of at least 1 MiB from this peer carried, by transport.",

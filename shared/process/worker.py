@@ -109,6 +109,7 @@ def serve(
         overlap=config.overlap,
         launches_cost=engine.device.launches_cost,
     )
+    metrics.set_all(gauges.MEMORY_BYTES, {(kind,): size for kind, size in engine.memory.items()})
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()
     log.info("worker.ready", links=links.address, admin_port=admin.port)

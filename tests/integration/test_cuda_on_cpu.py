@@ -49,6 +49,7 @@ def test_greedy_answers_are_those_of_transformers(path_of_a_gpu: LocalDeployment
     assert sum(steps.values()) >= TOKENS
     assert len([rows for rows, count in steps.items() if count]) > 1, "batches of several sizes"
     assert path_of_a_gpu.total("decode", "segue_device_busy_seconds_total{mode=decode}") > 0
+    assert path_of_a_gpu.total("decode", "segue_memory_bytes{kind=kv}") > 0
     assert path_of_a_gpu.total("prefill", "segue_device_busy_seconds_total{mode=extend}") > 0
 
 

@@ -59,6 +59,7 @@ def load_on(
         determinism=f"{platform.determinism},{kinds}",
         eos_token_ids=eos_token_ids,
         host_pages=room.host_pages,
+        memory=room.memory,
         description=_describe(platform, config, dtypes, sizes, room),
     )
 

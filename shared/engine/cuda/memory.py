@@ -35,6 +35,7 @@ class FittedPool:
     host_pages: int
     context_len: int
     words: str
+    memory: dict[str, int]  # bytes by what they are for
 
 
 def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMemory | None) -> FittedPool:
@@ -42,16 +43,12 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
 
     Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
     """
-    most, most_reason = context_bound(config, sizes.context_len)
-    if memory is None and sizes.context_len is None and most > HOST_CONTEXT_LEN:
-        most, most_reason = (
-            HOST_CONTEXT_LEN,
-            "plain torch keeps every number of a graph; set context_len for more",
-        )
+    most, most_reason = _context(config, sizes, memory)
     one_page = page_bytes(config, sizes.page_size, dtypes.kv)
+    weights = config.parameters * dtypes.weights.itemsize
     reserve = _reserve(config, dtypes, sizes, most, memory.workspace if memory else 0)
     demand = Demand(
-        weights_bytes=config.parameters * dtypes.weights.itemsize,
+        weights_bytes=weights,
         page_bytes=one_page,
         page_size=sizes.page_size,
         host_fraction=0.0 if memory else sizes.host_fraction,
@@ -59,7 +56,7 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
         context_len=most,
         max_total_tokens=sizes.max_total_tokens,
         reserve_bytes=sum(reserve.values()),
-        reserve=f"reserve ({', '.join(f'{gib(size)} {what}' for what, size in reserve.items())})",
+        reserve=f"reserve ({', '.join(f'{gib(size)} {kind}' for kind, size in reserve.items())})",
     )
     budget = _budget(memory, sizes.device_memory_share) if memory else sizes.budget
     pages, reason = choose_pages(demand, budget, sizes.pages)
@@ -72,7 +69,15 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
         f"{pages} KV pages of {sizes.page_size} tokens ({reason}), {host_pages} host pages, "
         f"context {context} tokens ({context_reason})"
     )
-    return FittedPool(pages, host_pages, context, words)
+    kinds = {"weights": weights, "kv": pages * one_page, "host_kv": host_pages * one_page, **reserve}
+    return FittedPool(pages, host_pages, context, words, kinds)
+
+
+def _context(config: ModelConfig, sizes: Sizes, memory: DeviceMemory | None) -> tuple[int, str]:
+    most, reason = context_bound(config, sizes.context_len)
+    if memory is None and sizes.context_len is None and most > HOST_CONTEXT_LEN:
+        return HOST_CONTEXT_LEN, "plain torch keeps every number of a graph; set context_len for more"
+    return most, reason
 
 
 def _budget(memory: DeviceMemory, share: float) -> Budget:
@@ -86,15 +91,14 @@ def _budget(memory: DeviceMemory, share: float) -> Budget:
 def _reserve(
     config: ModelConfig, dtypes: Dtypes, sizes: Sizes, context_len: int, workspace: int
 ) -> dict[str, int]:
-    """Bytes beside weights and pages, by what they are for."""
+    """Bytes beside weights and pages, by kind."""
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
-    row = (
-        4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    )  # numbers alive for a token in a layer
+    # Numbers that are alive for a token in a layer: an estimate.
+    row = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
     words = STATE_WORDS + pages_for_tokens(context_len, sizes.page_size) + context_len + 1
     reserve = {
         "workspace": workspace,
-        f"activations of {sizes.extend_tokens} tokens": sizes.extend_tokens * row * dtypes.weights.itemsize,
+        "activations": sizes.extend_tokens * row * dtypes.weights.itemsize,
         "logits": ADJUSTED_COPIES * sizes.slots * config.vocab_size * 4,
         "slots": (sizes.slots + 1) * words * 4,
         "graphs": GRAPH_BYTES,
