@@ -70,8 +70,8 @@ class LateRequest:
 class LateModel:
     """A tiny model on disk and in memory, and some requests with their tokens."""
 
-    def __init__(self, folder: Path) -> None:
-        tiny_model(FAMILY, folder)
+    def __init__(self, folder: Path, family: str = FAMILY) -> None:
+        tiny_model(family, folder)
         self.config: ModelConfig = read_model_config(folder)
         self.folder = folder
         ops = host_platform_on(*_streams(random.Random(0))).ops

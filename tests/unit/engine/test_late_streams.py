@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.unit.engine.late_bench import LateBench, LateModel
 from tests.unit.engine.late_mistakes import MISTAKES, seeds_until_caught
+from tests.unit.engine.tiny_models import FAMILIES
 
 SEEDS = 200
+SEEDS_PER_FAMILY = 8
 SEEDS_PER_MISTAKE = 40
 
 
@@ -30,6 +33,13 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
         for what in ("moves", "retractions", "prefixes", *map("graph of {}".format, (1, 2, 4, 5)))
     }
     assert min(rare.values()) > SEEDS / 5, rare
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gets_them(family: str, tmp_path: Path) -> None:
+    model = LateModel(tmp_path, family)
+    for seed in range(SEEDS_PER_FAMILY):
+        LateBench(model, seed).run()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
