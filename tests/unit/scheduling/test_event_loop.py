@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from decode.lifecycle import DecodeState
 from shared.errors import InvariantError
 from shared.kv.page_pool import PageState
 from shared.messages import Cancel, Finished, Generated, Message, Prefilled, Release
+from shared.schedule_batch import ForwardMode
 from shared.scheduling.event_loop import BUSY_POLL_SECONDS, CHECK_SECONDS_MIN, IDLE_WAIT_SECONDS_MAX
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
@@ -126,6 +128,37 @@ def test_a_loop_that_often_falls_idle_checks_its_books_every_few_seconds() -> No
     bench.now += CHECK_SECONDS_MIN / 5
     with pytest.raises(InvariantError, match="are owned"):
         bench.loop.turn()
+
+
+# ---- no turn without a forward ---------------------------------------------------------------------------------
+
+
+def can_decode(bench: DecodeBench) -> bool:
+    """Whether a request that runs could have had a row in a step that was just planned, and had none."""
+    pages = bench.core.memory.available_pages
+    reqs = [req for req in bench.core.requests if req.state is DecodeState.RUNNING]
+    return any(req.launched_len < (req.final_kv_len if pages else req.launched_max) for req in reqs)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("pages", [5, 8, 12, 64])
+def test_no_join_takes_the_place_of_a_step_that_decodes(overlap: bool, pages: int) -> None:
+    """With a join in every other turn: a turn computes nothing only while no request can decode."""
+    bench = DecodeBench(overlap=overlap, pages=pages)
+    joins = 0
+    for turn in range(200):
+        if turn % 2 == 0:
+            bench.send(decode(f"r{turn}", prompt(8, family=turn + 1), max_new_tokens=2 + turn % 7))
+        before = len(bench.device.batches)
+        bench.loop.begin()
+        launched = bench.device.batches[before:]
+        joins += sum(len(batch.joins) for batch in launched)
+        if not any(batch.mode is ForwardMode.DECODE for batch in launched):
+            assert not can_decode(bench), f"turn {turn} launched {launched}"
+        bench.loop.finish()
+        bench.fetcher.land_all()
+        bench.device.finish_copies()
+    assert joins >= 10
 
 
 # ---- no stall --------------------------------------------------------------------------------------------------
