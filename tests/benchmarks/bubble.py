@@ -6,8 +6,8 @@
 The real event loop and decode scheduler. A DECODE step takes a fixed time, a PREBUILT step none. The device is virtual,
 or with `--device engine` the CUDA engine's own over a stream on a thread of its own (`timed_engine`). The CPU time of
 Python is real: the clock is the thread's CPU time plus what was waited for the device, a fetch or the links. So no step
-has to be computed, and other work on the machine counts little; of some rounds the one with the least CPU time is shown.
-With `--clock wall` all of it happens in real time, and whatever else the machine does counts.
+has to be computed, and other work on the machine counts little; the round with the least CPU time is shown. With
+`--clock wall` all of it happens in real time, and whatever else the machine does counts.
 
     python   plan 2 │ launch 2 │ settle 1 │ plan 3 │ launch 3 │ (waits) │ settle 2 │ …
     device   ── step 1 ──┤ idle ├── step 2 ──────────────────────────────┤ …
@@ -36,6 +36,7 @@ from tests.benchmarks.endless_decode import EndlessRouter, TimedFetcher, WallTim
 from tests.benchmarks.schedulers import PAGE_SIZE, decode_scheduler
 from tests.benchmarks.timed_engine import timed_engine
 
+USUAL = Workload()
 WARM_UP_STEPS = 300  # until requests of all ages run
 
 
@@ -198,7 +199,7 @@ class BubbleRun:
         overlap: bool,
         engine: bool = False,
         clock: WorkedTime | None = None,
-        workload: Workload = Workload(),
+        workload: Workload = USUAL,
     ):
         self.clock = clock = clock or WorkedTime()
         pages, context_len = workload.pages(rows), workload.context_len

@@ -1,4 +1,4 @@
-"""A decode worker's world for benchmarks: the time it works in, and requests without end whose pages land by themselves.
+"""A decode worker's world for benchmarks: its time, and requests without end whose pages come by themselves.
 
 Making the requests is the harness's work: the CPU time of it is not the worker's.
 """

@@ -66,11 +66,12 @@ class TimedMark:
 
     clock: Clock
     at: float
-    reached: threading.Event
+    ahead: threading.Lock  # held until the thread has come here: the cheapest thing to wait for
 
     def wait(self) -> None:
         """See `Mark`."""
-        self.reached.wait()
+        with self.ahead:
+            pass
         self.clock.wait_until(self.at)
 
     def passed(self) -> bool:
@@ -128,8 +129,9 @@ class TimedStream:
 
     def record(self) -> TimedMark:
         """See `Stream`."""
-        mark = TimedMark(self._clock, max(self.free_at, self._clock.now()), threading.Event())
-        self._queue.put((mark.at, mark.reached.set))
+        mark = TimedMark(self._clock, max(self.free_at, self._clock.now()), threading.Lock())
+        mark.ahead.acquire()
+        self._queue.put((mark.at, mark.ahead.release))
         return mark
 
     def wait_for(self, mark: Mark) -> None:
