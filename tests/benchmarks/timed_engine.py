@@ -1,14 +1,16 @@
 """The CUDA engine's device over a stream that computes nothing: what a step costs the host, and how long a GPU idles.
 
-`CudaDevice` is the real one: mirror, staging, plans, graphs, marks, counters. All of the device's memory is on torch's
-meta device, which has shapes and no values. A replayed graph takes a fixed time and any other piece of work none. So
-this knows nothing of what the driver's launches and FlashInfer's plans cost the host: both count as 0.
+`CudaDevice` is the real one: mirror, staging, plans, graphs, marks, counters, and the arguments of its kernels. All of
+the device's memory is on torch's meta device, which has shapes and no values. A replayed graph takes a fixed time, any
+other piece of work none; as on CUDA, the thread that launches pays for putting it into the queue. This knows nothing of
+what the driver and FlashInfer's plans cost the host: both count as 0.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from ctypes import Array, c_void_p
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
+from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.kv_cache import KVCache, KVLayout
 from shared.engine.model_config import ModelConfig
 from shared.engine.streams import Mark, Work
@@ -84,14 +87,6 @@ class TimedMark:
         return self.at - earlier.at
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """What `capture` returns. Its operations are not repeated."""
-
-    def __call__(self) -> None:
-        """The stream's thread has slept instead."""
-
-
 class TimedStream:
     """`Stream` on a thread of its own. Work that is queued begins as soon as what is before it ends, as on a GPU."""
 
@@ -101,7 +96,7 @@ class TimedStream:
         self.free_at = clock.now()  # when the last graph ends
         self._clock = clock
         self._graph_seconds = graph_seconds
-        self._queue: SimpleQueue[tuple[float, Work] | None] = SimpleQueue()
+        self._queue: SimpleQueue[TimedMark | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="timed stream", daemon=True)
         self._thread.start()
 
@@ -111,27 +106,24 @@ class TimedStream:
 
     def run(self, work: Work) -> None:
         """See `Stream`."""
-        begin = max(self.free_at, self._clock.now())
-        if isinstance(work, _Graph):
-            self.graphs += 1
-            self.idle_seconds += begin - self.free_at
-            self.free_at = begin = begin + self._graph_seconds
-        self._queue.put((begin, work))
+        with torch.inference_mode():
+            work()
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """See `Stream`."""
-        self.run(lambda: _copy(target, source))
+        with torch.inference_mode():
+            target.copy_(source)
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """See `Stream`. Nothing comes from a device without values."""
         assert source.is_meta
-        self.run(lambda: _fill(target))
+        target.fill_(TOKEN)
 
     def record(self) -> TimedMark:
         """See `Stream`."""
         mark = TimedMark(self._clock, max(self.free_at, self._clock.now()), threading.Lock())
         mark.ahead.acquire()
-        self._queue.put((mark.at, mark.ahead.release))
+        self._queue.put(mark)
         return mark
 
     def wait_for(self, mark: Mark) -> None:
@@ -145,8 +137,8 @@ class TimedStream:
 
     def capture(self, work: Work) -> Work:
         """See `Stream`."""
-        work()
-        return _Graph()
+        self.run(work)
+        return self._replay
 
     def synchronize(self) -> None:
         """See `Stream`."""
@@ -157,12 +149,16 @@ class TimedStream:
         self._queue.put(None)
         self._thread.join()
 
+    def _replay(self) -> None:
+        begin = max(self.free_at, self._clock.now())
+        self.graphs += 1
+        self.idle_seconds += begin - self.free_at
+        self.free_at = begin + self._graph_seconds
+
     def _work(self) -> None:
-        with torch.inference_mode():
-            while (item := self._queue.get()) is not None:
-                when, work = item
-                self._clock.pass_until(when)
-                work()
+        while (mark := self._queue.get()) is not None:
+            self._clock.pass_until(mark.at)
+            mark.ahead.release()
 
 
 class _NoAttention:
@@ -184,19 +180,6 @@ class _NoAttention:
         return q
 
 
-class _NoKernels:
-    """`StepKernels` that do nothing."""
-
-    def write_words(self, entries: Tensor, words: Tensor) -> None:
-        del entries, words
-
-    def prepare_decode(self, *arrays: Tensor | int) -> None:
-        del arrays
-
-    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
-        del logits, slots, state, tokens
-
-
 def timed_engine(
     clock: Clock, rows: int, pages: int, page_size: int, context_len: int, step_seconds: float
 ) -> tuple[CudaDevice, TimedStream]:
@@ -215,14 +198,11 @@ def timed_engine(
     def run_model(token_ids: Tensor, *_: object) -> Tensor:
         return logits[: len(token_ids)]
 
-    parts = EngineParts(run_model, _NoAttention(), _NoKernels(), TorchOps(), cache)
+    parts = EngineParts(run_model, _NoAttention(), CudaKernels(_launch), TorchOps(), cache)
     capacity = Capacity(rows, -(-context_len // page_size), 1, VOCAB_SIZE)
     return CudaDevice(parts, capacity, forward, copies, frozenset({0})), forward
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)
-
-
-def _fill(target: Tensor) -> None:
-    target.fill_(TOKEN)
+def _launch(name: str, blocks: int, threads: int, arguments: Array[c_void_p]) -> None:
+    """`Launch` of a kernel."""
+    del name, blocks, threads, arguments

@@ -96,10 +96,12 @@ class SlotMirror:
             self._page_counts[slot] = end
             places += range(slot * width + start, slot * width + end)
             pages += new
-        pairs = np.array((places, pages), dtype=np.int32).T
+        pairs = np.empty((len(pages), 2), dtype=np.int32)
+        pairs[:, 0], pairs[:, 1] = places, pages
         _check_bounds("page", pairs[:, 1], self._pages)
-        self.tables.reshape(-1)[places] = pages
-        return pairs + (self._tables_at, 0)
+        self.tables.reshape(-1)[pairs[:, 0]] = pairs[:, 1]
+        pairs[:, 0] += self._tables_at
+        return pairs
 
     def check_token_ids(self, token_ids: ArrayLike) -> None:
         """Raise `InvariantError` unless all are in the vocabulary: kernels look at no bound."""
