@@ -1,15 +1,16 @@
 """How much of a decode device's time is idle because it waits for Python.
 
-    python -m tests.benchmarks.bubble [--steps 1000] [--rows 64 256 1024] [--milliseconds 2 5 20]
-                                      [--rounds 3]
+    python -m tests.benchmarks.bubble [--steps 1000] [--rows 64 256 1024] [--milliseconds 2 5 20] [--rounds 3]
+                                      [--device engine] [--clock wall] [--prompt 4000] [--outputs 2000 2000]
 
-The real event loop and decode scheduler. The device is virtual: a DECODE step takes a fixed time, a PREBUILT step
-none. The CPU time of Python is real: the clock is the thread's CPU time plus what was waited for the device, a fetch
-or the links. So no step has to be computed, and other work on the machine counts little; of some rounds the
-one with the least CPU time is shown.
+The real event loop and decode scheduler. A DECODE step takes a fixed time, a PREBUILT step none. The device is virtual,
+or with `--device engine` the CUDA engine's own over a stream on a thread of its own (`timed_engine`). The CPU time of
+Python is real: the clock is the thread's CPU time plus what was waited for the device, a fetch or the links. So no step
+has to be computed, and other work on the machine counts little; the round with the least CPU time is shown. With
+`--clock wall` all of it happens in real time, and whatever else the machine does counts.
 
-    python   plan 2 │ settle 1 │ plan 3 │ (waits) │ settle 2 │ …
-    device   ── step 1 ──┤ idle ├── step 2 ────────┤ …
+    python   plan 2 │ launch 2 │ settle 1 │ plan 3 │ launch 3 │ (waits) │ settle 2 │ …
+    device   ── step 1 ──┤ idle ├── step 2 ──────────────────────────────┤ …
 
 Prompts of 128 tokens, outputs of 2 to 500 by length, and a new request for each that ends: one in 251 rows a step.
 Making the requests is the harness's work and is not counted. It knows nothing of what a step computes.
@@ -19,52 +20,24 @@ from __future__ import annotations
 
 import argparse
 import gc
-import random
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Protocol
 
-from shared.baton import Baton, Holder
 from shared.effects import Note
-from shared.links.events import LinkEvent, PeerUp, Received
-from shared.messages import Decode, Finished, Hello, Message, Refused
+from shared.engine.cuda.counters import DeviceCounters
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
-from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch
+from shared.scheduling.device import Device
 from shared.scheduling.event_loop import EventLoop
-from shared.transfer.protocol import FetchEvent, FetchLanded
+from tests.benchmarks.endless_decode import EndlessRouter, TimedFetcher, WallTime, WorkedTime, Workload
 from tests.benchmarks.schedulers import PAGE_SIZE, decode_scheduler
-from tests.unit.scheduling.worker_bench import HOLDER
+from tests.benchmarks.timed_engine import timed_engine
 
-PROMPT_LEN, OUTPUT_LENS, CONTEXT_LEN = 128, (2, 500), 1024
-PAGES_PER_ROW = 80  # 1,280 tokens: ample, and cached pages are evicted all the time
-ROUTER = "router/1"
-FETCH_SECONDS = 0.004
+USUAL = Workload()
 WARM_UP_STEPS = 300  # until requests of all ages run
-
-
-@dataclass(slots=True)
-class WorkedTime:
-    """Seconds that the worker has computed or waited; `cpu` reads the CPU time of this thread."""
-
-    cpu: Callable[[], float] = time.thread_time
-    waited: float = 0.0
-    of_harness: float = 0.0  # CPU seconds that do not count
-
-    @property
-    def worked(self) -> float:
-        """CPU seconds of the worker."""
-        return self.cpu() - self.of_harness
-
-    def now(self) -> float:
-        """Seconds of the worker's clock."""
-        return self.worked + self.waited
-
-    def wait_until(self, when: float) -> None:
-        """Nothing is computed until then."""
-        self.waited += max(0.0, when - self.now())
 
 
 @dataclass(slots=True)
@@ -73,8 +46,6 @@ class TimedDevice:
 
     clock: WorkedTime
     step_seconds: float
-    decode_steps: int = 0
-    prebuilt_steps: int = 0
     idle_seconds: float = 0.0
     free_at: float = 0.0  # when the last launched step ends
     _ends: dict[int, tuple[float, int]] = field(default_factory=dict)  # by step: its end, its rows
@@ -83,10 +54,8 @@ class TimedDevice:
     def launch(self, batch: ScheduleBatch) -> None:
         begin = max(self.clock.now(), self.free_at)
         if batch.mode is ForwardMode.PREBUILT:
-            self.prebuilt_steps += 1
             self._ends[batch.step] = self.free_at, 0
             return
-        self.decode_steps += 1
         self.idle_seconds += begin - self.free_at
         self.free_at = begin + self.step_seconds
         self._ends[batch.step] = self.free_at, len(batch.decode_slots)
@@ -115,120 +84,168 @@ class TimedDevice:
 
 
 @dataclass(slots=True)
-class TimedFetcher:
-    """Implements `Fetcher`: each fetch lands after `FETCH_SECONDS`."""
+class CountedDevice:
+    """Implements `Device` by another one: counts steps, and the CPU time of launches and waits."""
 
-    clock: WorkedTime
-    _landing: deque[tuple[float, int]] = field(default_factory=deque)
+    device: Device
+    cpu: Callable[[], float]
+    decode_steps: int = 0
+    prebuilt_steps: int = 0
+    launch_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        if batch.mode is ForwardMode.PREBUILT:
+            self.prebuilt_steps += 1
+        else:
+            self.decode_steps += 1
+        started = self.cpu()
+        self.device.launch(batch)
+        self.launch_seconds += self.cpu() - started
+
+    def wait(self, step: int) -> list[int]:
+        started = self.cpu()
+        token_ids = self.device.wait(step)
+        self.wait_seconds += self.cpu() - started
+        return token_ids
+
+    def completed(self) -> int:
+        return self.device.completed()
+
+    def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        self.device.start_backup(copy_id, pages, host_pages)
+
+    def start_restore(self, copy_id: int, host_pages: Sequence[int], pages: Sequence[int]) -> None:
+        self.device.start_restore(copy_id, host_pages, pages)
+
+    def copies_done(self) -> list[int]:
+        return self.device.copies_done()
+
+
+class Timeline(Protocol):
+    """What a device's steps took."""
 
     @property
-    def holder(self) -> Holder:
-        return HOLDER
+    def idle_seconds(self) -> float:
+        """Between two steps, so far."""
 
-    def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
-        del baton, start_page, into
-        self._landing.append((self.clock.now() + FETCH_SECONDS, fetch_id))
-
-    def abandon(self, fetch_id: int) -> None:
-        raise AssertionError(f"no request is cancelled, but fetch {fetch_id} was abandoned")
-
-    def poll(self) -> list[FetchEvent]:
-        landed: list[FetchEvent] = []
-        while self._landing and self._landing[0][0] <= self.clock.now():
-            _, fetch_id = self._landing.popleft()
-            landed.append(FetchLanded(fetch_id, 1, FETCH_SECONDS))
-        return landed
+    @property
+    def free_at(self) -> float:
+        """When the last launched step ends."""
 
 
-@dataclass(slots=True)
-class EndlessRouter:
-    """Implements `WorkerEndpoint`: sends a new request for each that ends."""
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of a run so far, or of a part of it."""
 
-    clock: WorkedTime
-    rows: int
-    _requests: Iterator[Decode] = field(default_factory=lambda: drawn_requests(random.Random(0)))
-    _events: list[LinkEvent] = field(default_factory=list)
+    decode_steps: int
+    prebuilt_steps: int
+    seconds: float  # of the device
+    idle_seconds: float
+    counted_busy_seconds: float  # by the engine's own counters
+    counted_idle_seconds: float
+    cpu_seconds: float  # of Python, all of it
+    launch_seconds: float
+    wait_seconds: float
 
-    def __post_init__(self) -> None:
-        self._events.append(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)))
-        for _ in range(self.rows):
-            self._ask()
-
-    def receive(self, timeout_seconds: float) -> list[LinkEvent]:
-        if not self._events:
-            self.clock.wait_until(self.clock.now() + timeout_seconds)
-        events, self._events = self._events, []
-        return events
-
-    def send(self, peer: str, message: Message) -> None:
-        assert peer == ROUTER
-        match message:
-            case Finished():
-                self._ask()
-            case Refused():
-                raise AssertionError(f"the pool is ample, but {message.rid} was refused: {message.reason}")
-
-    def _ask(self) -> None:
-        started = self.clock.cpu()
-        self._events.append(Received(ROUTER, next(self._requests)))
-        self.clock.of_harness += self.clock.cpu() - started
-
-
-def drawn_requests(rng: random.Random) -> Iterator[Decode]:
-    """Requests whose prompts share nothing."""
-    for number in range(10**9):
-        first = PROMPT_LEN * number % 10**8
-        params = SamplingParams(max_new_tokens=rng.randint(*OUTPUT_LENS), seed=number)
-        pages = tuple(range(PROMPT_LEN // PAGE_SIZE))
-        rid = f"cmpl-{number:032x}"
-        baton = Baton(rid, 1, HOLDER, "format", 0, 1, PROMPT_LEN, PROMPT_LEN, pages)
-        yield Decode(rid, 1, tuple(range(first, first + PROMPT_LEN + 1)), PROMPT_LEN, params, baton)
+    def since(self, earlier: Totals) -> Totals:
+        """What came after."""
+        return Totals(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What one run showed after its warm-up."""
 
-    idle_share: float  # of the device's time
-    prebuilt_share: float  # of all steps
-    cpu_seconds: float  # of Python, a DECODE step
+    totals: Totals
+
+    @property
+    def idle_share(self) -> float:
+        """Of the device's time."""
+        return self.totals.idle_seconds / self.totals.seconds
+
+    @property
+    def counted_idle_share(self) -> float:
+        """The same by the engine's own counters; 0 for a virtual device."""
+        counted = self.totals.counted_idle_seconds + self.totals.counted_busy_seconds
+        return self.totals.counted_idle_seconds / counted if counted else 0.0
+
+    @property
+    def prebuilt_share(self) -> float:
+        """Of all steps."""
+        return self.totals.prebuilt_steps / (self.totals.prebuilt_steps + self.totals.decode_steps)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of Python, a DECODE step."""
+        return self.totals.cpu_seconds / self.totals.decode_steps
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """Of it the scheduler's and its loop's, the launch's, the wait's."""
+        launch, wait = self.totals.launch_seconds, self.totals.wait_seconds
+        steps = self.totals.decode_steps
+        return (self.totals.cpu_seconds - launch - wait) / steps, launch / steps, wait / steps
 
 
 class BubbleRun:
     """One worker whose device needs `step_seconds` for each DECODE step of `rows` rows."""
 
     def __init__(
-        self, rows: int, step_seconds: float, *, overlap: bool, cpu: Callable[[], float] = time.thread_time
+        self,
+        rows: int,
+        step_seconds: float,
+        *,
+        overlap: bool,
+        engine: bool = False,
+        clock: WorkedTime | None = None,
+        workload: Workload = USUAL,
     ):
-        self.clock = WorkedTime(cpu)
-        self.device = TimedDevice(self.clock, step_seconds)
-        self.core = decode_scheduler(rows, rows * PAGES_PER_ROW, 0, CONTEXT_LEN, frozenset({0}))
+        self.clock = clock = clock or WorkedTime()
+        pages, context_len = workload.pages(rows), workload.context_len
+        self.counters = DeviceCounters()
+        self.timeline: Timeline
+        self._close: Callable[[], None] = _nothing
+        if engine:
+            device, stream = timed_engine(clock, rows, pages, PAGE_SIZE, context_len, step_seconds)
+            self.counters, self._close, self.timeline = device.counters, device.close, stream
+            self.device = CountedDevice(device, clock.cpu)
+        else:
+            self.timeline = virtual = TimedDevice(clock, step_seconds)
+            self.device = CountedDevice(virtual, clock.cpu)
+        self.core = decode_scheduler(rows, pages, 0, context_len, frozenset({0}))
         self.loop = EventLoop(
             self.core,
             self.device,
-            TimedFetcher(self.clock),
-            EndlessRouter(self.clock, rows),
-            self.clock.now,
+            TimedFetcher(clock),
+            EndlessRouter(clock, rows, workload.requests()),
+            clock.now,
             _ignore,
             overlap=overlap,
         )
 
     def measure(self, steps: int) -> Figures:
         """Figures of `steps` DECODE steps after the warm-up."""
-        device = self.device
-        self._run_until(WARM_UP_STEPS)
-        prebuilt, idle, ended, worked = (
+        try:
+            self._run_until(WARM_UP_STEPS)
+            before = self._totals()
+            self._run_until(WARM_UP_STEPS + steps)
+            return Figures(self._totals().since(before))
+        finally:
+            self._close()
+
+    def _totals(self) -> Totals:
+        device, counters = self.device, self.counters
+        return Totals(
+            device.decode_steps,
             device.prebuilt_steps,
-            device.idle_seconds,
-            device.free_at,
+            self.timeline.free_at,
+            self.timeline.idle_seconds,
+            counters.decode_seconds + counters.prebuilt_seconds,
+            counters.idle_seconds,
             self.clock.worked,
-        )
-        self._run_until(WARM_UP_STEPS + steps)
-        prebuilt = device.prebuilt_steps - prebuilt
-        return Figures(
-            idle_share=(device.idle_seconds - idle) / (device.free_at - ended),
-            prebuilt_share=prebuilt / (prebuilt + steps),
-            cpu_seconds=(self.clock.worked - worked) / steps,
+            device.launch_seconds,
+            device.wait_seconds,
         )
 
     def _run_until(self, decode_steps: int) -> None:
@@ -240,12 +257,16 @@ def _ignore(note: Note) -> None:
     del note
 
 
-def best_of(rounds: int, rows: int, step_seconds: float, steps: int, *, overlap: bool) -> Figures:
+def _nothing() -> None:
+    """A virtual device has nothing to close."""
+
+
+def best_of(rounds: int, run: Callable[[], BubbleRun], steps: int) -> Figures:
     """The round with the least CPU time: other work on the machine only adds."""
     figures = []
     for _ in range(rounds):
         gc.collect()
-        figures.append(BubbleRun(rows, step_seconds, overlap=overlap).measure(steps))
+        figures.append(run().measure(steps))
     return min(figures, key=lambda figure: figure.cpu_seconds)
 
 
@@ -256,19 +277,39 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024], help="requests that run")
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[2, 5, 20], help="of a DECODE step")
     parser.add_argument("--rounds", type=int, default=3, help="of each figure; the best is shown")
+    parser.add_argument("--device", choices=["virtual", "engine"], default="virtual")
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="what time is")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--outputs", type=int, nargs=2, default=[2, 500], help="shortest and longest, tokens")
     given = parser.parse_args()
+    workload = Workload(given.prompt, (given.outputs[0], given.outputs[1]))
+    clock = WallTime if given.clock == "wall" else WorkedTime
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
-    sys.stdout.write("rows  step, ms | idle  PREBUILT  CPU of a step, ms | without overlap: idle   CPU, ms\n")
+    sys.stdout.write(
+        "rows  step, ms |  idle  counted  PREBUILT | CPU of a step, us = scheduler   launch     wait"
+        " | without overlap: idle  CPU, us\n"
+    )
     for rows in given.rows:
         for milliseconds in given.milliseconds:
-            with_overlap, without = (
-                best_of(given.rounds, rows, milliseconds / 1000, given.steps, overlap=overlap)
-                for overlap in (True, False)
+
+            def run(overlap: bool, rows: int = rows, seconds: float = milliseconds / 1000) -> BubbleRun:
+                return BubbleRun(
+                    rows,
+                    seconds,
+                    overlap=overlap,
+                    engine=given.device == "engine",
+                    clock=clock(),
+                    workload=workload,
+                )
+
+            shown, without = (
+                best_of(given.rounds, partial(run, overlap), given.steps) for overlap in (True, False)
             )
+            parts = "".join(f" {seconds * 1e6:8.0f}" for seconds in shown.parts)
             sys.stdout.write(
-                f"{rows:4d} {milliseconds:9g} | {with_overlap.idle_share:5.1%} {with_overlap.prebuilt_share:7.0%}"
-                f" {with_overlap.cpu_seconds * 1000:13.2f} | {without.idle_share:22.1%}"
-                f" {without.cpu_seconds * 1000:9.2f}\n"
+                f"{rows:4d} {milliseconds:9g} | {shown.idle_share:5.1%} {shown.counted_idle_share:8.1%}"
+                f" {shown.prebuilt_share:9.0%} | {shown.cpu_seconds * 1e6:17.0f}{parts}"
+                f" | {without.idle_share:22.1%} {without.cpu_seconds * 1e6:8.0f}\n"
             )
             sys.stdout.flush()
 

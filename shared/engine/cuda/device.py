@@ -136,7 +136,7 @@ class CudaDevice:
         self._last = self._last_forward = (
             forward.record()
         )  # behind the newest step, and the newest with a forward
-        self._last_slots = _NO_SLOTS  # of the newest forward
+        self._in_last = np.zeros(slots, dtype=bool)  # slots of the newest forward
         self._steps: dict[int, _Step | BaseException] = {}  # not waited for, in order
         self._copies: deque[tuple[int, Mark]] = deque()
         self._broken: BaseException | None = None
@@ -224,7 +224,6 @@ class CudaDevice:
         pairs = [self._mirror.change(batch.joins, batch.grants)]
         if batch.mode is ForwardMode.EXTEND:
             pairs += [self._mirror.extend(row, batch.step) for row in batch.extend]
-        began = self._forward.record()
         write = self._stage_pairs(np.concatenate(pairs))
         if batch.mode is ForwardMode.EXTEND:
             forward = self._stage_extend(batch)
@@ -232,6 +231,7 @@ class CudaDevice:
             forward = self._stage_decode(batch)
         else:
             forward = _Forward(_NO_SLOTS, [], 0)
+        began = self._forward.record()  # not before: what the host takes to stage is not the device's time
         self._staging.upload()
         for work in (*write, *forward.work):
             self._forward.run(work)
@@ -240,9 +240,10 @@ class CudaDevice:
         self._staging.end(ended)
         waited_since = None
         if len(forward.slots):
-            shared = np.isin(forward.slots, self._last_slots, assume_unique=True).any()
-            waited_since = self._last_forward if shared else None
-            self._last_forward, self._last_slots = ended, forward.slots
+            waited_since = self._last_forward if self._in_last[forward.slots].any() else None
+            self._last_forward = ended
+            self._in_last[:] = False
+            self._in_last[forward.slots] = True
         return _Step(batch.mode, began, ended, tokens, forward.samples, waited_since)
 
     def _stage_pairs(self, pairs: Words) -> list[Work]:

@@ -62,10 +62,12 @@ class SlotMirror:
 
         Raises `InvariantError` for what is out of bounds.
         """
-        pairs: list[Words] = []
-        for join in joins:
-            pairs += self._join(join)
-        pairs += [self._grant(grant.slot, grant.pages) for grant in grants]
+        pairs = [words for join in joins for words in self._join(join)]
+        # One array for all of a step: a call of numpy costs more than the pages of a grant.
+        pages = [(join.slot, join.pages) for join in joins]
+        pages += [(grant.slot, grant.pages) for grant in grants]
+        if pages:
+            pairs.append(self._append_pages(pages))
         return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int32)
 
     def _join(self, join: SlotJoin) -> list[Words]:
@@ -74,27 +76,32 @@ class SlotMirror:
         self._page_counts[slot] = 0
         self.tables[slot] = INVALID_PAGE
         self.kv_lens[slot] = join.kv_len
-        pairs = [
-            pairs_from(slot * STATE_WORDS, _state_words(join, last_token)),
-            self._grant(slot, join.pages),
-        ]
+        pairs = [pairs_from(slot * STATE_WORDS, _state_words(join, last_token))]
         if join.params.needs_history:
             self.check_token_ids(join.token_ids)
             place = self._history_at + slot * (self._tokens_max + 1)
             pairs.append(pairs_from(place, np.array(join.token_ids, dtype=np.int32)))
         return pairs
 
-    def _grant(self, slot: int, pages: Sequence[int]) -> Words:
-        """Append pages to the slot's table."""
-        start, width = int(self._page_counts[slot]), self.tables.shape[1]
-        end = start + len(pages)
-        if end > width:
-            raise InvariantError(f"slot {slot} is given {end} pages, a table holds {width}")
-        new = np.array(pages, dtype=np.int32)
-        _check_bounds("page", new, self._pages)
-        self.tables[slot, start:end] = new
-        self._page_counts[slot] = end
-        return pairs_from(self._tables_at + slot * width + start, new)
+    def _append_pages(self, given: Sequence[tuple[int, Sequence[int]]]) -> Words:
+        """Append pages to slots' tables, (slot, pages) in order; returns the pairs that write them."""
+        width = self.tables.shape[1]
+        places: list[int] = []
+        pages: list[int] = []
+        for slot, new in given:
+            start = int(self._page_counts[slot])
+            end = start + len(new)
+            if end > width:
+                raise InvariantError(f"slot {slot} is given {end} pages, a table holds {width}")
+            self._page_counts[slot] = end
+            places += range(slot * width + start, slot * width + end)
+            pages += new
+        pairs = np.empty((len(pages), 2), dtype=np.int32)
+        pairs[:, 0], pairs[:, 1] = places, pages
+        _check_bounds("page", pairs[:, 1], self._pages)
+        self.tables.reshape(-1)[pairs[:, 0]] = pairs[:, 1]
+        pairs[:, 0] += self._tables_at
+        return pairs
 
     def check_token_ids(self, token_ids: ArrayLike) -> None:
         """Raise `InvariantError` unless all are in the vocabulary: kernels look at no bound."""

@@ -7,15 +7,16 @@ import itertools
 import pytest
 
 from tests.benchmarks.bubble import BubbleRun, Figures
+from tests.benchmarks.endless_decode import WorkedTime
 
 STEP_SECONDS = 0.010
 
 
-def measured(*, overlap: bool, seconds_a_look: float) -> Figures:
+def measured(*, overlap: bool, seconds_a_look: float, engine: bool = False) -> Figures:
     """A run in which Python needs `seconds_a_look` between two looks at its clock."""
     looks = itertools.count()
-    run = BubbleRun(16, STEP_SECONDS, overlap=overlap, cpu=lambda: seconds_a_look * next(looks))
-    return run.measure(steps=200)
+    clock = WorkedTime(cpu=lambda: seconds_a_look * next(looks))
+    return BubbleRun(16, STEP_SECONDS, overlap=overlap, engine=engine, clock=clock).measure(steps=200)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
