@@ -15,11 +15,13 @@ import math
 import mmap
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shared.engine.model_config import ModelConfig
+from shared.errors import StartError
 
 _PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
@@ -111,10 +113,20 @@ class KVCache:
 
 
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeroed memory of the host that the device can copy to and from by itself."""
-    if device.startswith("cuda"):
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
-    return _zeros(shape, dtype, "cpu")
+    """Zeroed memory of the host that the device can copy to and from by itself.
+
+    Registered, not allocated by torch: that would take the next power of two of bytes.
+    """
+    host = _zeros(shape, dtype, "cpu")
+    if device.startswith("cuda") and host.numel():
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)
+        if int(error) != 0:
+            raise StartError(
+                f"{host.nbytes / 2**30:.2f} GiB of host pages cannot be pinned (CUDA error {int(error)}): raise the "
+                "limit of locked memory, or lower host_fraction"
+            )
+    return host
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

@@ -221,10 +221,7 @@ class CudaDevice:
     def _launch(self, batch: ScheduleBatch) -> _Step:
         for join in batch.joins:
             self._adjustments.join(join)
-        pairs = [self._mirror.change(batch.joins, batch.grants)]
-        if batch.mode is ForwardMode.EXTEND:
-            pairs += [self._mirror.extend(row, batch.step) for row in batch.extend]
-        write = self._stage_pairs(np.concatenate(pairs))
+        write = self._stage_pairs(self._mirror.change(batch))
         if batch.mode is ForwardMode.EXTEND:
             forward = self._stage_extend(batch)
         elif batch.mode is ForwardMode.DECODE:

@@ -15,6 +15,7 @@ from shared.kv.page_pool import pages_for_tokens
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
+PENALTY_BYTES = 16  # a token of the history of a row that is penalized, with its masks
 ADJUSTED_COPIES = 6  # of a step's logits while rows are filtered and drawn from
 
 
@@ -100,6 +101,7 @@ def _reserve(
         "workspace": workspace,
         "activations": sizes.extend_tokens * row * dtypes.weights.itemsize,
         "logits": ADJUSTED_COPIES * sizes.slots * config.vocab_size * 4,
+        "penalties": PENALTY_BYTES * sizes.slots * context_len,
         "slots": (sizes.slots + 1) * words * 4,
         "graphs": GRAPH_BYTES,
     }

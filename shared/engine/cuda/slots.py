@@ -20,10 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.gumbel import signed
 from shared.engine.kv_cache import INVALID_PAGE
-from shared.errors import InvariantError
-from shared.schedule_batch import ExtendRow, PageGrant, SlotJoin
+from shared.errors import ConfigError, InvariantError
+from shared.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 
 Words = NDArray[np.int32]
+
+PLACES_MAX = 2**31 - 1  # a place is an int32
 
 
 class DeviceWords:
@@ -34,6 +36,11 @@ class DeviceWords:
     ) -> None:
         rows, history = slots + 1, width * page_size + 1
         sizes = [rows * STATE_WORDS, rows * width, rows * history]
+        if sum(sizes) > PLACES_MAX:
+            raise ConfigError(
+                f"{slots} requests of up to {width * page_size} tokens are more than the device keeps account of: "
+                "lower max_running_requests or context_len"
+            )
         self.words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         state, tables, token_ids = torch.split(self.words, sizes)
         self.state = state.view(rows, STATE_WORDS)
@@ -57,31 +64,43 @@ class SlotMirror:
         self._history_at = self._tables_at + (slots + 1) * width
         self._tokens_max = width * page_size
 
-    def change(self, joins: Sequence[SlotJoin], grants: Sequence[PageGrant]) -> Words:
-        """Take joins and grants over; returns the pairs [n, 2] to write on the device.
+    def change(self, batch: ScheduleBatch) -> Words:
+        """Take over what a batch changes; returns the pairs [n, 2] to write on the device, no place twice.
 
         Raises `InvariantError` for what is out of bounds.
         """
-        pairs = [words for join in joins for words in self._join(join)]
+        states = {join.slot: self._join(join) for join in batch.joins}
+        pairs = [
+            *states.values(),
+            *(self._history(join) for join in batch.joins if join.params.needs_history),
+        ]
         # One array for all of a step: a call of numpy costs more than the pages of a grant.
-        pages = [(join.slot, join.pages) for join in joins]
-        pages += [(grant.slot, grant.pages) for grant in grants]
+        pages = [(join.slot, join.pages) for join in batch.joins]
+        pages += [(grant.slot, grant.pages) for grant in batch.grants]
         if pages:
             pairs.append(self._append_pages(pages))
+        for row in batch.extend:
+            kv_len = self._extend(row, batch.step)
+            if (joined := states.get(row.slot)) is not None:
+                joined[SlotWord.KV_LEN, 1] = kv_len
+            else:
+                place = row.slot * STATE_WORDS + SlotWord.KV_LEN
+                pairs.append(np.array([[place, kv_len]], dtype=np.int32))
         return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int32)
 
-    def _join(self, join: SlotJoin) -> list[Words]:
+    def _join(self, join: SlotJoin) -> Words:
+        """Overwrite the slot; returns the pairs of its state."""
         slot, last_token = join.slot, 0 if join.last_token is None else join.last_token
         self.check_token_ids([last_token])
         self._page_counts[slot] = 0
         self.tables[slot] = INVALID_PAGE
         self.kv_lens[slot] = join.kv_len
-        pairs = [pairs_from(slot * STATE_WORDS, _state_words(join, last_token))]
-        if join.params.needs_history:
-            self.check_token_ids(join.token_ids)
-            place = self._history_at + slot * (self._tokens_max + 1)
-            pairs.append(pairs_from(place, np.array(join.token_ids, dtype=np.int32)))
-        return pairs
+        return pairs_from(slot * STATE_WORDS, _state_words(join, last_token))
+
+    def _history(self, join: SlotJoin) -> Words:
+        self.check_token_ids(join.token_ids)
+        place = self._history_at + join.slot * (self._tokens_max + 1)
+        return pairs_from(place, np.array(join.token_ids, dtype=np.int32))
 
     def _append_pages(self, given: Sequence[tuple[int, Sequence[int]]]) -> Words:
         """Append pages to slots' tables, (slot, pages) in order; returns the pairs that write them."""
@@ -111,12 +130,12 @@ class SlotMirror:
         """A DECODE step of these slots: one token each."""
         self.kv_lens[slots] += 1
 
-    def extend(self, row: ExtendRow, step: int) -> Words:
-        """An EXTEND step's row; returns the pair that sets the length."""
+    def _extend(self, row: ExtendRow, step: int) -> int:
+        """Lengthen the slot by an EXTEND step's row; returns its length then."""
         if self.kv_lens[row.slot] != row.start:
             raise InvariantError(f"step {step} extends a slot elsewhere than at the end of its cache")
         self.kv_lens[row.slot] = kv_len = row.start + len(row.token_ids)
-        return pairs_from(row.slot * STATE_WORDS + SlotWord.KV_LEN, np.array([kv_len], dtype=np.int32))
+        return kv_len
 
     def pages_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages that the slots' tokens take, [rows]; `InvariantError` if a table has fewer."""

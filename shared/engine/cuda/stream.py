@@ -77,9 +77,17 @@ class CudaStream:
             yield
 
     def capture(self, work: Work) -> Work:
-        """See `Stream`. The work must have run once before: libraries allocate and choose kernels at first use."""
+        """See `Stream`. The work must have run once before: libraries allocate and choose kernels at first use.
+
+        Other threads may use the GPU meanwhile, such as those of a transfer.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._graphs, stream=self._stream):
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(
+                graph, pool=self._graphs, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
             work()
         self._graphs = graph.pool()
         return graph.replay

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import DecodeAttention, PlannedAttention, StreamAttention
 from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
 from shared.engine.cuda.platform import host_platform_on
 from shared.engine.dense.decoder import DecoderModel
@@ -27,6 +24,7 @@ from shared.engine.model_config import ModelConfig, read_model_config
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from tests.doubles.late_stream import LateStream
+from tests.doubles.strict_engine import DistinctPlaces, PlannedOnHost
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -133,32 +131,6 @@ def _streams(drawn: random.Random) -> tuple[LateStream, LateStream]:
     return LateStream(drawn, beside), LateStream(drawn, beside)
 
 
-@dataclass(frozen=True)
-class PlannedOnHost:
-    """`StreamAttention` that is only planned within `on_host`: a GPU's would send its plan to another stream."""
-
-    attention: StreamAttention
-    stream: LateStream
-
-    def plan_extend(self, host: PagedBatch, device: PagedBatch) -> PlannedAttention:
-        """See `StreamAttention`."""
-        assert self.stream.planning
-        return self.attention.plan_extend(host, device)
-
-    def for_decode(self, device: PagedBatch) -> DecodeAttention:
-        """See `StreamAttention`."""
-        assert self.stream.planning
-        decode = self.attention.for_decode(device)
-        real = decode.plan
-
-        def plan(kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
-            assert self.stream.planning
-            return real(kv_indptr, kv_last_page_len)
-
-        decode.plan = plan  # type: ignore[method-assign]
-        return decode
-
-
 class LateBench:
     """One device and one random schedule over it."""
 
@@ -179,7 +151,7 @@ class LateBench:
         parts = EngineParts(
             model.decoder.run,
             PlannedOnHost(platform.attention(model.config, self.cache, SLOTS), forward),
-            platform.kernels,
+            DistinctPlaces(),
             platform.ops,
             self.cache,
         )

@@ -17,8 +17,9 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import SlotWord
+from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.kv_cache import KVCache
+from shared.schedule_batch import ScheduleBatch
 from tests.doubles.late_stream import LateStream
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -133,12 +134,27 @@ def a_graph_is_replayed_with_the_pages_it_was_captured_with(patch: pytest.Monkey
 
 @_mistake
 def a_request_that_joins_keeps_the_length_of_the_one_before(patch: pytest.MonkeyPatch) -> None:
-    real = SlotMirror._join
-    patch.setattr(
-        SlotMirror,
-        "_join",
-        lambda self, join: [pairs[1:] for pairs in real(self, join)[:1]] + real(self, join)[1:],
-    )
+    real = SlotMirror.change
+
+    def change(self: SlotMirror, batch: ScheduleBatch) -> Any:
+        pairs = real(self, batch)
+        lengths = [join.slot * STATE_WORDS + SlotWord.KV_LEN for join in batch.joins]
+        return pairs[~np.isin(pairs[:, 0], lengths)]
+
+    patch.setattr(SlotMirror, "change", change)
+
+
+@_mistake
+def a_length_is_written_twice_by_one_kernel(patch: pytest.MonkeyPatch) -> None:
+    """On a GPU either may be the last; in torch the second is."""
+    real = SlotMirror.change
+
+    def change(self: SlotMirror, batch: ScheduleBatch) -> Any:
+        joined = [[join.slot * STATE_WORDS + SlotWord.KV_LEN, join.kv_len] for join in batch.joins]
+        before = np.array(joined, dtype=np.int32).reshape(-1, 2)
+        return np.concatenate((before, real(self, batch)))
+
+    patch.setattr(SlotMirror, "change", change)
 
 
 @_mistake
