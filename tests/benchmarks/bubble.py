@@ -122,7 +122,7 @@ class CountedDevice:
         return self.device.copies_done()
 
 
-class Timeline(Protocol):
+class IdleRecord(Protocol):
     """What a device's steps took."""
 
     @property
@@ -204,7 +204,7 @@ class BubbleRun:
         self.clock = clock = clock or WorkedTime()
         pages, context_len = workload.pages(rows), workload.context_len
         self.counters = DeviceCounters()
-        self.timeline: Timeline
+        self.timeline: IdleRecord
         self._close: Callable[[], None] = _nothing
         if engine:
             device, stream = timed_engine(clock, rows, pages, PAGE_SIZE, context_len, step_seconds)

@@ -6,6 +6,7 @@ Making the requests is the harness's work: the CPU time of it is not the worker'
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,8 @@ class WorkedTime:
 class WallTime(WorkedTime):
     """The same, but what happens takes as long as it takes."""
 
+    nobody: threading.Event = field(default_factory=threading.Event)  # never set: waiting for it is a sleep
+
     def now(self) -> float:
         """Seconds of the machine's clock."""
         return time.perf_counter()
@@ -65,7 +68,7 @@ class WallTime(WorkedTime):
     def pass_until(self, when: float) -> None:
         """The same."""
         if (seconds := when - time.perf_counter()) > 0:
-            time.sleep(seconds)
+            self.nobody.wait(seconds)
 
 
 @dataclass(frozen=True, slots=True)

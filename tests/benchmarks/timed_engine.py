@@ -50,7 +50,7 @@ _MODEL = ModelConfig(
 )
 
 
-class Clock(Protocol):
+class HostClock(Protocol):
     """The host's."""
 
     def now(self) -> float:
@@ -67,7 +67,7 @@ class Clock(Protocol):
 class TimedMark:
     """`Mark` that the stream's thread sets; its time is the stream's own, not that at which the thread woke."""
 
-    clock: Clock
+    clock: HostClock
     at: float
     ahead: threading.Lock  # held until the thread has come here: the cheapest thing to wait for
 
@@ -90,7 +90,7 @@ class TimedMark:
 class TimedStream:
     """`Stream` on a thread of its own. Work that is queued begins as soon as what is before it ends, as on a GPU."""
 
-    def __init__(self, clock: Clock, graph_seconds: float) -> None:
+    def __init__(self, clock: HostClock, graph_seconds: float) -> None:
         self.graphs = 0  # replayed
         self.idle_seconds = 0.0  # between two graphs
         self.free_at = clock.now()  # when the last graph ends
@@ -181,7 +181,7 @@ class _NoAttention:
 
 
 def timed_engine(
-    clock: Clock, rows: int, pages: int, page_size: int, context_len: int, step_seconds: float
+    clock: HostClock, rows: int, pages: int, page_size: int, context_len: int, step_seconds: float
 ) -> tuple[CudaDevice, TimedStream]:
     """A device of `rows` slots whose DECODE steps take a fixed time, and its stream of steps."""
     forward, copies = TimedStream(clock, step_seconds), TimedStream(clock, 0.0)

@@ -19,10 +19,12 @@ def measured(*, overlap: bool, seconds_a_look: float, engine: bool = False) -> F
     return BubbleRun(16, STEP_SECONDS, overlap=overlap, engine=engine, clock=clock).measure(steps=200)
 
 
+@pytest.mark.parametrize("engine", [False, True])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_device_is_never_idle_when_python_takes_no_time(overlap: bool) -> None:
-    figures = measured(overlap=overlap, seconds_a_look=0.0)
+def test_a_device_is_never_idle_when_python_takes_no_time(overlap: bool, engine: bool) -> None:
+    figures = measured(overlap=overlap, seconds_a_look=0.0, engine=engine)
     assert figures.idle_share == pytest.approx(0.0)
+    assert figures.counted_idle_share == pytest.approx(0.0)
     assert figures.prebuilt_share == 0.0
     assert figures.cpu_seconds == 0.0
 
@@ -34,10 +36,12 @@ def test_without_overlap_the_device_is_idle_while_python_works() -> None:
     assert figures.idle_share == pytest.approx(figures.cpu_seconds / step_seconds, rel=0.35)
 
 
-def test_overlap_hides_work_that_is_shorter_than_a_step() -> None:
-    hidden = measured(overlap=True, seconds_a_look=0.0002)
+@pytest.mark.parametrize("engine", [False, True])
+def test_overlap_hides_work_that_is_shorter_than_a_step(engine: bool) -> None:
+    hidden = measured(overlap=True, seconds_a_look=0.0002, engine=engine)
+    shown = measured(overlap=False, seconds_a_look=0.0002, engine=engine)
     assert 0.0005 < hidden.cpu_seconds < STEP_SECONDS
-    assert hidden.idle_share < measured(overlap=False, seconds_a_look=0.0002).idle_share / 2
+    assert hidden.idle_share < shown.idle_share / 2
 
 
 def test_overlap_cannot_hide_work_that_is_longer_than_a_step() -> None:
