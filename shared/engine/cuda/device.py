@@ -133,9 +133,8 @@ class CudaDevice:
         self._slots = slots
         self._launched = 0
         self._completed = 0
-        self._last = self._last_forward = (
-            forward.record()
-        )  # behind the newest step, and the newest with a forward
+        self._last = forward.record()  # behind the newest step
+        self._last_forward = self._last  # behind the newest that computed
         self._in_last = np.zeros(slots, dtype=bool)  # slots of the newest forward
         self._steps: dict[int, _Step | BaseException] = {}  # not waited for, in order
         self._copies: deque[tuple[int, Mark]] = deque()
@@ -170,12 +169,11 @@ class CudaDevice:
         return tokens
 
     def completed(self) -> int:
-        """See `Device`."""
+        """See `Device`; raises if a step has failed on the device."""
         for step, launched in self._steps.items():
             if isinstance(launched, BaseException) or not launched.ended.passed():
                 break
-            if self._broken is not None:
-                break
+            self._reach(launched.ended)
             self._completed = step
         return self._completed
 
