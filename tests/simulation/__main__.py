@@ -40,6 +40,10 @@ def main() -> int:
         return _try_mutations()
     if options.seed is not None:
         return _replay(options.seed, options.mutation, log=options.log)
+    if options.mutation:
+        parser.error(
+            "--mutation goes with --seed: that seed alone has the mistake; --mutations tries all of them"
+        )
     return _run_many(range(options.first, options.first + options.seeds), options.processes)
 
 
