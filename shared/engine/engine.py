@@ -13,12 +13,17 @@ from shared.engine.dense.weights import OnProgress
 from shared.engine.flashinfer_package import missing_kernels_named
 from shared.engine.parts import Engine, Sizes
 from shared.engine.torch_device import OnLogits
+from shared.errors import ConfigError
+
+DEVICES = ("cpu", "cuda", "cuda-on-cpu")
 
 
 def resolve_device(device: str) -> str:
-    """auto is cuda where torch finds a GPU, and else cpu."""
+    """auto is cuda where torch finds a GPU, and else cpu. `ConfigError` for a device that there is not."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in DEVICES:
+        raise ConfigError(f"unsupported device: {device}; supported are auto, {', '.join(DEVICES)}")
     return device
 
 

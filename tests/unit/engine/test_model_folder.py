@@ -197,7 +197,7 @@ def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "cuda"}, "unsupported device: cuda"),
+        ({"device": "tpu"}, "unsupported device: tpu; supported are auto, cpu, cuda, cuda-on-cpu"),
         ({"dtype": "float8"}, "unsupported dtype: float8"),
         (
             {"sizes": Sizes(pages=4, page_size=16, slots=64, context_len=10_000)},
