@@ -165,7 +165,10 @@ class _NoAttention:
     """`StreamAttention` and `DecodeAttention`: plans nothing."""
 
     def plan_extend(self, host: PagedBatch, device: PagedBatch) -> _NoAttention:
-        raise AssertionError(f"a decode worker extends nothing, but {host} was planned for {device}")
+        assert len(host.positions) == len(device.positions) == 1, (
+            "a decode worker extends nothing but to warm up"
+        )
+        return self
 
     def for_decode(self, device: PagedBatch) -> _NoAttention:
         del device

@@ -36,7 +36,7 @@ from shared.engine.streams import Mark, Stream, Work
 from shared.engine.torch_device import OnLogits
 from shared.errors import InvariantError
 from shared.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
+from shared.schedule_batch import ForwardMode, ScheduleBatch
 
 _ENTRY_WORDS = 2**16  # of staging for changed words of state: what does not fit goes in portions before
 _ROW_WORDS = 64 + 3 * (MAX_LOGIT_BIAS_ENTRIES + MAX_STOP_TOKEN_IDS)  # of staging for the sampling of a row
@@ -133,12 +133,13 @@ class CudaDevice:
         self._slots = slots
         self._launched = 0
         self._completed = 0
-        self._last = forward.record()  # behind the newest step
-        self._last_forward = self._last  # behind the newest that computed
         self._in_last = np.zeros(slots, dtype=bool)  # slots of the newest forward
         self._steps: dict[int, _Step | BaseException] = {}  # not waited for, in order
         self._copies: deque[tuple[int, Mark]] = deque()
         self._broken: BaseException | None = None
+        self._warm_up()
+        self._last = forward.record()  # behind the newest step
+        self._last_forward = self._last  # behind the newest that computed
 
     # ---- the scheduler's side ------------------------------------------------------------------------------------
 
@@ -272,52 +273,66 @@ class CudaDevice:
         rows = batch.extend
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         kv_lens, counts = self._mirror.kv_lens[slots], self._mirror.pages_of(slots)
-        host, device, token_ids = self._stage_batch(rows, slots, kv_lens, counts)
-        self._graphs.forget_plan()
-        with self._forward.on_host():
-            attention = self._parts.attention.plan_extend(host, device)
+        pages = [self._mirror.tables[slot, :count] for slot, count in zip(slots, counts, strict=True)]
         samples = np.array([row.samples for row in rows], dtype=bool)
-        last_rows = np.cumsum([len(row.token_ids) for row in rows])[samples] - 1
-        _, at = self._staging.put(last_rows.astype(np.int32))
+        extend = self._stage_prompts([row.token_ids for row in rows], kv_lens, pages, samples)
+        if not samples.any():
+            return _Forward(slots, [extend], 0)
         _, of_slots = self._staging.put(slots[samples].astype(np.int32))
         adjusted = self._adjustments.stage(slots[samples], kv_lens[samples], self._staging)
-        extend = partial(self._extend, token_ids, device.positions, attention, at)
         sampled = tuple(slots[samples].tolist())
-        work = (
-            [extend, partial(self._sample, batch.step, sampled, of_slots, adjusted)] if sampled else [extend]
-        )
-        return _Forward(slots, work, len(sampled))
+        sample = partial(self._sample, batch.step, sampled, of_slots, adjusted)
+        return _Forward(slots, [extend, sample], len(sampled))
 
-    def _stage_batch(
+    def _stage_prompts(
         self,
-        rows: Sequence[ExtendRow],
-        slots: NDArray[np.int64],
+        token_ids: Sequence[Sequence[int]],
         kv_lens: NDArray[np.int64],
-        counts: NDArray[np.int64],
-    ) -> tuple[PagedBatch, PagedBatch, Tensor]:
-        """FlashInfer's arrays of an EXTEND step, on the host and on the device, and the token ids on the device."""
-        query_lens = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
-        token_ids = np.fromiter((token for row in rows for token in row.token_ids), dtype=np.int32)
-        self._mirror.check_token_ids(token_ids)
+        pages: Sequence[NDArray[np.int32]],
+        samples: NDArray[np.bool_],
+    ) -> Work:
+        """FlashInfer's arrays of an EXTEND step, its plan, and what computes the logits of those that sample."""
+        query_lens = np.array([len(each) for each in token_ids], dtype=np.int64)
+        rows = np.fromiter((token for each in token_ids for token in each), dtype=np.int32)
+        self._mirror.check_token_ids(rows)
         qo_indptr = _starts(query_lens)
-        positions = np.arange(len(token_ids)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens)
-        page_size, tables = self._mirror.page_size, self._mirror.tables
-        pages = [tables[slot, :count] for slot, count in zip(slots, counts, strict=True)]
+        page_size = self._mirror.page_size
         arrays: dict[str, NDArray[np.signedinteger]] = {
             "qo_indptr": qo_indptr,
-            "kv_indptr": _starts(counts),
+            "kv_indptr": _starts(np.array([len(each) for each in pages], dtype=np.int64)),
             "kv_indices": np.concatenate(pages),
             "kv_last_page_len": (kv_lens - 1) % page_size + 1,
-            "batch_indices": np.repeat(np.arange(len(rows)), query_lens),
-            "positions": positions,
+            "batch_indices": np.repeat(np.arange(len(token_ids)), query_lens),
+            "positions": np.arange(len(rows)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens),
         }
         staged = {name: self._staging.put(array.astype(np.int32)) for name, array in arrays.items()}
-        _, on_device = self._staging.put(token_ids)
         host, device = (
             PagedBatch(page_size=page_size, **{name: pair[side] for name, pair in staged.items()})
             for side in (0, 1)
         )
-        return host, device, on_device
+        self._graphs.forget_plan()
+        with self._forward.on_host():
+            attention = self._parts.attention.plan_extend(host, device)
+        _, ids = self._staging.put(rows)
+        _, at = self._staging.put((qo_indptr[1:][samples] - 1).astype(np.int32))
+        return partial(self._extend, ids, device.positions, attention, at)
+
+    def _warm_up(self) -> None:
+        """Do once what no graph has done: libraries load kernels at first use, or find that they are missing."""
+        padding = np.array([len(self._parts.cache.store) - 1], dtype=np.int32)
+        self._staging.begin()
+        extend = self._stage_prompts([[0]], np.ones(1, dtype=np.int64), [padding], np.ones(1, dtype=bool))
+        _, of_slots = self._staging.put(np.array([self._slots], dtype=np.int32))
+        self._staging.upload()
+        self._forward.run(extend)
+        self._forward.run(partial(self._choose_once, of_slots))
+        self._staging.end(self._forward.record())
+
+    def _choose_once(self, of_slots: Tensor) -> None:
+        logits, ops = self._logits[:1], self._parts.ops
+        ops.top_k_floor(logits, torch.ones_like(of_slots))
+        ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
+        self._parts.kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
 
     # ---- the device's part: reads staging and state on the device, nothing that the host changes ------------------
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.cuda import gpu
 from shared.engine.cuda.memory import DeviceMemory, room_for
+from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.dtypes import Dtypes
 from shared.engine.flashinfer_package import missing_kernels_named
 from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config
 from shared.engine.parts import Sizes
+from shared.engine.torch_ops import TorchOps
 from shared.errors import ConfigError, ModelError, StartError
+from tests.unit.engine.driver import Driver
 from tests.unit.engine.published_models import PUBLISHED
+from tests.unit.engine.tiny_models import tiny_model
 
 GIB = 2**30
 BIG = parse_model_config(PUBLISHED["Qwen3-14B"].config)
@@ -111,3 +118,34 @@ def test_kernels_that_are_not_in_the_image_are_named() -> None:
         raise MissingJITCacheError("no batch_decode\nand more")
     with pytest.raises(RuntimeError, match="another"), missing_kernels_named():
         raise RuntimeError("another")
+
+
+def test_every_kernel_is_called_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first request with top_p would find out that a kernel is missing."""
+    called: list[str] = []
+
+    def watch(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any) -> Any:
+            called.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watched = [
+        (ReferenceAttention, "plan_extend"),
+        (ReferenceAttention, "for_decode"),
+        (ReferenceKernels, "choose_tokens"),
+        *(
+            (TorchOps, name)
+            for name in ("top_k_floor", "top_p_floor", "add_rms_norm", "rotate", "silu_and_mul")
+        ),
+    ]
+    for owner, name in watched:
+        watch(owner, name)
+    tiny_model("mistral", tmp_path)
+    Driver(tmp_path, device="cuda-on-cpu", slots=1).close()
+    assert {name for _, name in watched} == set(called)
