@@ -28,6 +28,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from shared.baton import Baton, Name, Numbers
+from shared.sampled import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
 PROTOCOL = 1
@@ -76,6 +77,7 @@ class Hello(Message, frozen=True, kw_only=True):
     eos_token_ids: Numbers = ()  # a worker's end tokens, ascending; empty: not named
     # names of the messages beyond `PROTOCOL_MESSAGES` that its sender reads; the links fill it in
     understands: Names = ()
+    features: Names = ()  # of sampling parameters, see `SamplingParams.features`
 
     def reads(self, message: type[Message]) -> bool:
         """Whether the version that sent this `Hello` knows such a message. Nothing else may be sent to it."""
@@ -172,6 +174,7 @@ class Prefilled(Message, frozen=True):
     cached_tokens: int = 0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, if they were asked for
 
 
 class Joined(Message, frozen=True):
@@ -193,6 +196,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     index: int  # of token_ids[0] in the output, across attempts
     token_ids: Numbers
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, if they were asked for
 
 
 class Generated(Message, frozen=True):

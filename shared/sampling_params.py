@@ -12,9 +12,17 @@ from typing import Annotated
 import msgspec
 
 from shared.errors import RequestError
+from shared.grammar import Grammar
+from shared.sampled import TOP_LOGPROBS_MAX
 
 MAX_LOGIT_BIAS_ENTRIES = 300  # OpenAI's own bound
 MAX_STOP_TOKEN_IDS = 64
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_TOKENS = 32
+
+
+BadWord = Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +41,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_new_tokens: int = 0  # end-of-sequence and stop ids are not admitted before
     stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
+    logprobs: int = -1  # how many of the likeliest tokens are named with each; 0: its own alone, -1: none
+    prompt_logprobs: int = -1  # likewise, of each token of the prompt but the first
+    grammar: Grammar | None = None  # what the output must match
+    # no other token is chosen; empty: all are
+    allowed_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = ()
+    # sequences of token ids that must not come in the output
+    bad_words: Annotated[tuple[BadWord, ...], msgspec.Meta(max_length=MAX_BAD_WORDS)] = ()
 
     @property
     def needs_history(self) -> bool:
         """Whether sampling looks at the request's own earlier tokens."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.grammar is not None
+            or bool(self.bad_words)
+        )
+
+    @property
+    def penalized(self) -> bool:
+        """Whether earlier tokens change logits by penalties."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a worker must name in its `Hello` to be given these parameters; one that does not would ignore them."""
+        asked = {
+            "logprobs": self.logprobs >= 0,
+            "prompt_logprobs": self.prompt_logprobs >= 0,
+            "grammar": self.grammar is not None,
+            "allowed_token_ids": bool(self.allowed_token_ids),
+            "bad_words": bool(self.bad_words),
+        }
+        return frozenset(name for name, is_asked in asked.items() if is_asked)
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -51,6 +89,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
     "min_new_tokens": (0, 2**31 - 1),
+    "logprobs": (-1, TOP_LOGPROBS_MAX),
+    "prompt_logprobs": (-1, TOP_LOGPROBS_MAX),
 }
 
 
@@ -69,6 +109,13 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         )
     _validate_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS, vocab_size)
     _validate_token_ids("logit_bias", tuple(params.logit_bias), MAX_LOGIT_BIAS_ENTRIES, vocab_size)
+    _validate_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, vocab_size)
+    if len(params.bad_words) > MAX_BAD_WORDS:
+        raise RequestError(
+            f"bad_words takes at most {MAX_BAD_WORDS} entries, got {len(params.bad_words)}", param="bad_words"
+        )
+    for word in params.bad_words:
+        _validate_token_ids("bad_words", word, MAX_BAD_WORD_TOKENS, vocab_size)
     for token_id, bias in params.logit_bias.items():
         if not -100.0 <= bias <= 100.0:
             raise RequestError(

@@ -79,10 +79,12 @@ class Worker:
         default=lambda _: None
     )  # called when `is_open` may have changed
     capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
+    features: frozenset[str] = field(init=False)  # of sampling parameters that it knows
     pool_tokens: int = field(init=False)  # what its pool holds; 0: not known
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
+        self.features = frozenset(self.hello.features)
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
         self.pool_tokens = limits.pages * limits.page_size
         self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)

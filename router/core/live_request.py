@@ -145,6 +145,7 @@ class LiveRequest:
             kv_format=self._kv_format(),
             determinism=self.determinism,
             avoided=self.avoided,
+            features=request.params.features,
         )
 
     def _kv_format(self) -> str:

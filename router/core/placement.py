@@ -35,6 +35,7 @@ class Need:
     kv_format: str = ""  # fingerprint of the pages it brings; "": it brings none
     determinism: str = ""  # fingerprint it had better continue on
     avoided: tuple[str, ...] = ()  # peers that have failed it
+    features: frozenset[str] = frozenset()  # what its worker must know of sampling
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -112,13 +113,19 @@ def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
         worker.hello.model_name == need.model_name
         and need.model in ("", worker.hello.model)
         and worker.fits(need.tokens)
+        and need.features <= worker.features
         and (need.tokens_max - need.tokens <= 1 or fleet.paired(worker))
     )
 
 
 def _could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
     hello = worker.hello
-    return hello.model == need.model and hello.kv_format == need.kv_format and worker.fits(need.tokens_max)
+    return (
+        hello.model == need.model
+        and hello.kv_format == need.kv_format
+        and worker.fits(need.tokens_max)
+        and need.features <= worker.features
+    )
 
 
 def place_prefill(

@@ -64,6 +64,7 @@ class Engine:
     host_pages: int
     memory: Mapping[str, int]  # bytes set apart, by kind
     description: str  # device, dtype, pages and context, and the reason for each
+    features: frozenset[str] = frozenset()  # the sampling parameters it serves, see `SamplingParams.features`
 
 
 def context_bound(config: ModelConfig, context_len: int | None) -> tuple[int, str]:

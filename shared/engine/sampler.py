@@ -56,8 +56,8 @@ class Sampler:
         self._repetition_penalty[slot] = params.repetition_penalty
         self._frequency_penalty[slot] = params.frequency_penalty
         self._presence_penalty[slot] = params.presence_penalty
-        self._needs_history[slot] = params.needs_history
-        if params.needs_history:
+        self._needs_history[slot] = params.penalized
+        if params.penalized:
             tokens = torch.tensor(join.token_ids, dtype=torch.int64)
             output = tokens[join.prompt_len :]
             self._in_prompt[slot].zero_()[tokens[: join.prompt_len]] = True

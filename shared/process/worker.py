@@ -138,6 +138,7 @@ def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engin
         determinism=engine.determinism,
         limits=engine.limits,
         eos_token_ids=tuple(sorted(engine.eos_token_ids)),
+        features=tuple(sorted(engine.features)),
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.baton import NAME_CHARACTERS_MAX, NUMBERS_MAX, Baton, Holder
+from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.links.events import PeerDown
 from shared.messages import Cancel, Decode, Message, Refused
 from shared.sampling_params import SamplingParams
@@ -92,6 +93,16 @@ def test_the_costliest_command_costs_a_worker_84_mib_and_no_session(abused: Abus
         pytest.param(prompt((1,), stop_token_ids=COSTLY * NUMBERS_MAX), "stop_token_ids", id="stop ids"),
         pytest.param(
             prompt((1,), logit_bias=dict.fromkeys(range(NUMBERS_MAX // 2), 1.0)), "logit_bias", id="biases"
+        ),
+        pytest.param(
+            prompt((1,), allowed_token_ids=COSTLY * NUMBERS_MAX), "allowed_token_ids", id="allowed ids"
+        ),
+        pytest.param(prompt((1,), bad_words=((1,),) * NUMBERS_MAX), "bad_words", id="bad words"),
+        pytest.param(prompt((1,), bad_words=(COSTLY * NUMBERS_MAX,)), "bad_words", id="a bad word"),
+        pytest.param(
+            prompt((1,), grammar=Grammar("lark", "a" * (GRAMMAR_CHARACTERS_MAX + 1))),
+            "grammar",
+            id="a grammar",
         ),
         pytest.param(Cancel("a" * (NAME_CHARACTERS_MAX + 1), 0), "rid", id="a name"),
     ],

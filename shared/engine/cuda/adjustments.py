@@ -58,7 +58,7 @@ class Adjustments:
         """Overwrite what the slot held."""
         slot, params = join.slot, join.params
         self._kinds[slot] = (
-            (_PENALIZED if params.needs_history else 0)
+            (_PENALIZED if params.penalized else 0)
             | (_ADDED if params.logit_bias or params.min_new_tokens else 0)
             | (_FILTERED if _filters(params) else 0)
         )

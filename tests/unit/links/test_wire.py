@@ -24,10 +24,12 @@ from shared.messages import (
     Message,
     RefusalReason,
     Role,
+    Row,
     decode_from_router,
     decode_from_worker,
     encode,
 )
+from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.unit.links.wire import BATON, HOLDER, INSTANCES, LIMITS, PARAMS, ROW, recorded
 
@@ -64,15 +66,29 @@ def test_a_message_has_the_bytes_that_were_recorded_last(message: Message) -> No
     assert encode(message).hex() == recorded()[type(message).__name__][-1].hex()
 
 
+def as_sent(value: Any, plain: Any) -> Any:
+    """The value with the default in each field, however deep, that its bytes, as plain data, do not have."""
+    if isinstance(value, tuple) and isinstance(plain, list):
+        return tuple(as_sent(*pair) for pair in zip(value, plain, strict=True))
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.fields(value)
+    if isinstance(plain, list):  # an array: its names are the first ones
+        plain = dict(zip((field.name for field in fields), plain, strict=False))
+    return type(value)(
+        **{
+            field.name: as_sent(getattr(value, field.name), plain[field.name])
+            for field in fields
+            if field.name in plain
+        }
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_older_form_of_a_message_is_still_read(name: str) -> None:
     instance = next(message for message in INSTANCES if type(message).__name__ == name)
     for body in recorded()[name]:
-        message = decoded(body)
-        sent = msgspec.msgpack.decode(body).keys() - {"type"}
-        for field in msgspec.structs.fields(message):
-            expected = getattr(instance, field.name) if field.name in sent else field.default
-            assert getattr(message, field.name) == expected, f"{name}.{field.name}"
+        assert decoded(body) == as_sent(instance, msgspec.msgpack.decode(body))
 
 
 @pytest.mark.parametrize("message", INSTANCES, ids=NAMES)
@@ -117,3 +133,13 @@ def test_messages_beyond_the_protocol_are_listed_by_those_that_read_them() -> No
     assert {role: set(names) for role, names in UNDERSTOOD.items()} == {
         role: set(names) - PROTOCOL_MESSAGES for role, names in READABLE.items()
     }
+
+
+def test_a_report_names_no_more_of_the_likeliest_than_the_bound() -> None:
+    def reported(names: int) -> bytes:
+        told = TokenLogprobs(-1.0, 1, ((7, -1.0),) * names)
+        return encode(Generated((Row("r", 1, 0, (7,), (told,)),)))
+
+    assert decode_from_worker(reported(TOP_LOGPROBS_MAX)) is not None
+    with pytest.raises(msgspec.ValidationError, match="length <= 20"):
+        decode_from_worker(reported(TOP_LOGPROBS_MAX + 1))

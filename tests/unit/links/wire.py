@@ -6,7 +6,9 @@ from pathlib import Path
 
 from shared import messages
 from shared.baton import Baton, Holder
+from shared.grammar import Grammar
 from shared.messages import Limits, Message, Row
+from shared.sampled import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
 BYTES = Path(__file__).with_name("wire_bytes.txt")
@@ -25,7 +27,13 @@ PARAMS = SamplingParams(
     min_new_tokens=2,
     stop_token_ids=(11, 13),
     ignore_eos=True,
+    logprobs=2,
+    prompt_logprobs=1,
+    grammar=Grammar("regex", "a+"),
+    allowed_token_ids=(5, 6),
+    bad_words=((7, 8), (9,)),
 )
+LOGPROBS = (TokenLogprobs(-0.25, 1, ((70000, -0.25), (4, -1.5))),)
 HOLDER = Holder(
     uid="prefill-0",
     epoch=2**63 + 2,
@@ -52,7 +60,7 @@ BATON = Baton(
 
 
 LIMITS = Limits(context_len=4096, page_size=16, pages=256, slots=8, vocab_size=49152)
-ROW = Row("r", 1, 2, (70000, 4))
+ROW = Row("r", 1, 2, (70000, 4), LOGPROBS * 2)
 INSTANCES: tuple[Message, ...] = (
     messages.Hello(
         session=2**63 + 3,
@@ -67,6 +75,7 @@ INSTANCES: tuple[Message, ...] = (
         limits=LIMITS,
         eos_token_ids=(0, 2),
         understands=("Lend",),
+        features=("logprobs",),
     ),
     messages.Heartbeat(),
     messages.Closed(reason="silence"),
@@ -78,7 +87,16 @@ INSTANCES: tuple[Message, ...] = (
     messages.Decode("r", 1, (1, 2, 3, 70000, 4), 3, PARAMS, BATON, priority=3, extra_key="salt", tenant="t"),
     messages.Migrate("r", 1),
     messages.Prefilled(
-        "r", 1, 2, (70000,), BATON, finish="stop", cached_tokens=16, queue_seconds=0.25, compute_seconds=0.5
+        "r",
+        1,
+        2,
+        (70000,),
+        BATON,
+        finish="stop",
+        cached_tokens=16,
+        queue_seconds=0.25,
+        compute_seconds=0.5,
+        logprobs=LOGPROBS,
     ),
     messages.Joined("r", 1, 4096, 16, 0.125, transport="rdma", link_bytes_per_second=1e9),
     messages.Generated((ROW, Row("s", 2, 0, (5,)))),

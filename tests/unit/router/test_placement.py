@@ -252,3 +252,13 @@ def test_names_of_known_blocks_are_not_computed_again() -> None:
     tokens = tuple(range(4 * BLOCK_TOKENS))
     known = block_names(tokens[: 2 * BLOCK_TOKENS + 5], "key")
     assert block_names(tokens, "key", known) == block_names(tokens, "key")
+
+
+def test_parameters_that_a_worker_would_ignore_never_reach_it() -> None:
+    fleet, (old, new) = Fleet(PrefixIndex(1024)), ("p-old", "p-new")
+    fleet.up(old, hello("prefill", old))
+    fleet.up(new, hello("prefill", new, features=("logprobs", "grammar")))
+    asking = replace(NEED, tokens_max=101, features=frozenset({"logprobs"}))
+    assert [worker.peer for worker in prefill_workers(asking, fleet)] == [new]
+    assert prefill_workers(replace(asking, features=frozenset({"bad_words"})), fleet) == []
+    assert len(prefill_workers(replace(asking, features=frozenset()), fleet)) == 2
