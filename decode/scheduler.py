@@ -35,6 +35,7 @@ from shared.kv.page_pool import PagePool
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Decode, Finished, FinishReason, Migrate, RefusalReason, Refused
 from shared.req import Req
+from shared.sampled import Sampled
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
@@ -168,11 +169,11 @@ class DecodeScheduler:
             self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail)
         return None
 
-    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+    def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
         rows = self._batch.settle(batch.step)
         self._admission.on_change()
-        extra, ended = self._append(rows, token_ids)
+        extra, ended = self._append(rows, sampled.token_ids)
         self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
         self._flush_due(now)

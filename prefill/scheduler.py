@@ -26,6 +26,7 @@ from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
+from shared.sampled import Sampled
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
@@ -136,11 +137,11 @@ class PrefillScheduler:
             self._short_tokens = short_tokens - cost
         return self.batch.extend(adder.extends)
 
-    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+    def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Commit what the step computed; hand over the requests whose prompt it completed."""
-        sampled = iter(token_ids)
+        token_ids = iter(sampled.token_ids)
         for extend in self.batch.settle(batch.step):
-            token_id = next(sampled) if extend.last else None
+            token_id = next(token_ids) if extend.last else None
             req = extend.req
             if req.state is PrefillState.CANCELLED:
                 continue  # while the step ran

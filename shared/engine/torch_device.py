@@ -24,6 +24,7 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.sampler import Sampler
 from shared.errors import InvariantError
+from shared.sampled import Sampled
 from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
@@ -96,7 +97,7 @@ class TorchDevice:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._launched = 0
         self._completed = 0
-        self._results: dict[int, Future[list[int]]] = {}
+        self._results: dict[int, Future[Sampled]] = {}
         self._copies_done: deque[int] = deque()
         self._broken: BaseException | None = None
         self._thread = threading.Thread(
@@ -111,11 +112,11 @@ class TorchDevice:
         if batch.step != self._launched + 1:
             raise InvariantError(f"step {batch.step} was launched after step {self._launched}")
         self._launched = batch.step
-        result: Future[list[int]] = Future()
+        result: Future[Sampled] = Future()
         self._results[batch.step] = result
         self._queue.put(lambda: self._run(batch, result))
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         """See `Device`; raises what the step raised."""
         if step not in self._results:
             raise InvariantError(f"step {step} was never launched, or has been waited for")
@@ -167,7 +168,7 @@ class TorchDevice:
             while (work := self._queue.get()) is not None:
                 work()
 
-    def _run(self, batch: ScheduleBatch, result: Future[list[int]]) -> None:
+    def _run(self, batch: ScheduleBatch, result: Future[Sampled]) -> None:
         if self._broken is None:
             try:
                 tokens = self._step(batch)
@@ -187,7 +188,7 @@ class TorchDevice:
             except BaseException as error:  # surfaces in `copies_done` and in every later `wait`
                 self._broken = error
 
-    def _step(self, batch: ScheduleBatch) -> list[int]:
+    def _step(self, batch: ScheduleBatch) -> Sampled:
         for join in batch.joins:
             self._state.join(join)
             self._sampler.join(join)
@@ -197,9 +198,9 @@ class TorchDevice:
             return self._extend(batch)
         if batch.mode is ForwardMode.DECODE:
             return self._decode(batch)
-        return []
+        return Sampled([])
 
-    def _extend(self, batch: ScheduleBatch) -> list[int]:
+    def _extend(self, batch: ScheduleBatch) -> Sampled:
         state, rows = self._state, batch.extend
         slots = torch.tensor([row.slot for row in rows])
         starts = torch.tensor([row.start for row in rows])
@@ -212,7 +213,7 @@ class TorchDevice:
         samples = torch.tensor([row.samples for row in rows])
         return self._forward(batch.step, token_ids, slots, query_lens, last_rows[samples], slots[samples])
 
-    def _decode(self, batch: ScheduleBatch) -> list[int]:
+    def _decode(self, batch: ScheduleBatch) -> Sampled:
         slots = torch.tensor(batch.decode_slots, dtype=torch.int64)
         self._state.kv_lens[slots] += 1
         ones, rows = torch.ones_like(slots), torch.arange(len(slots))
@@ -226,7 +227,7 @@ class TorchDevice:
         query_lens: Tensor,  # [requests]
         sampled_rows: Tensor,  # [sampled] rows among the tokens
         sampled_slots: Tensor,  # [sampled]
-    ) -> list[int]:
+    ) -> Sampled:
         batch = PagedBatch.of(
             query_lens, self._state.kv_lens[slots], self._state.page_tables[slots], self._cache.page_size
         )
@@ -234,7 +235,7 @@ class TorchDevice:
         if self._on_logits is not None:
             self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
         if not len(sampled_slots):
-            return []
+            return Sampled([])
         tokens = self._sampler.sample(logits, sampled_slots, self._state.kv_lens[sampled_slots])
         self._state.last_tokens[sampled_slots] = tokens
-        return [int(token) for token in tokens.tolist()]
+        return Sampled([int(token) for token in tokens.tolist()])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from shared.sampled import Sampled
 from shared.schedule_batch import ScheduleBatch
 
 
@@ -20,8 +21,8 @@ class Device(Protocol):
     def launch(self, batch: ScheduleBatch) -> None:
         """Enqueue a step; returns at once."""
 
-    def wait(self, step: int) -> list[int]:
-        """Block until `step` has completed; its sampled tokens in row order. Each step is waited for once."""
+    def wait(self, step: int) -> Sampled:
+        """Block until `step` has completed; what it sampled. Each step is waited for once."""
 
     def completed(self) -> int:
         """The number of the last completed step (steps complete in order); 0 before the first."""

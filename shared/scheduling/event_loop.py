@@ -21,6 +21,7 @@ from typing import Protocol
 from shared.effects import AbandonFetch, Backup, Note, Restore, Send, StartFetch, WorkerEffect
 from shared.links.events import LinkEvent
 from shared.messages import Message
+from shared.sampled import Sampled
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.device import Device
 from shared.transfer.protocol import Fetcher, FetchEvent
@@ -77,8 +78,8 @@ class Scheduler(Protocol):
         May admit, retract and return requests. It must not need what a step in flight samples.
         """
 
-    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
-        """What `batch` sampled, in row order. Every planned batch is settled once, in the order of planning.
+    def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
+        """What `batch` sampled. Every planned batch is settled once, in the order of planning.
 
         Requests may have ended since it was planned: what was sampled for them is discarded.
         """
@@ -206,9 +207,9 @@ class EventLoop:
 
     def _settle_oldest(self) -> None:
         batch = self._in_flight.popleft()
-        token_ids = self._device.wait(batch.step)
+        sampled = self._device.wait(batch.step)
         self._scheduler.reclaim(batch.step)
-        self._scheduler.settle(batch, token_ids, self._clock())
+        self._scheduler.settle(batch, sampled, self._clock())
         self._progressed = True
 
     def patience_seconds(self) -> float:

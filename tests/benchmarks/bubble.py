@@ -29,6 +29,7 @@ from typing import Protocol
 from shared.effects import Note
 from shared.engine.cuda.counters import DeviceCounters
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
+from shared.sampled import Sampled
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 from shared.scheduling.device import Device
 from shared.scheduling.event_loop import EventLoop
@@ -60,11 +61,11 @@ class TimedDevice:
         self.free_at = begin + self.step_seconds
         self._ends[batch.step] = self.free_at, len(batch.decode_slots)
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         end, rows = self._ends.pop(step)
         self.clock.wait_until(end)
         self._completed = step
-        return [9] * rows
+        return Sampled([9] * rows)
 
     def completed(self) -> int:
         return self._completed
@@ -103,11 +104,11 @@ class CountedDevice:
         self.device.launch(batch)
         self.launch_seconds += self.cpu() - started
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         started = self.cpu()
-        token_ids = self.device.wait(step)
+        sampled = self.device.wait(step)
         self.wait_seconds += self.cpu() - started
-        return token_ids
+        return sampled
 
     def completed(self) -> int:
         return self.device.completed()

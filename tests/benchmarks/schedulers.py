@@ -22,6 +22,7 @@ from shared.baton import Baton
 from shared.effects import Send, StartFetch, WorkerEffect
 from shared.links.events import PeerUp, Received
 from shared.messages import Decode, Hello, Prefill, Release
+from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.transfer.protocol import FetchLanded
 from tests.unit.scheduling.worker_bench import HOLDER, PlainWords
@@ -83,7 +84,7 @@ class DecodeUnderTest:
         self.core.take_effects()
         if batch is not None:
             self.core.reclaim(batch.step)
-            self.core.settle(batch, [9] * len(batch.decode_slots), self.now)
+            self.core.settle(batch, Sampled([9] * len(batch.decode_slots)), self.now)
             self.core.take_effects()
         self.core.next_deadline()
 
@@ -133,7 +134,7 @@ def prefill(steps: int) -> float:
         batch = core.plan(float(number))
         assert batch is not None
         core.reclaim(batch.step)
-        core.settle(batch, [9], float(number))
+        core.settle(batch, Sampled([9]), float(number))
         core.on_link(Received(ROUTER, Release(f"r{number}", 1)), float(number))
         _sent(core.take_effects())
         core.next_deadline()

@@ -64,7 +64,7 @@ class SmallDevice:
 
     def run(self, mode: ForwardMode, slots: Sequence[int], **batch: object) -> None:
         """Launch a step and wait; `slots` sample."""
-        for slot, token in zip(slots, self.device.wait(self.launch(mode, **batch)), strict=True):
+        for slot, token in zip(slots, self.device.wait(self.launch(mode, **batch)).token_ids, strict=True):
             self.tokens[slot].append(token)
 
     def prompt(self, slot: int) -> list[int]:

@@ -88,7 +88,7 @@ def test_pages_are_copied_while_steps_run(small: SmallDevice) -> None:
     launched += [small.launch(ForwardMode.DECODE, decode_slots=(1,)) for _ in range(3)]
     wait_for_copy(small, 2)
     for step in launched:
-        assert len(small.device.wait(step)) == 1
+        assert len(small.device.wait(step).token_ids) == 1
     assert torch.equal(small.cache.store[elsewhere].view(torch.uint8), known.view(torch.uint8))
 
 
@@ -114,7 +114,7 @@ def test_no_launch_waits_for_the_device(small: SmallDevice, platform: Platform) 
     finally:
         if on_gpu:
             torch.cuda.set_sync_debug_mode("default")
-    assert [len(small.device.wait(step)) for step in steps] == [4, 4, 4, 4, 0]
+    assert [len(small.device.wait(step).token_ids) for step in steps] == [4, 4, 4, 4, 0]
 
 
 def test_memory_does_not_grow(small: SmallDevice, platform: Platform) -> None:

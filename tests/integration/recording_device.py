@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from shared.engine.parts import EngineDevice
+from shared.sampled import Sampled
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 
 Place = tuple[int, int]  # seed of the request, index in its output
@@ -72,7 +73,7 @@ class RecordingDevice:
         self._logbook.plan(batch)
         self._device.launch(batch)
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         """See `Device`."""
         self._unsettled -= 1
         return self._device.wait(step)

@@ -241,7 +241,7 @@ def test_without_schedulers_and_transfer_the_bits_are_the_same(folder: Path, alo
         nonlocal step
         step += 1
         device.launch(ScheduleBatch(step, mode, **fields))
-        [token_id] = device.wait(step)
+        [token_id] = device.wait(step).token_ids
         return token_id
 
     for request in CROWD:

@@ -21,6 +21,7 @@ from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
 from shared.req import Req
+from shared.sampled import Sampled
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.protocol import FetchLanded, FetchStale
 from tests.simulation import worker
@@ -248,8 +249,8 @@ def _deaf_while_settling() -> list[Patch]:
 
 @_mistake("decode", "rows are settled in another order")
 def _rows_swapped() -> list[Patch]:
-    def settle(self: DecodeScheduler, batch: Any, token_ids: list[int], now: float) -> None:
-        real(self, batch, token_ids[::-1], now)
+    def settle(self: DecodeScheduler, batch: Any, sampled: Sampled, now: float) -> None:
+        real(self, batch, Sampled(sampled.token_ids[::-1]), now)
 
     real = DecodeScheduler.settle
     return [(DecodeScheduler, "settle", settle)]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.simulation.oracle import kv_cell, sample
@@ -109,7 +110,7 @@ class OracleDevice:
         """When a step that was not waited for yet completes (seconds), if the process is not frozen."""
         return next(each.completes_at for each in self._steps if each.batch.step == step)
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         oldest = self._steps[0]
         if oldest.batch.step != step:
             raise AssertionError(f"waits for step {step} before {oldest.batch.step}")
@@ -118,7 +119,7 @@ class OracleDevice:
         self._steps.popleft()
         self.settled = step
         assert oldest.token_ids is not None
-        return oldest.token_ids
+        return Sampled(oldest.token_ids)
 
     def completed(self) -> int:
         return self._completed

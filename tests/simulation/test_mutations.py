@@ -58,8 +58,8 @@ def test_a_mistake_takes_what_the_code_it_replaces_takes(name: str) -> None:
 
 
 def test_a_mistake_that_only_crashes_counts_as_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(self: DecodeScheduler, batch: object, token_ids: list[int], now: float) -> None:
-        del self, batch, token_ids, now
+    def settle(self: DecodeScheduler, batch: object, sampled: object, now: float) -> None:
+        del self, batch, sampled, now
         raise KeyError("the mistake's own")
 
     mistake = Mutation("decode", lambda: [(DecodeScheduler, "settle", settle)])

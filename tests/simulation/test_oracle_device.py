@@ -30,7 +30,7 @@ def a_device(pages: int = 16) -> OracleDevice:
 
 def run(device: OracleDevice, batch: ScheduleBatch) -> list[int]:
     device.launch(batch)
-    return device.wait(batch.step)
+    return device.wait(batch.step).token_ids
 
 
 def prefill(
@@ -104,7 +104,7 @@ def test_a_page_overwritten_between_launch_and_completion_changes_the_output() -
     join(device, [5, 2, 7, 4])
     device.launch(ScheduleBatch(3, ForwardMode.DECODE, decode_slots=[0]))
     device.pages.copy(2, device.pages, 9)
-    assert device.wait(3) != [EXPECTED[1]]
+    assert device.wait(3).token_ids != [EXPECTED[1]]
 
 
 def test_a_step_has_no_effect_before_it_completes() -> None:

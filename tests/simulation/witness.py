@@ -16,6 +16,7 @@ from prefill.scheduler import PrefillScheduler
 from shared.effects import WorkerEffect
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel
+from shared.sampled import Sampled
 from shared.schedule_batch import ScheduleBatch
 from shared.transfer.protocol import FetchEvent
 
@@ -73,10 +74,10 @@ class Witness:
         self.steps.append(f"plan {batch.step}" if batch else "nothing to plan")
         return batch
 
-    def settle(self, batch: ScheduleBatch, token_ids: list[int], now: float) -> None:
+    def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         self.steps.append(f"settle {batch.step}")
         self._settled += 1
-        self.scheduler.settle(batch, token_ids, now)
+        self.scheduler.settle(batch, sampled, now)
 
     def take_effects(self) -> list[WorkerEffect]:
         return self.scheduler.take_effects()

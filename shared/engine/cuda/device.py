@@ -35,6 +35,7 @@ from shared.engine.ops import Ops
 from shared.engine.streams import Mark, Stream, Work
 from shared.engine.torch_device import OnLogits
 from shared.errors import InvariantError
+from shared.sampled import Sampled
 from shared.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 
@@ -153,7 +154,7 @@ class CudaDevice:
         except BaseException as error:  # surfaces in `wait`, where the loop expects it
             self._steps[batch.step] = self._broken = error
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         """See `Device`; raises what the step raised."""
         launched = self._steps.pop(step, None)
         if launched is None:
@@ -164,10 +165,10 @@ class CudaDevice:
         self._completed = max(self._completed, step)
         self._count_seconds(launched)
         if launched.tokens is None:
-            return []
+            return Sampled([])
         tokens: list[int] = launched.tokens[: launched.rows].tolist()
         self._results.append(launched.tokens)
-        return tokens
+        return Sampled(tokens)
 
     def completed(self) -> int:
         """See `Device`; raises if a step has failed on the device."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ScheduleBatch, SlotJoin
 from tests.simulation.timeline import Action, TimelineProcess
@@ -118,12 +119,12 @@ class VirtualDevice:
         """Whether a step in flight ends a prompt."""
         return any(step.ends_a_prompt for step in self._steps)
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         oldest = self._steps.popleft()
         assert oldest.number == step, f"waits for step {step} before {oldest.number}"
         self.process.block(oldest.completes_at)
         self._waited_for = step
-        return oldest.token_ids
+        return Sampled(oldest.token_ids)
 
     def completed(self) -> int:
         done = self._waited_for

@@ -56,7 +56,7 @@ class TimedBench:
             self.device.launch(batch)
         finally:
             sys.setprofile(None)
-        assert self.device.wait(self.step) == [TOKEN] * self.rows
+        assert self.device.wait(self.step).token_ids == [TOKEN] * self.rows
         return calls
 
     def grants(self, count: int) -> tuple[PageGrant, ...]:

@@ -40,7 +40,7 @@ def test_steps_take_their_modelled_time_one_after_the_other() -> None:
     device.launch(ScheduleBatch(2, ForwardMode.DECODE, decode_slots=(0, 1)))
     assert device.completes_at(1) == pytest.approx(1.0 + 10 * 0.1)
     assert device.completes_at(2) == pytest.approx(2.0 + 2.0 + 2 * 0.5)
-    assert len(device.wait(1)) == 1  # the middle chunk samples nothing
+    assert len(device.wait(1).token_ids) == 1  # the middle chunk samples nothing
     assert device.completed() == 1
 
 
@@ -51,7 +51,7 @@ def test_an_output_ends_where_its_seed_says_on_any_device() -> None:
     )
     device.launch(ScheduleBatch(2, ForwardMode.DECODE, (join(5, 4, 3, kv_len=4),), decode_slots=(5,)))
     device.launch(ScheduleBatch(3, ForwardMode.DECODE, decode_slots=(5,)))
-    tokens = [token for step in (1, 2, 3) for token in device.wait(step)]
+    tokens = [token for step in (1, 2, 3) for token in device.wait(step).token_ids]
     assert [token == EOS_TOKEN_ID for token in tokens] == [False, False, True]
 
 

@@ -74,7 +74,7 @@ class Driver:
             self.step, mode, joins=tuple(joins), extend=tuple(extend), decode_slots=tuple(decode_slots)
         )
         self.device.launch(batch)
-        sampled = self.device.wait(self.step)
+        sampled = self.device.wait(self.step).token_ids
         slots = [row.slot for row in extend if row.samples] or list(decode_slots)
         for slot, token in zip(slots, sampled, strict=True):
             self.tokens[slot].append(token)

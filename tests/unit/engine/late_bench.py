@@ -248,7 +248,7 @@ class LateBench:
 
     def _wait(self) -> None:
         step = min(self._pending)
-        tokens = self.device.wait(step)
+        tokens = self.device.wait(step).token_ids
         for request, token in zip(self._pending.pop(step), tokens, strict=True):
             assert token == request.wanted.tokens[len(request.tokens)], f"step {step}, {request}"
             request.tokens.append(token)

@@ -36,7 +36,9 @@ def test_steps_may_be_launched_before_their_tokens_are_known(driver: Driver) -> 
     grants = {first + 4: (PageGrant(1, (12, 13)),)}
     for step in range(first + 1, first + 9):
         device.launch(ScheduleBatch(step, ForwardMode.DECODE, grants=grants.get(step, ()), decode_slots=(1,)))
-    assert [device.wait(step) for step in range(first, first + 9)] == [[token] for token in expected]
+    assert [device.wait(step).token_ids for step in range(first, first + 9)] == [
+        [token] for token in expected
+    ]
     assert device.completed() == first + 8
 
 

@@ -166,7 +166,7 @@ def serve_a_little(device: CudaDevice) -> None:
         device.launch(batch)
     assert device.completed() == len(batches)
     for batch in batches:
-        assert len(device.wait(batch.step)) == sum(row.samples for row in batch.extend) + len(
+        assert len(device.wait(batch.step).token_ids) == sum(row.samples for row in batch.extend) + len(
             batch.decode_slots
         )
 

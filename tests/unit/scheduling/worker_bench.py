@@ -16,6 +16,7 @@ from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
 from shared.messages import Decode, Hello, Message, Prefill, Role
+from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
 from shared.scheduling.event_loop import EventLoop, Scheduler
@@ -64,11 +65,11 @@ class ScriptedDevice:
             sampled.append(self._sample(slot))
         self._results[batch.step] = sampled
 
-    def wait(self, step: int) -> list[int]:
+    def wait(self, step: int) -> Sampled:
         self.trace.append(f"settle {step}")
         self.on_wait()
         self._completed = step
-        return self._results.pop(step)
+        return Sampled(self._results.pop(step))
 
     def completed(self) -> int:
         return self._completed
