@@ -24,6 +24,7 @@ WORKER, DECODE_CONFIG, PROCESS = (
     "shared.process.process_config.ProcessConfig",
 )
 
+GRAMMARS = "tests/unit/grammars/test_grammar_bounds.py"
 LINK_BOUNDS = (
     # strangers
     Bound(
@@ -124,6 +125,23 @@ LINK_BOUNDS = (
         "64 KiB a request",
         f"{BEYOND}[a grammar]",
         place="shared.grammar",
+    ),
+    *(
+        Bound(
+            name,
+            "400",
+            fixed,
+            f"{GRAMMARS}::test_each_bound_is_met_exactly[{case}]",
+            place="shared.grammar_bounds",
+        )
+        for name, fixed, case in (
+            ("REGEX_CHARACTERS_MAX", "32 KiB of a grammar's 64", "regex"),
+            ("SCHEMA_NESTING_MAX", "no recursion of a decoder", "nesting"),
+            ("SCHEMA_PROPERTIES_MAX", "20 ms of compiling", "properties"),
+            ("ALL_PROPERTIES_MAX", "0.2 s of compiling", "all properties"),
+            ("SCHEMA_VALUES_MAX", "3 ms of compiling", "values"),
+            ("LARK_RULES_MAX", "8 MiB of stack", "rules"),
+        )
     ),
     Bound(
         "TOP_LOGPROBS_MAX",

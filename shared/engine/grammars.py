@@ -1,0 +1,130 @@
+"""Compiled grammars: prepared on a thread of their own, kept while they are used, and copied for each request.
+
+    prepare(grammar) ─► a thread compiles ─► ready(grammar) ─► matcher(grammar, output)
+
+A matcher is a function of the grammar and the tokens it has taken, so the same request gets an equal one on any
+worker, at any time. `matcher` compiles by itself what has been forgotten since. The thread is nicer than those that
+compute steps. What is kept is bounded in entries and in bytes; the library tells no sizes, so they are estimated.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+from llguidance import LLMatcher, LLTokenizer
+
+from shared.errors import ModelError
+from shared.grammar import Grammar
+from shared.guidance import compiled, error_of
+
+CACHED_GRAMMARS_MAX = 256
+CACHED_GRAMMARS_BYTES_MAX = 48 << 20
+GRAMMAR_BYTES = 128 << 10  # of a compiled one at least; measured 120 KiB
+BYTES_PER_CHARACTER = 4  # of its text, on top; measured 1 to 2
+COMPILE_STACK_BYTES = 64 << 20  # address space: the library follows chains of rules by recursion
+NICER = 10  # the compiling thread's niceness above the process's
+
+
+class Grammars:
+    """The compiled grammars of a process. All methods may be called from any thread."""
+
+    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Iterable[int]):
+        """Raises `ModelError` for a tokenizer that llguidance cannot read."""
+        self.eos_token_ids = frozenset(eos_token_ids)
+        try:
+            self._tokenizer = LLTokenizer(
+                str(tokenizer_json), n_vocab=vocab_size, eos_token=sorted(self.eos_token_ids)
+            )
+        except Exception as error:
+            raise ModelError(f"llguidance cannot read {tokenizer_json}: {error}") from None
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()  # by digest, with bytes
+        self._bytes = 0
+        self._underway: set[str] = set()
+        self._queue: SimpleQueue[Grammar] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """What the compiled grammars that are kept may take, estimated."""
+        return self._bytes
+
+    @property
+    def preparing(self) -> int:
+        """Grammars that are compiled or wait for it."""
+        return len(self._underway)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Have it compiled, unless it is or will be; returns at once."""
+        with self._lock:
+            if grammar.digest in self._compiled or grammar.digest in self._underway:
+                return
+            self._underway.add(grammar.digest)
+            if self._thread is None:
+                self._thread = _start(self._compile_all)
+        self._queue.put(grammar)
+
+    def ready(self, grammar: Grammar) -> bool:
+        """Whether it was compiled, or need not be waited for."""
+        with self._lock:
+            if grammar.digest in self._compiled:
+                self._compiled.move_to_end(grammar.digest)
+            return grammar.digest not in self._underway
+
+    def error(self, grammar: Grammar) -> str:
+        """Why it cannot be compiled; empty if it can."""
+        return error_of(self._prototype(grammar))
+
+    def matcher(self, grammar: Grammar, output: Sequence[int]) -> LLMatcher:
+        """A matcher that has taken `output`; one in error if the grammar or the output is at fault."""
+        matcher = self._prototype(grammar).deep_copy()
+        if output:
+            matcher.consume_tokens(list(output))
+        return matcher
+
+    def _prototype(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            if known := self._compiled.get(grammar.digest):
+                self._compiled.move_to_end(grammar.digest)
+                return known[0]
+        return self._keep(grammar, compiled(grammar, self._tokenizer))
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> LLMatcher:
+        size = GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
+        with self._lock:
+            if grammar.digest not in self._compiled:
+                self._compiled[grammar.digest] = matcher, size
+                self._bytes += size
+            while len(self._compiled) > CACHED_GRAMMARS_MAX or self._bytes > CACHED_GRAMMARS_BYTES_MAX:
+                _, (_, gone) = self._compiled.popitem(last=False)
+                self._bytes -= gone
+        return matcher
+
+    def _compile_all(self) -> None:
+        _be_nicer()
+        while True:
+            grammar = self._queue.get()
+            self._prototype(grammar)
+            with self._lock:
+                self._underway.discard(grammar.digest)
+
+
+def _start(work: object) -> threading.Thread:
+    before = threading.stack_size(COMPILE_STACK_BYTES)
+    try:
+        thread = threading.Thread(target=work, name="grammars", daemon=True)  # type: ignore[arg-type]
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread
+
+
+def _be_nicer() -> None:
+    """Yield to the threads that compute steps. On Linux, niceness is a thread's own."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICER))
