@@ -226,6 +226,15 @@ class RouterConfig(ProcessConfig):
         description="Whether tenants share prefix caches. true saves memory and work, and lets a client find out "
         "what others have sent.",
     )
+    api_keys_file: str = Field(
+        default="",
+        description="File with the clients' API keys as hashes, a line a key; it is followed as it changes. Empty: "
+        "whoever reaches the port is served.",
+    )
+    usage_log: bool = Field(
+        default=False,
+        description="Whether each request with an API key gets a log line with its tokens, at level info.",
+    )
     trusted_proxies: Networks = Field(
         default=(),
         description="Addresses or networks (CIDR) of proxies whose X-Forwarded-For names the client. Empty: it is "

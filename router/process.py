@@ -33,6 +33,8 @@ from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
+from router.http.key_ring import KeyRing
+from router.http.keyed_clients import KeyedClients
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
@@ -65,13 +67,14 @@ def serve(config: RouterConfig) -> None:
         raise ConfigError("--model is required: the folder with the model's tokenizer")
     discover = _discovery(config)
     keys = read_keys(config.link_keys_file, "router")
+    ring = KeyRing(config.api_keys_file) if config.api_keys_file else None
     listener = listen(config.host, config.port)
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
     tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, discover, keys, listener, tokenizer, health, metrics, admin))
+        runner.run(_serve(config, discover, keys, ring, listener, tokenizer, health, metrics, admin))
 
 
 def _discovery(config: RouterConfig) -> Discover:
@@ -105,6 +108,7 @@ async def _serve(
     config: RouterConfig,
     discover: Discover,
     keys: LinkKeys,
+    ring: KeyRing | None,
     listener: socket.socket,
     tokenizer: Tokenizer,
     health: Health,
@@ -127,9 +131,10 @@ async def _serve(
     serving = OpenAIServing(shell, tokenizer, prompts, config)
     discovery = discover(links, health)
     clients = ClientConnections(config)
-    figures = MetricsPublisher(metrics, core, links, discovery, health, clients)
+    keyed = KeyedClients(ring, config, shell, discovery.routers_ready) if ring else None
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, keyed)
     peers = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(serving, health, peers.draw_rid)
+    app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
     pages = RouterPages(admin.answer, figures.publish, shell, peers, config.prompts_max)
     admin.answer = pages.answer
     publishing = asyncio.create_task(figures.publish_for_ever())
@@ -147,6 +152,8 @@ async def _serve(
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()
+        if keyed:
+            keyed.close()
         await asyncio.to_thread(admin.close)  # it may wait for an answer of this loop
         await peers.close()
         discovery.close()
@@ -197,6 +204,7 @@ class MetricsPublisher:
         discovery: Discovery,
         health: Health,
         clients: ClientConnections,
+        keyed: KeyedClients | None = None,
     ):
         self._metrics = metrics
         self._core = core
@@ -204,6 +212,7 @@ class MetricsPublisher:
         self._discovery = discovery
         self._health = health
         self._clients = clients
+        self._keyed = keyed
 
     async def publish_for_ever(self) -> None:
         """Refresh every `PUBLISH_SECONDS`, and show /livez that the loop turns."""
@@ -219,6 +228,8 @@ class MetricsPublisher:
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)
+        if self._keyed is not None:
+            self._metrics.publish(self._keyed.counters)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))
         self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)

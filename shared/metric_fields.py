@@ -76,6 +76,11 @@ def counted_by(metric: CounterMetric, *from_zero: str) -> Counter[str]:
     return field(default_factory=lambda: Counter(zeros), metadata={_SHOWN_BY: (metric, None)})
 
 
+def counted_by_labels(metric: CounterMetric) -> Counter[tuple[str, ...]]:
+    """Declare totals by all labels of `metric`, in their order."""
+    return field(default_factory=Counter, metadata={_SHOWN_BY: (metric, None)})
+
+
 def observed(metric: HistogramMetric) -> deque[float]:
     """Declare measurements in seconds: the core appends them, publishing takes them out."""
     return field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX), metadata={_SHOWN_BY: (metric, ())})

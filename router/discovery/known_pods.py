@@ -188,6 +188,12 @@ class KnownPods:
         pods = self._sliced.by_uid.values()
         return {pod.name: pod.url for pod in pods if pod.role == "router" and pod.url}
 
+    @property
+    def routers_ready(self) -> int:
+        """How many routers are Ready and not terminating."""
+        pods = self._sliced.by_uid.values()
+        return sum(pod.role == "router" and pod.ready and not pod.terminating for pod in pods)
+
     # ---- links -------------------------------------------------------------------------------------------------
 
     def _update_links(self) -> list[Change]:

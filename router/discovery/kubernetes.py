@@ -76,6 +76,10 @@ class KubernetesDiscovery:
         """URLs by pod name, which is the uid of a process in a pod."""
         return self._pods.routers
 
+    def routers_ready(self) -> int:
+        """How many share the clients."""
+        return self._pods.routers_ready
+
     def fault(self) -> str:
         """Without its thread the fleet would never be updated again."""
         ended = self._thread.ident is not None and not self._thread.is_alive()

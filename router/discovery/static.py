@@ -27,13 +27,16 @@ class Dialer(Protocol):
 class Discovery(Protocol):
     """Dials the workers and says when the router is ready. Belongs to the event loop's thread.
 
-    `routers`: the URL of each router's admin port in the release, by its uid, as far as is known. `fault`: why no
+    `routers`: the URL of each router's admin port in the release, by its uid, as far as is known. `routers_ready`: how
+    many routers share the clients, as far as is known; this one may be missing. `fault`: why no
     worker is found any more, until the router is started anew; empty: nothing is wrong.
     """
 
     def start(self) -> None: ...
 
     def routers(self) -> Mapping[str, str]: ...
+
+    def routers_ready(self) -> int: ...
 
     def fault(self) -> str: ...
 
@@ -59,6 +62,10 @@ class StaticDiscovery:
     def routers(self) -> Mapping[str, str]:
         """None is known."""
         return {}
+
+    def routers_ready(self) -> int:
+        """Only this one is known."""
+        return 1
 
     def fault(self) -> str:
         """A list cannot fail."""

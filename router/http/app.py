@@ -3,7 +3,8 @@
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
 (`completions`, `tokenize`), so its validation and its 422 are not used. Paths come to it as they were sent, without
 decoding. `RequestIdMiddleware` wraps everything: it draws the request's id, writes the one log line of a request, and
-turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out.
+turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out, and where there are
+API keys `KeyGuard` keeps out those who have none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ READ = ["GET", "HEAD"]  # load balancers ask with HEAD; the connection leaves ou
 ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
 
 
-def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]) -> ASGIApp:
+def make_app(
+    serving: OpenAIServing,
+    health: Health,
+    draw_rid: Callable[[], str],
+    behind_keys: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> ASGIApp:
     """The application around a running shell; `draw_rid` gives the id of a new request."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -49,7 +55,7 @@ def make_app(serving: OpenAIServing, health: Health, draw_rid: Callable[[], str]
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     _add_models(app, serving)
     _add_health(app, health)
-    return RequestIdMiddleware(guarded(app, serving.settings), draw_rid)
+    return RequestIdMiddleware(guarded(behind_keys(app), serving.settings), draw_rid)
 
 
 def _add_models(app: FastAPI, serving: OpenAIServing) -> None:

@@ -24,6 +24,11 @@ from router.http.responses import send_request_error
 from shared.errors import RequestError
 from shared.process.host_header import is_loopback, is_private, is_unambiguous, name_in
 
+RATE_HEADERS = [
+    f"x-ratelimit-{what}-{unit}"
+    for unit in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+]
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -37,7 +42,7 @@ def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
         settings.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
     )
 
 

@@ -1,4 +1,4 @@
-"""In whose name a connection is open and a request comes: today its client's address.
+"""In whose name a connection is open and a request comes: the name of its API key, or else its client's address.
 
 The address is that of the connection, or the one that a trusted proxy has named (`trusted_proxies`; uvicorn reads
 X-Forwarded-For and writes it into the scope). Behind any other proxy all clients are one tenant.
@@ -10,12 +10,15 @@ import ipaddress
 
 from starlette.types import Scope
 
+from shared.api_keys import ApiKey
+
 IPV6_PREFIX_BITS = 64  # what one subscriber usually gets: the addresses within it are one client
 
 
 def tenant_of(scope: Scope) -> str:
-    """The tenant's name: the client of the request's address."""
-    return client_of(scope.get("client"))
+    """The tenant's name: that of the request's API key, or the client of its address."""
+    key: ApiKey | None = scope.get("segue.key")
+    return key.name if key is not None else client_of(scope.get("client"))
 
 
 def client_of(address: object) -> str:

@@ -54,7 +54,9 @@ class Metrics(Collector):
                     while value:
                         self._histograms[metric].observe(value.popleft())
                 elif label_values is None:
-                    self._series[metric] = {(key,): number for key, number in value.items()}
+                    self._series[metric] = {
+                        key if isinstance(key, tuple) else (key,): number for key, number in value.items()
+                    }
                 else:
                     self._series[metric][label_values] = value
 

@@ -310,6 +310,13 @@ ROUTER_BOUNDS = (
         place="router.core.tenants",
     ),
     Bound(
+        "KEYS_FILE_BYTES_MAX",
+        "refused at the start; later the keys of before stay",
+        "1 MiB, and 4 MiB as keys; wrong keys leave nothing",
+        "tests/unit/test_api_keys.py::test_a_file_is_no_larger_than_a_secret",
+        place="shared.api_keys",
+    ),
+    Bound(
         "VISITS_MAX",
         "the oldest placement of a request is forgotten",
         "32 entries a request",

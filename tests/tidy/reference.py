@@ -20,6 +20,7 @@ from prefill.counters import PrefillCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.http.client_connections import ClientCounters
+from router.http.key_counters import KeyCounters
 from shared import messages
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
@@ -70,7 +71,7 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 )
 
 COUNTERS = (
-    RouterCounters, ClientCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters, KvCounters,
+    RouterCounters, ClientCounters, KeyCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters, KvCounters,
     DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}

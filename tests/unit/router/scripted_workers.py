@@ -25,6 +25,8 @@ from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.client_connections import ClientConnections
 from router.http.completions import OpenAIServing
+from router.http.key_ring import KeyRing
+from router.http.keyed_clients import KeyedClients
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.shell import RouterShell
@@ -212,6 +214,8 @@ class RunningRouter:
     ):
         self.uid = uid
         self.peers: dict[str, str] = {}  # URLs of the other routers it knows, by uid
+        self.routers_ready = 1
+        self.keyed: KeyedClients | None = None
         self.workers = ScriptedWorkers(limits=limits)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._tokenizer = Tokenizer(folder, self._settings.template_seconds_max)
@@ -254,6 +258,8 @@ class RunningRouter:
     def _publish(self) -> None:
         self.metrics.publish(self.core.counters)
         self.metrics.publish(self.clients.counters)
+        if self.keyed:
+            self.metrics.publish(self.keyed.counters)
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -281,7 +287,11 @@ class RunningRouter:
         )
         self.admin.answer = pages.answer
         failure = RequestFailed(503, "shutting down")
-        app = make_app(serving, self.health, router_peers.draw_rid)
+        if self._settings.api_keys_file:
+            ring = KeyRing(self._settings.api_keys_file)
+            self.keyed = KeyedClients(ring, self._settings, self.shell, lambda: self.routers_ready)
+        behind_keys = self.keyed.guard if self.keyed else lambda app: app
+        app = make_app(serving, self.health, router_peers.draw_rid, behind_keys)
         self._server = Server(
             app, self._settings, self.clients, self.health.start_draining, lambda: serving.fail_all(failure)
         )

@@ -1,0 +1,105 @@
+"""Lets in only requests with a valid API key, before anything of their bodies is read.
+
+    401 invalid_api_key        no key, or one that is in no line of the file
+    403 model_not_allowed      a key for other models
+    429 rate_limit_exceeded    the key's requests or tokens of this minute are used up, or as many run as may
+
+Every path needs a key but `/health`, which load balancers ask, and `/`, which says what there is; also paths that do
+not exist, so that nothing can be found out by trying. Probes and metrics are on the admin port. A browser's preflight
+has no key and is answered before. A request that is let in has its `ApiKey` in the scope: its name is the tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.config import RouterConfig
+from router.http.key_ring import KeyRing
+from router.http.quotas import KeyQuota, Quotas
+from router.http.responses import count_refusal, error_body, retry_after, send_json
+from router.http.usage_accounts import UsageAccount, UsageAccounts
+from shared.api_keys import ApiKey
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+OPEN_PATHS = frozenset({"/", "/health"})
+CHALLENGE = (b"www-authenticate", b"Bearer")
+MISSING = "an API key is required: send the header Authorization: Bearer, followed by your key"
+UNKNOWN = "this API key is not valid here; it is unknown or was revoked"
+
+
+class KeyGuard:
+    """ASGI around the application, for deployments with a file of keys."""
+
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, quotas: Quotas, accounts: UsageAccounts, settings: RouterConfig
+    ):
+        self._app = app
+        self._ring = ring
+        self._quotas = quotas
+        self._accounts = accounts
+        self._counters = ring.counters
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        presented = _bearer(scope)
+        key = self._ring.find(presented) if presented else None
+        if key is None:
+            self._counters.refusals["unknown" if presented else "missing"] += 1
+            message = UNKNOWN if presented else MISSING
+            await _refuse(scope, send, 401, message, "invalid_api_key", [CHALLENGE])
+        elif not key.may_use(self._settings.model_name):
+            self._counters.requests[key.name, "model"] += 1
+            message = f"this API key is not for the model {self._settings.model_name}"
+            await _refuse(scope, send, 403, message, "model_not_allowed")
+        else:
+            await self._serve_within_quota(key, scope, receive, send)
+
+    async def _serve_within_quota(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        now = self._accounts.now()
+        quota = self._quotas.of(key, now)
+        if refusal := quota.enter(now):
+            self._counters.requests[key.name, refusal.limit] += 1
+            seconds = self._settings.retry_after_seconds if refusal.seconds is None else refusal.seconds
+            headers = [*retry_after(seconds), *quota.headers(now)]
+            await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers)
+            return
+        self._counters.requests[key.name, "served"] += 1
+        scope["segue.key"] = key
+        account = self._accounts.open(scope["segue.rid"], key, quota)
+        try:
+            await self._app(scope, receive, self._telling(send, quota, account))
+        finally:
+            quota.leave()
+            self._accounts.close(account)
+
+    def _telling(self, send: Send, quota: KeyQuota, account: UsageAccount) -> Send:
+        """`send` that adds what is left of the quota, and notes the status."""
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                account.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *quota.headers(self._accounts.now())]
+            await send(message)
+
+        return send_with_limits
+
+
+def _bearer(scope: Scope) -> bytes:
+    """The key that was presented; nothing where there is none, or more than one header."""
+    found = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, key = found[0].partition(b" ") if len(found) == 1 else (b"", b"", b"")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+async def _refuse(
+    scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = ()
+) -> None:
+    count_refusal(scope, status)
+    await send_json(send, status, error_body(status, message, code=code), headers)
