@@ -72,6 +72,7 @@ docs: setup
 	$(VENV)/bin/python -m tests.tidy.reference
 	$(VENV)/bin/python -m tests.tidy.chart_schema
 	$(VENV)/bin/python -m tests.tidy.test_request_life
+	$(VENV)/bin/python -m tests.tidy.api_page
 
 goldens: setup
 	$(VENV)/bin/python -m tests.charts.goldens

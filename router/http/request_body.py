@@ -26,6 +26,8 @@ from shared.errors import RequestError
 T = TypeVar("T")
 
 _AT_FIELD = re.compile(r" - at `\$\.?(.*?)`$")
+_JSON_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+_PYTHON_TYPE = re.compile(rf"\b(?:{'|'.join(_JSON_TYPES)})\b")
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 
 
@@ -112,7 +114,7 @@ def _wrong_field(text: str, within: str) -> RequestError:
     param = f"{within}.{path}" if within and path and not path.startswith("[") else within + path
     if missing := _MISSING_FIELD.search(text):
         return missing_field(f"{param}.{missing[1]}" if param else missing[1])
-    reason = text[: at.start()] if at else text
+    reason = _PYTHON_TYPE.sub(lambda word: _JSON_TYPES[word[0]], text[: at.start()] if at else text)
     if not param:
         return RequestError(f"the body must be a JSON object: {reason}")
     return RequestError(f"{param}: {reason}", param=param)

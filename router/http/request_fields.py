@@ -1,56 +1,24 @@
-"""The fields of OpenAI's requests: which are understood, which are refused, and what they become.
+"""The fields of OpenAI's requests: which are served, and what they become.
 
-`CompletionFields` and `ChatFields` are the understood ones, as they come in JSON; `sampling_params` makes the engine's
-parameters of them. A known field that is not implemented is refused by name unless it holds a neutral value;
-an unknown field is ignored, as vLLM and SGLang do. Prompts and messages are kept as bytes and checked in `prompts`; the
-other fields together are bounded before they are decoded.
+`CompletionFields` and `ChatFields` are the served ones, as they come in JSON; `sampling_params` makes the engine's
+parameters of them. What becomes of all others is in `known_fields`. Prompts and messages are kept as bytes and checked
+in `prompts`.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from router.http.request_body import decode
+from router.http.field_table import read_by_table
 from shared.errors import RequestError
 from shared.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
-NEUTRAL_BYTES_MAX = 64
-
-# Known fields that are not implemented, and their neutral values, which are accepted.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "web_search_options": (),
-    "use_beam_search": (False,),
-    "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
-    "bad_words": ([],),
-}
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -98,31 +66,10 @@ class ChatFields(GenerationFields, kw_only=True):
 
 FieldsT = TypeVar("FieldsT", bound=GenerationFields)
 
-_UNDERSTOOD = {*CompletionFields.__struct_fields__, *ChatFields.__struct_fields__}
-_ABSENT = msgspec.Raw(b"null")
-_Envelope = msgspec.defstruct(
-    "_Envelope", [(name, msgspec.Raw, _ABSENT) for name in sorted(_UNDERSTOOD | set(_NEUTRAL))]
-)
-
 
 def read_fields(body: bytes | bytearray, kind: type[FieldsT]) -> FieldsT:
-    """The fields of a body; raises `RequestError` for the first that is wrong or asks for something not implemented."""
-    envelope = decode(body, _Envelope)
-    small = [name for name in _Envelope.__struct_fields__ if name not in ("prompt", "messages")]
-    if sum(len(bytes(getattr(envelope, name))) for name in small) > SMALL_FIELDS_BYTES_MAX:
-        raise RequestError(f"the fields beside the prompt must not exceed {SMALL_FIELDS_BYTES_MAX} bytes")
-    for name, neutral in _NEUTRAL.items():
-        if not _is_neutral(bytes(getattr(envelope, name)), neutral):
-            raise RequestError(f"{name} is not supported by this server", param=name)
-    return decode(body, kind)
-
-
-def _is_neutral(value: bytes, neutral: tuple[Any, ...]) -> bool:
-    """Null, or equal to one of `neutral` and of its type: False is not 0."""
-    if len(value) > NEUTRAL_BYTES_MAX:
-        return False
-    decoded = decode(value, object)
-    return decoded is None or any(type(decoded) is type(one) and decoded == one for one in neutral)
+    """The fields of a body; raises `RequestError` for the first that is wrong or asks for something not served."""
+    return read_by_table(body, "chat" if issubclass(kind, ChatFields) else "completions", kind)
 
 
 def stop_strings(fields: GenerationFields) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ BODY = f"{RESOURCES}::test_a_body_of_any_content_costs_a_bounded_amount"
 ENDED = f"{SLOW}::test_a_slow_client_is_ended"
 HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
 PARSER, FIELDS = "router.http.request_parser", "router.http.request_fields"
+TABLE = "router.http.field_table"
 UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
@@ -160,14 +161,21 @@ ROUTER_BOUNDS = (
         "400",
         "512 KiB decoded, of one of two tokenizer threads",
         f"{UNIT}/test_request_fields.py::test_small_fields_are_bounded_together",
-        place=FIELDS,
+        place=TABLE,
     ),
     Bound(
         "NEUTRAL_BYTES_MAX",
         "400",
         "64 bytes decoded",
         f"{UNIT}/test_request_fields.py::test_a_long_value_of_an_unsupported_field_is_not_decoded",
-        place=FIELDS,
+        place=TABLE,
+    ),
+    Bound(
+        "NAMES_MAX",
+        "unknown names are passed over unread",
+        "4,096 names of one of two tokenizer threads",
+        f"{UNIT}/test_field_table.py::test_more_names_than_any_client_sends_are_not_looked_at",
+        place=TABLE,
     ),
     Bound(
         "PENDING_TOKENS_MAX",

@@ -10,12 +10,11 @@ import pytest
 
 from router.config import RouterConfig
 from router.http.completions import CompletionEndpoint, OpenAIServing
+from router.http.field_table import NEUTRAL_BYTES_MAX, is_neutral
 from router.http.prompts import Prompts
 from router.http.request_fields import (
-    NEUTRAL_BYTES_MAX,
     ChatFields,
     CompletionFields,
-    _is_neutral,
     read_fields,
 )
 from router.text.tokenizer import Tokenizer
@@ -56,6 +55,6 @@ def test_small_fields_are_bounded_together() -> None:
 
 
 def test_a_long_value_of_an_unsupported_field_is_not_decoded() -> None:
-    assert _is_neutral(b" " * (NEUTRAL_BYTES_MAX - 1) + b"1", (1,))
-    assert not _is_neutral(b" " * NEUTRAL_BYTES_MAX + b"1", (1,))
-    assert not _is_neutral(b"[" * (NEUTRAL_BYTES_MAX + 1), (1,)), "or it would be malformed"
+    assert is_neutral(b" " * (NEUTRAL_BYTES_MAX - 1) + b"1", (1,))
+    assert not is_neutral(b" " * NEUTRAL_BYTES_MAX + b"1", (1,))
+    assert not is_neutral(b"[" * (NEUTRAL_BYTES_MAX + 1), (1,)), "or it would be malformed"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.request_fields import _NEUTRAL, ChatFields, CompletionFields
+from router.http.known_fields import KNOWN_FIELDS
 from tests.fuzzing import fuzzed
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
@@ -19,7 +19,7 @@ PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 ECHO_CHARS_MAX = 100
 MARK = "marker-9d1c-"
 
-NAMES = sorted({*_NEUTRAL, *CompletionFields.__struct_fields__, *ChatFields.__struct_fields__, "tokens", "x"})
+NAMES = sorted({*(field.name for field in KNOWN_FIELDS), "tokens", "x"})
 TEXTS = (
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just(MARK * 20) | st.just("<|end|>")
 )

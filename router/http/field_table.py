@@ -1,0 +1,92 @@
+"""Reads a body by the table of `known_fields`: nothing that asks for something is passed over in silence.
+
+A refused field is an error unless it holds a neutral value. A field that no server knows is passed over, as vLLM and
+SGLang do, because clients add words of their own; but a name that differs from a known one by a slip of the finger is
+an error that tells the known one.
+
+Values stay bytes until they are asked for, and all but the prompt are bounded together before.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from router.http.known_fields import KNOWN_FIELDS, Endpoint, KnownField, fields_of
+from router.http.request_body import decode
+from shared.errors import RequestError
+
+log = structlog.get_logger(__name__)
+
+SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
+NEUTRAL_BYTES_MAX = 64
+NAMES_MAX = 4096  # of a body whose unknown names are looked at; far more than any client sends
+LARGE_FIELDS = ("prompt", "messages")  # they have bounds of their own
+SLIP = 0.8  # how alike two names are, from 0 to 1, if one is taken for the other
+
+FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
+_ABSENT = msgspec.Raw(b"null")
+_ELSEWHERE = {field.name: field for field in KNOWN_FIELDS}
+
+
+def read_by_table(body: bytes | bytearray, endpoint: Endpoint, kind: type[FieldsT]) -> FieldsT:
+    """The served fields of a body; raises `RequestError` for the first that is wrong, refused or misspelt."""
+    envelope = _envelope(endpoint, body)
+    known = fields_of_endpoint(endpoint)
+    small = [name for name in known if name not in LARGE_FIELDS]
+    if sum(len(bytes(getattr(envelope, name))) for name in small) > SMALL_FIELDS_BYTES_MAX:
+        raise RequestError(f"the fields beside the prompt must not exceed {SMALL_FIELDS_BYTES_MAX} bytes")
+    for field in known.values():
+        if field.state == "refused" and not is_neutral(bytes(getattr(envelope, field.name)), field.neutral):
+            raise RequestError(f"{field.name} is not supported: {field.remark}", param=field.name)
+    return decode(body, kind)
+
+
+def is_neutral(value: bytes, neutral: tuple[Any, ...]) -> bool:
+    """Null, or equal to one of `neutral` and of its type: False is not 0."""
+    if len(value) > NEUTRAL_BYTES_MAX:
+        return False
+    decoded = decode(value, object)
+    return decoded is None or any(type(decoded) is type(one) and decoded == one for one in neutral)
+
+
+@cache
+def fields_of_endpoint(endpoint: Endpoint) -> dict[str, KnownField]:
+    """See `known_fields.fields_of`; made once."""
+    return fields_of(endpoint)
+
+
+@cache
+def _envelope_of(endpoint: Endpoint, strict: bool) -> Any:
+    fields = [(name, msgspec.Raw, _ABSENT) for name in fields_of_endpoint(endpoint)]
+    return msgspec.defstruct("_Envelope", fields, forbid_unknown_fields=strict)
+
+
+def _envelope(endpoint: Endpoint, body: bytes | bytearray) -> Any:
+    """The bytes of every known field. Unknown ones cost a second look at the body, which few bodies need."""
+    try:
+        return msgspec.json.decode(body, type=_envelope_of(endpoint, True))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        envelope = decode(body, _envelope_of(endpoint, False))  # raises what is wrong with it as JSON
+    if body.count(b":") <= NAMES_MAX:  # else the names alone could be a burden
+        _check_spelling(endpoint, decode(body, dict[str, msgspec.Raw]))
+    return envelope
+
+
+def _check_spelling(endpoint: Endpoint, given: dict[str, msgspec.Raw]) -> None:
+    known = fields_of_endpoint(endpoint)
+    for name, value in given.items():
+        if name in known:
+            continue
+        if (other := _ELSEWHERE.get(name)) and other.state != "no effect":
+            if not is_neutral(bytes(value), other.neutral):
+                raise RequestError(f"{name} is not a field of this path", param=name)
+            continue
+        near = difflib.get_close_matches(name[:64], known, n=1, cutoff=SLIP)
+        if near:
+            raise RequestError(f"{name[:64]} is not a field; did you mean {near[0]}?", param=name[:64])
+        log.debug("request.unknown_field", field=name[:64])

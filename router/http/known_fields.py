@@ -1,0 +1,345 @@
+"""Every field of the requests of OpenAI, vLLM and SGLang, and of a few other servers: what becomes of it here.
+
+Data alone. `field_table` reads bodies by it, and `python -m tests.tidy.api_page` writes docs/api.md out of it. A field
+that would change the output is served or refused, never ignored.
+
+    served      the struct of its endpoint in `request_fields` has it
+    refused     400 with the sentence below, unless it holds a neutral value: one that asks for nothing
+    no effect   accepted: it asks for nothing that a client could see in the output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Endpoint = Literal["chat", "completions"]
+Origin = Literal["OpenAI", "vLLM", "SGLang", "others"]
+FieldState = Literal["served", "refused", "no effect"]
+
+CHAT: tuple[Endpoint, ...] = ("chat",)
+COMPLETIONS: tuple[Endpoint, ...] = ("completions",)
+BOTH: tuple[Endpoint, ...] = ("chat", "completions")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownField:
+    """One field of one or more endpoints."""
+
+    name: str
+    origin: Origin
+    endpoints: tuple[Endpoint, ...]
+    state: FieldState
+    remark: str = ""  # what a client does instead, why it has no effect, or how it is served
+    neutral: tuple[Any, ...] = ()  # accepted although the field is refused; null always is
+
+
+def _served(origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str]) -> Iterator[KnownField]:
+    return (KnownField(name, origin, endpoints, "served", remark) for name, remark in fields.items())
+
+
+def _no_effect(
+    origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str]
+) -> Iterator[KnownField]:
+    return (KnownField(name, origin, endpoints, "no effect", remark) for name, remark in fields.items())
+
+
+def _refused(
+    origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str | tuple[str, tuple[Any, ...]]]
+) -> Iterator[KnownField]:
+    for name, said in fields.items():
+        remark, neutral = said if isinstance(said, tuple) else (said, ())
+        yield KnownField(name, origin, endpoints, "refused", remark, neutral)
+
+
+_LATER = "this version does not have it"
+_TEXT_ONLY = "this server reads and writes text only"
+_SCHEMA = "this version does not constrain its output"
+_TOOLS = "this version does not call tools"
+_LOGPROBS = "this version does not report logprobs"
+_NO_CODE = "code from a request is never run; use logit_bias, allowed_token_ids or bad_words"
+_ROUTED = "the router moves KV pages between its workers by itself; leave it out"
+_NOT_A_SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the three penalties"
+_OWN_NAME = "the name here is {}"
+
+_OPENAI = (
+    *_served(
+        "OpenAI",
+        BOTH,
+        {
+            "model": "required; /v1/models has the name",
+            "stream": "",
+            "stream_options": "include_usage",
+            "max_tokens": "at least 1; a completion has 16 by default, a chat all that the context leaves",
+            "temperature": "0 to 2; 0 is greedy",
+            "top_p": "above 0, up to 1",
+            "seed": "the same seed gives the same output, also over failures of workers",
+            "frequency_penalty": "-2 to 2",
+            "presence_penalty": "-2 to 2",
+            "logit_bias": "up to 300 token ids, -100 to 100",
+            "stop": "up to 16 strings of up to 1,024 characters",
+            "prompt_cache_key": "requests of one key prefer one worker",
+        },
+    ),
+    *_served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
+    *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
+    *_served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
+    *_refused(
+        "OpenAI",
+        BOTH,
+        {
+            "n": (_LATER, (1,)),
+            "logprobs": (_LOGPROBS, (False,)),
+            "moderation": "nothing is moderated here",
+        },
+    ),
+    *_refused(
+        "OpenAI",
+        COMPLETIONS,
+        {
+            "best_of": (_LATER, (1,)),
+            "echo": (_LOGPROBS, (False,)),
+            "suffix": ("the model continues a prompt, it fills no gap", ("",)),
+        },
+    ),
+    *_refused(
+        "OpenAI",
+        CHAT,
+        {
+            "top_logprobs": (_LOGPROBS, (0,)),
+            "tools": (_TOOLS, ([],)),
+            "tool_choice": (_TOOLS, ("none", "auto")),
+            "functions": ("the name of today is tools", ([],)),
+            "function_call": ("the name of today is tool_choice", ("none", "auto")),
+            "response_format": (_SCHEMA, ({"type": "text"},)),
+            "audio": _TEXT_ONLY,
+            "modalities": (_TEXT_ONLY, (["text"],)),
+            "prediction": "nothing is predicted from text that comes with a request",
+            "web_search_options": "this server has no tools of its own",
+        },
+    ),
+    *_no_effect(
+        "OpenAI",
+        BOTH,
+        {
+            "user": "names a user to OpenAI",
+            "metadata": "nothing is stored",
+            "store": "nothing is stored",
+            "service_tier": "there is one",
+            "safety_identifier": "names a user to OpenAI",
+            "prompt_cache_retention": "pages are kept as long as there is room",
+            "prompt_cache_options": "pages are kept as long as there is room",
+            "parallel_tool_calls": "how many tools may be called at a time",
+            "reasoning_effort": "a hint that templates may ignore",
+            "verbosity": "a hint that models may ignore",
+        },
+    ),
+)
+
+_VLLM = (
+    *_served(
+        "vLLM",
+        BOTH,
+        {
+            "top_k": "0 or -1: all",
+            "min_p": "0 to 1",
+            "repetition_penalty": "0.01 to 10",
+            "min_tokens": "no end before",
+            "stop_token_ids": "up to 64",
+            "ignore_eos": "",
+            "cache_salt": "requests of different salts share no prefix cache",
+        },
+    ),
+    *_refused(
+        "vLLM",
+        BOTH,
+        {
+            "allowed_token_ids": (_LATER, ([],)),
+            "bad_words": (_LATER, ([],)),
+            "prompt_logprobs": _LOGPROBS,
+            "logprob_token_ids": (_LOGPROBS, ([],)),
+            "return_token_ids": (_LATER, (False,)),
+            "return_tokens_as_token_ids": (_LOGPROBS, (False,)),
+            "return_prompt_text": (_LATER, (False,)),
+            "include_stop_str_in_output": (_LATER, (False,)),
+            "skip_special_tokens": (_LATER, (True,)),
+            "spaces_between_special_tokens": (_LATER, (True,)),
+            "truncate_prompt_tokens": _LATER,
+            "truncation_side": _LATER,
+            "use_beam_search": ("ask for n samples instead of beams", (False,)),
+            "length_penalty": ("it belongs to beam search", (1, 1.0)),
+            "early_stopping": ("it belongs to beam search", (False,)),
+            "logits_processors": (_NO_CODE, ([],)),
+            "prompt_embeds": "prompts are text or token ids",
+            "structured_outputs": _SCHEMA,
+            "guided_json": _SCHEMA,
+            "guided_regex": _SCHEMA,
+            "guided_choice": _SCHEMA,
+            "guided_grammar": _SCHEMA,
+            "guided_decoding_backend": "there is one: llguidance; leave it out",
+            "guided_whitespace_pattern": _SCHEMA,
+            "structural_tag": _SCHEMA,
+            "thinking_token_budget": "max_tokens bounds thoughts and answer together",
+            "kv_transfer_params": (_ROUTED, ({},)),
+            "vllm_xargs": ("they belong to plugins of vLLM", ({},)),
+            "priority": ("keys have priorities, requests do not", (0,)),
+            "repetition_detection": _NOT_A_SAMPLER,
+        },
+    ),
+    *_refused(
+        "vLLM",
+        CHAT,
+        {
+            "add_generation_prompt": (_LATER, (True,)),
+            "continue_final_message": (_LATER, (False,)),
+            "add_special_tokens": ("a chat template writes its own control tokens", (False,)),
+            "chat_template": "a template is a program: the model's own is used",
+            "chat_template_kwargs": (_LATER, ({},)),
+            "documents": (_LATER, ([],)),
+            "media_io_kwargs": (_TEXT_ONLY, ({},)),
+            "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
+        },
+    ),
+    *_refused("vLLM", COMPLETIONS, {"add_special_tokens": (_LATER, (True,))}),
+    *_no_effect(
+        "vLLM",
+        BOTH,
+        {
+            "request_id": "every answer has an id of its own; send X-Request-Id to find it in your logs",
+            "include_reasoning": "thoughts come as the model writes them",
+        },
+    ),
+)
+
+_SGLANG = (
+    *_refused(
+        "SGLang",
+        BOTH,
+        {
+            "regex": _SCHEMA,
+            "ebnf": _SCHEMA,
+            "json_schema": _SCHEMA,
+            "no_stop_trim": (_LATER, (False,)),
+            "stop_regex": ("stop takes strings", ([], "")),
+            "lora_path": "this server has one model and no adapters",
+            "session_params": "prompt_cache_key keeps the requests of a session together",
+            "custom_logit_processor": _NO_CODE,
+            "custom_params": (_NO_CODE, ({},)),
+            "input_ids": "a completion's prompt may be token ids",
+            "input_embeds": "prompts are text or token ids",
+            "return_logprob": (_LOGPROBS, (False,)),
+            "logprob_start_len": (_LOGPROBS, (-1,)),
+            "top_logprobs_num": (_LOGPROBS, (0,)),
+            "token_ids_logprob": (_LOGPROBS, ([],)),
+            "return_text_in_logprobs": (_LOGPROBS, (False,)),
+            "return_hidden_states": ("they do not leave the workers", (False,)),
+            "return_routed_experts": ("the model is dense", (False,)),
+            "bootstrap_host": _ROUTED,
+            "bootstrap_port": _ROUTED,
+            "bootstrap_room": _ROUTED,
+            "data_parallel_rank": _ROUTED,
+            "disagg_prefill_dp_rank": _ROUTED,
+            "routed_dp_rank": _ROUTED,
+            "min_new_tokens": _OWN_NAME.format("min_tokens"),
+            "max_new_tokens": _OWN_NAME.format("max_tokens"),
+        },
+    ),
+    *_no_effect(
+        "SGLang",
+        BOTH,
+        {
+            "rid": "every answer has an id of its own; send X-Request-Id to find it in your logs",
+            "session_id": "prompt_cache_key keeps the requests of a session together",
+            "extra_key": "cache_salt keeps prefix caches apart",
+            "separate_reasoning": "thoughts come as the model writes them",
+            "stream_reasoning": "thoughts come as the model writes them",
+            "return_cached_tokens_details": "usage tells them always",
+            "log_metrics": "metrics are always counted",
+        },
+    ),
+)
+
+_OTHERS = (
+    *_refused(
+        "others",
+        BOTH,
+        {
+            "grammar": _SCHEMA,
+            "format": "it is Ollama's; the name here is response_format",
+            "options": "it is Ollama's; its entries are fields of their own here",
+            "num_predict": _OWN_NAME.format("max_tokens"),
+            "n_predict": _OWN_NAME.format("max_tokens"),
+            "max_output_tokens": _OWN_NAME.format("max_tokens"),
+            "max_tokens_to_sample": _OWN_NAME.format("max_tokens"),
+            "max_length": _OWN_NAME.format("max_tokens"),
+            "num_ctx": "the context is the model's",
+            "repeat_penalty": _OWN_NAME.format("repetition_penalty"),
+            "repeat_last_n": "penalties look at all tokens",
+            "stop_sequences": _OWN_NAME.format("stop"),
+            "stopping_strings": _OWN_NAME.format("stop"),
+            "system": "it is a message of role system here",
+            "do_sample": ("temperature 0 is greedy", (True,)),
+            "num_beams": ("ask for n samples instead of beams", (1,)),
+            "num_return_sequences": (_OWN_NAME.format("n"), (1,)),
+            "best_of_n": _OWN_NAME.format("n"),
+            "top_a": _NOT_A_SAMPLER,
+            "typical_p": (_NOT_A_SAMPLER, (1, 1.0)),
+            "tfs_z": (_NOT_A_SAMPLER, (1, 1.0)),
+            "eta_cutoff": _NOT_A_SAMPLER,
+            "epsilon_cutoff": _NOT_A_SAMPLER,
+            "mirostat": (_NOT_A_SAMPLER, (0,)),
+            "mirostat_mode": (_NOT_A_SAMPLER, (0,)),
+            "mirostat_tau": _NOT_A_SAMPLER,
+            "mirostat_eta": _NOT_A_SAMPLER,
+            "dynatemp_range": (_NOT_A_SAMPLER, (0,)),
+            "dynatemp_exponent": _NOT_A_SAMPLER,
+            "smoothing_factor": (_NOT_A_SAMPLER, (0,)),
+            "smoothing_curve": _NOT_A_SAMPLER,
+            "dry_multiplier": (_NOT_A_SAMPLER, (0,)),
+            "dry_base": _NOT_A_SAMPLER,
+            "dry_allowed_length": _NOT_A_SAMPLER,
+            "dry_sequence_breakers": _NOT_A_SAMPLER,
+            "xtc_probability": (_NOT_A_SAMPLER, (0,)),
+            "xtc_threshold": _NOT_A_SAMPLER,
+            "top_n_sigma": _NOT_A_SAMPLER,
+            "samplers": "their order is fixed: penalties, temperature, top_k, top_p, min_p",
+            "penalty_alpha": _NOT_A_SAMPLER,
+            "no_repeat_ngram_size": (_NOT_A_SAMPLER, (0,)),
+            "encoder_repetition_penalty": _NOT_A_SAMPLER,
+            "min_length": _OWN_NAME.format("min_tokens"),
+            "watermark": ("nothing is marked", (False,)),
+            "watermarking": ("nothing is marked", (False,)),
+            "adapter_id": "this server has one model and no adapters",
+            "lora_request": "this server has one model and no adapters",
+            "negative_prompt": "there is no guidance by a second prompt",
+            "guidance_scale": ("there is no guidance by a second prompt", (1, 1.0)),
+            "images": _TEXT_ONLY,
+            "thinking": "chat templates have their own switches for thoughts",
+            "enable_thinking": "chat templates have their own switches for thoughts",
+            "safe_prompt": ("say it in a message of role system", (False,)),
+            "random_seed": _OWN_NAME.format("seed"),
+            "plugins": "this server has no tools of its own",
+            "transforms": "prompts are not shortened",
+            "models": "this server has one model",
+            "provider": "requests go to no other server",
+            "route": "requests go to no other server",
+        },
+    ),
+    *_no_effect(
+        "others",
+        BOTH,
+        {
+            "keep_alive": "the model stays loaded",
+            "cache_prompt": "prefixes are always cached",
+            "extra_body": "a Python client sends its entries, not itself",
+        },
+    ),
+)
+
+KNOWN_FIELDS: tuple[KnownField, ...] = (*_OPENAI, *_VLLM, *_SGLANG, *_OTHERS)
+
+
+def fields_of(endpoint: Endpoint, known: Iterable[KnownField] = KNOWN_FIELDS) -> dict[str, KnownField]:
+    """What the table says of each field of an endpoint, by name."""
+    return {field.name: field for field in known if endpoint in field.endpoints}

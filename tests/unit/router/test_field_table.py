@@ -1,0 +1,142 @@
+"""Nothing that asks for something is passed over in silence: every field of three APIs is served or refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
+
+from router.http.field_table import NAMES_MAX
+from router.http.known_fields import BOTH, KNOWN_FIELDS, Endpoint, fields_of
+from router.http.request_fields import ChatFields, CompletionFields, GenerationFields, read_fields
+from shared.errors import RequestError
+
+KINDS: dict[Endpoint, type[GenerationFields]] = {"chat": ChatFields, "completions": CompletionFields}
+PROMPTS: dict[Endpoint, dict[str, Any]] = {"chat": {"messages": []}, "completions": {"prompt": "fox"}}
+OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+WEATHER = {"role": "assistant", "content": "The weather is"}
+
+# 100 fields that clients of other servers send, each with a value that would change the output there.
+ASKING: dict[str, Any] = {
+    # OpenAI
+    "n": 2, "best_of": 3, "logprobs": True, "top_logprobs": 3, "echo": True, "suffix": "end", "tools": [TOOL],
+    "tool_choice": "required", "functions": [{"name": "f"}], "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"}, "audio": {"voice": "x"}, "modalities": ["text", "audio"],
+    "prediction": {"type": "content", "content": "a"}, "web_search_options": {}, "moderation": {"a": 1},
+    # vLLM
+    "allowed_token_ids": [5], "bad_words": ["fox"], "prompt_logprobs": 1, "logprob_token_ids": [5],
+    "return_token_ids": True, "return_tokens_as_token_ids": True, "return_prompt_text": True,
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 4, "truncation_side": "left", "use_beam_search": True, "length_penalty": 2.0,
+    "early_stopping": True, "logits_processors": ["a.b"], "prompt_embeds": "AAAA", "structured_outputs": {"regex": "a"},
+    "guided_json": SCHEMA, "guided_regex": "a+", "guided_choice": ["a", "b"], "guided_grammar": "root ::= 'a'",
+    "guided_decoding_backend": "outlines", "guided_whitespace_pattern": " ?", "structural_tag": "{}",
+    "thinking_token_budget": 5, "kv_transfer_params": {"do_remote_decode": True}, "vllm_xargs": {"a": 1},
+    "priority": 3, "add_generation_prompt": False, "continue_final_message": True, "add_special_tokens": False,
+    "chat_template": "{{ messages }}", "chat_template_kwargs": {"enable_thinking": False},
+    "documents": [{"text": "a"}], "media_io_kwargs": {"a": 1}, "mm_processor_kwargs": {"a": 1},
+    # SGLang
+    "regex": "a+", "ebnf": "root ::= 'a'", "json_schema": "{}", "no_stop_trim": True, "stop_regex": "a+",
+    "lora_path": "x", "session_params": {"id": "a"}, "custom_logit_processor": "x", "custom_params": {"a": 1},
+    "input_ids": [5], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
+    "token_ids_logprob": [5], "return_hidden_states": True, "bootstrap_host": "a", "bootstrap_port": 1,
+    "bootstrap_room": 1, "data_parallel_rank": 1, "min_new_tokens": 5, "max_new_tokens": 5,
+    # others
+    "grammar": "root ::= 'a'", "format": "json", "options": {"num_predict": 5}, "num_predict": 5, "n_predict": 5,
+    "repeat_penalty": 1.5, "stop_sequences": ["a"], "system": "be brief", "do_sample": False, "num_beams": 4,
+    "typical_p": 0.5, "tfs_z": 0.5, "mirostat": 2, "dynatemp_range": 0.5, "dry_multiplier": 0.8,
+    "xtc_probability": 0.5, "top_n_sigma": 1.0, "samplers": ["top_k"], "no_repeat_ngram_size": 3, "watermark": True,
+    "adapter_id": "x", "negative_prompt": "bad", "guidance_scale": 1.5, "images": ["AAAA"], "thinking": True,
+    "enable_thinking": False, "random_seed": 5,
+}  # fmt: skip
+
+
+def body(endpoint: Endpoint, **fields: Any) -> bytes:
+    return json.dumps({"model": "m"} | PROMPTS[endpoint] | fields).encode()
+
+
+def refusal(endpoint: Endpoint, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        read_fields(body(endpoint, **fields), KINDS[endpoint])
+    return raised.value
+
+
+def test_a_hundred_are_tried() -> None:
+    assert len(ASKING) >= 100
+
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("endpoint", BOTH)
+def test_a_field_that_asks_for_something_is_served_or_refused_by_name(endpoint: Endpoint, name: str) -> None:
+    if name in KINDS[endpoint].__struct_fields__:
+        return
+    if (known := fields_of(endpoint).get(name)) and ASKING[name] in known.neutral:
+        return  # what one path does by itself, as chats with control tokens
+    error = refusal(endpoint, **{name: ASKING[name]})
+    assert error.param == name
+    assert str(error).startswith(name)
+
+
+@pytest.mark.parametrize("endpoint", BOTH)
+def test_the_served_fields_of_the_table_are_those_of_the_struct(endpoint: Endpoint) -> None:
+    served = {name for name, field in fields_of(endpoint).items() if field.state == "served"}
+    assert served == set(KINDS[endpoint].__struct_fields__)
+
+
+def test_each_field_stands_once() -> None:
+    counted = Counter((field.name, endpoint) for field in KNOWN_FIELDS for endpoint in field.endpoints)
+    assert [entry for entry, count in counted.items() if count > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "create"), [("chat", ChatCompletions.create), ("completions", Completions.create)]
+)
+def test_the_table_has_every_parameter_of_the_openai_package(endpoint: Endpoint, create: Any) -> None:
+    parameters = set(inspect.signature(create).parameters) - OF_THE_CLIENT
+    assert parameters - set(fields_of(endpoint)) == set()
+
+
+def test_refused_fields_say_what_to_do_instead() -> None:
+    assert [field.name for field in KNOWN_FIELDS if field.state == "refused" and not field.remark] == []
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in KNOWN_FIELDS if field.neutral], ids=lambda each: each.name
+)
+def test_values_that_ask_for_nothing_are_accepted(field: Any) -> None:
+    for endpoint in field.endpoints:
+        for value in (*field.neutral, None):
+            if field.state == "refused":
+                read_fields(body(endpoint, **{field.name: value}), KINDS[endpoint])
+
+
+def test_a_slip_of_the_finger_is_no_silence() -> None:
+    assert "did you mean temperature?" in str(refusal("chat", tempreature=0))
+    assert "did you mean max_tokens?" in str(refusal("completions", max_token=3))
+
+
+def test_words_that_no_server_knows_are_passed_over() -> None:
+    fields = read_fields(body("chat", zebra={"a": [1]}, x_trace="abc"), ChatFields)
+    assert fields.model == "m"
+
+
+def test_a_field_of_another_path_is_not_passed_over() -> None:
+    assert str(refusal("completions", messages=[WEATHER])) == "messages is not a field of this path"
+    read_fields(body("completions", messages=None), CompletionFields)
+
+
+def test_more_names_than_any_client_sends_are_not_looked_at() -> None:
+    many = {f"x{number}": number for number in range(NAMES_MAX)}
+    read_fields(body("chat", **many, tempreature=0), ChatFields)
+    refusal("chat", **dict(list(many.items())[: NAMES_MAX // 2]), tempreature=0)
+
+
+def test_errors_name_types_as_json_does() -> None:
+    assert str(refusal("chat", max_tokens="5")) == "max_tokens: Expected `integer | null`, got `string`"
