@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
-from router.http.responses import count_refusal, error_body, send_json
+from router.http.replies import count_refusal, error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from shared.process.failures import places
 from shared.process.health import Health

@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.http.responses import send_request_error
+from router.http.replies import send_request_error
 from shared.errors import RequestError
 from shared.process.host_header import is_loopback, is_private, is_unambiguous, name_in
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router.http.responses import OverloadedError
+from router.http.replies import OverloadedError
 
 TENANT_SHARE = 2  # the part of the budget that one tenant may hold: one half
 

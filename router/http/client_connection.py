@@ -21,8 +21,8 @@ from starlette.types import Scope
 
 from router.http.client_output import ClientOutput
 from router.http.exchange import CLOSE, Exchange, Framing, encode_head
+from router.http.replies import error_body
 from router.http.request_parser import Refusal, RequestHead, RequestParser
-from router.http.responses import error_body
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState

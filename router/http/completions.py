@@ -26,6 +26,14 @@ from router.core.effects import ClientRequest, RequestFailed
 from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead, usage_json
 from router.http.prompts import NO_BYTES, Prompts, TokenIds
+from router.http.replies import (
+    DisconnectedError,
+    failure_body,
+    send_failure,
+    send_json,
+    send_request_error,
+    send_start,
+)
 from router.http.request_body import BodyReader
 from router.http.request_fields import (
     ChatFields,
@@ -39,14 +47,6 @@ from router.http.request_fields import (
     stop_strings,
 )
 from router.http.response_stream import Choice, ResponseStream, TextDelta
-from router.http.responses import (
-    DisconnectedError,
-    failure_body,
-    send_failure,
-    send_json,
-    send_request_error,
-    send_start,
-)
 from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopPattern, StopStrings

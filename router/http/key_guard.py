@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.key_ring import KeyRing
 from router.http.quotas import KeyQuota, Quotas
-from router.http.responses import count_refusal, error_body, retry_after, send_json
+from router.http.replies import count_refusal, error_body, retry_after, send_json
 from router.http.usage_accounts import UsageAccount, UsageAccounts
 from shared.api_keys import ApiKey
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope
 from router.config import RouterConfig
 from router.http.byte_budget import ByteBudget, Holding
 from router.http.client_address import tenant_of
-from router.http.responses import DisconnectedError
+from router.http.replies import DisconnectedError
 from shared.errors import RequestError
 
 T = TypeVar("T")

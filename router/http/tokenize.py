@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from router.http.client_address import tenant_of
 from router.http.completions import OpenAIServing
 from router.http.prompts import NO_BYTES, check_token_ids
+from router.http.replies import DisconnectedError, send_json, send_request_error
 from router.http.request_body import decode
-from router.http.responses import DisconnectedError, send_json, send_request_error
 from shared.errors import RequestError
 
 

@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
-from router.http.responses import DisconnectedError, OverloadedError
+from router.http.replies import DisconnectedError, OverloadedError
 
 Turn = asyncio.Future[None]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.http.byte_budget import ByteBudget
+from router.http.replies import DisconnectedError, OverloadedError
 from router.http.request_body import BodyReader
-from router.http.responses import DisconnectedError, OverloadedError
 from shared.errors import RequestError
 from tests.fuzzing import fuzzed
 

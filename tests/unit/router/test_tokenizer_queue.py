@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.responses import DisconnectedError, OverloadedError
+from router.http.replies import DisconnectedError, OverloadedError
 from router.http.tokenizer_queue import TokenizerQueue
 
 STEPS = st.lists(

@@ -1,4 +1,4 @@
-"""Responses over plain ASGI: JSON, and errors in OpenAI's shape.
+"""Replies over plain ASGI: JSON, and errors in OpenAI's shape.
 
 The one place that knows `{"error": {"message", "type", "param", "code"}}`. Messages are written by this program and
 quote numbers at most, never what a client sent as text.
