@@ -4,11 +4,13 @@
 
 It streams a completion, then asks a router's admin port what became of that request; any router asks the one that
 served it. The prompt begins with a random word, because a decode worker that already has the pages would fetch nothing.
+The key in OPENAI_API_KEY, if there is one, goes with what the front door is asked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from typing import Any
@@ -24,11 +26,13 @@ MAX_TOKENS = 16
 def smoke_test(url: str, admin_url: str) -> list[str]:
     """What was found behind the two URLs, one line each. Raises SmokeTestError when something is not right."""
     hooks = {"response": [_require_success]}
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"authorization": f"Bearer {key}"} if key else {}  # not for the admin port
     client = httpx2.Client(base_url=url, timeout=ANSWER_SECONDS_MAX, trust_env=False, event_hooks=hooks)
     try:
         with client:
-            model = client.get("/v1/models").json()["data"][0]["id"]
-            rid, pieces = _stream(client, model)
+            model = client.get("/v1/models", headers=headers).json()["data"][0]["id"]
+            rid, pieces = _stream(client, headers, model)
             record = client.get(f"{admin_url}/debug/requests/{rid}").json()
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -36,11 +40,11 @@ def smoke_test(url: str, admin_url: str) -> list[str]:
     return [f"{model} streamed {pieces} pieces of text and ended properly", *_describe(rid, record)]
 
 
-def _stream(client: httpx2.Client, model: str) -> tuple[str, int]:
+def _stream(client: httpx2.Client, headers: dict[str, str], model: str) -> tuple[str, int]:
     """Stream a completion; returns the request's id and the number of pieces of text."""
     question = {"role": "user", "content": f"{secrets.token_hex(8)}: why is the sky blue?"}
     body = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "messages": [question]}
-    response = client.post("/v1/chat/completions", json=body)
+    response = client.post("/v1/chat/completions", json=body, headers=headers)
     events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
     chunks = [json.loads(event) for event in events if event != "[DONE]"]
     if errors := [chunk["error"] for chunk in chunks if "error" in chunk]:
@@ -73,6 +77,9 @@ def _describe(rid: str, record: dict[str, Any]) -> list[str]:
 
 
 def _require_success(response: httpx2.Response) -> None:
+    if response.status_code == httpx2.codes.UNAUTHORIZED:
+        sent = "was refused" if "authorization" in response.request.headers else "is not set"
+        raise SmokeTestError(f"the router asks for an API key, and the one in OPENAI_API_KEY {sent}")
     if response.status_code != httpx2.codes.OK:
         text = response.read().decode(errors="replace")
         raise SmokeTestError(f"{response.url.path} answered {response.status_code}: {text[:500]}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.charts.rendering import VALUE_SETS, manifest
 
 GOLDEN = Path(__file__).parent / "golden"
-_KEYS = re.compile(r"(?m)^(  keys\.pem: )\S+$")
+_KEYS = re.compile(r"(?m)^(  (?:keys\.pem|keys|api-key): )\S+$")
 
 
 def golden_file(values: str) -> Path:

@@ -73,6 +73,7 @@ def test_rendering_twice_gives_the_same_bytes() -> None:
     sets = (
         "links.routerSecret=a",
         "links.workerSecret=b",
+        "auth.existingSecret=c",
         "router.replicas=null",
         "prefill.replicas=null",
         "decode.replicas=null",

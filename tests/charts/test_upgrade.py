@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.api_keys import digest_of
+from shared.api_keys import parse_keys as parse_api_keys
 from shared.links.keys import LINK_ROLES, parse_keys
 from tests.charts.live_objects import cluster_of
 from tests.charts.rendering import CHART, NAMESPACE, Object, objects, of_kind, run_helm
@@ -67,6 +69,32 @@ def test_link_keys_are_drawn_together_where_one_of_them_is_missing(left: list[st
     first, second = (link_secrets(upgraded(live, tmp_path)) for _ in range(2))
     for name in LINK_SECRETS:
         assert first[name] != second[name] != {"keys.pem": "b2xk"}
+
+
+def api_keys(rendered: list[Object]) -> dict[str, str]:
+    data = of_kind(rendered, "Secret")["segue-api-keys"]["data"]
+    return {name: base64.b64decode(value).decode() for name, value in data.items()}
+
+
+def test_the_drawn_api_key_is_what_routers_read_and_each_release_has_its_own() -> None:
+    first, second = (api_keys(objects(None, f"router.replicas={count}")) for count in (1, 2))
+    assert first["api-key"] != second["api-key"]
+    assert set(first) == {"api-key", "keys"}
+    (key,) = parse_api_keys(first["keys"].encode()).values()
+    assert key.digest == digest_of(first["api-key"].encode())
+    assert len(first["api-key"]) == len("sk-segue-") + 43  # of 62 characters each: 256 bits
+
+
+@pytest.mark.parametrize("names", [("keys",), ("keys", "api-key"), ("keys", "api-key", "mine")])
+def test_an_upgrade_keeps_all_api_keys_that_are_there(names: tuple[str, ...], tmp_path: Path) -> None:
+    data = {name: base64.b64encode(name.encode()).decode() for name in names}
+    live = {**of_kind(objects(None), "Secret")["segue-api-keys"], "data": data}
+    assert of_kind(upgraded([live], tmp_path), "Secret")["segue-api-keys"]["data"] == data
+
+
+def test_an_upgrade_keeps_a_file_of_keys_that_is_empty_because_all_are_revoked(tmp_path: Path) -> None:
+    live = {**of_kind(objects(None), "Secret")["segue-api-keys"], "data": {"keys": ""}}
+    assert of_kind(upgraded([live], tmp_path), "Secret")["segue-api-keys"]["data"] == {"keys": ""}
 
 
 def test_the_drawn_keys_are_what_the_processes_read_and_none_holds_the_others_secret() -> None:

@@ -247,7 +247,9 @@ def links_volume(pod: Object) -> Object:
 
 
 def test_secrets_of_ones_own_take_the_place_of_the_charts() -> None:
-    rendered = objects(None, "links.routerSecret=mine", "links.workerSecret=other")
+    rendered = objects(
+        None, "links.routerSecret=mine", "links.workerSecret=other", "auth.existingSecret=keys"
+    )
     assert of_kind(rendered, "Secret") == {}
     names = {
         role: links_volume(pod)["secretName"] for role, pod in pods(rendered).items() if role in ROLE_CONFIGS
@@ -333,3 +335,24 @@ def test_the_notes_name_the_service_that_is_there() -> None:
     text = run_helm("install", "other", str(CHART), "--namespace", "serving", "--dry-run=client")
     assert "port-forward service/other-segue-router 8000:8000" in text
     assert "other-segue-router" in of_kind(objects(None, release="other"), "Service")
+
+
+def test_api_keys_reach_the_routers_as_hashes_and_the_smoke_test_in_plain() -> None:
+    for sets, name in ((), "segue-api-keys"), (("auth.existingSecret=mine",), "mine"):
+        rendered = pods(objects(None, *sets))
+        volumes = {each["name"]: each for each in rendered["router"]["spec"]["volumes"]}
+        secret = volumes["api-keys"]["secret"]
+        assert (secret["secretName"], secret["items"]) == (name, [{"key": "keys", "path": "keys"}])
+        (mount,) = (each for each in container("router", *sets)["volumeMounts"] if each["name"] == "api-keys")
+        assert "subPath" not in mount  # a file mounted by itself is never updated
+        assert environment(rendered["router"])["SEGUE_API_KEYS_FILE"] == f"{mount['mountPath']}/keys"
+        (variable,) = rendered["test"]["spec"]["containers"][0]["env"]
+        assert variable["valueFrom"]["secretKeyRef"] == {"name": name, "key": "api-key", "optional": True}
+        for component in ("prefill", "decode"):
+            assert name not in str(rendered[component])
+        assert ("segue-api-keys" in of_kind(objects(None, *sets), "Secret")) == (not sets)
+
+
+def test_without_api_keys_nothing_of_them_is_rendered() -> None:
+    text = json.dumps(objects(None, "auth.enabled=false"))
+    assert not re.search("api.?key", text, re.IGNORECASE)

@@ -72,7 +72,7 @@ def undisturbed(release: HelmRelease) -> dict[Plan, str]:
     """What each request is answered when nothing happens."""
     texts = {}
     for plans in (*PLANS.values(), LATER):
-        report = run_streams(release.url, plans, "undisturbed")
+        report = run_streams(release.url, release.api_key, plans, "undisturbed")
         assert [stream.tokens for stream in report.streams] == [plan.max_tokens for plan in plans]
         texts.update({stream.plan: stream.text for stream in report.streams})
     return texts
@@ -93,7 +93,9 @@ def faulted(release: HelmRelease, undisturbed: dict[Plan, str], pytestconfig: py
         struck: Callable[[], bool] | None = None,  # seen sooner than by the API server
     ) -> LoadReport:
         changed = lambda: all(release.has_changed(pod) for pod in victims or [])  # noqa: E731
-        report = run_streams(release.url, PLANS[tokens], name, fault, LATER, struck or changed)
+        report = run_streams(
+            release.url, release.api_key, PLANS[tokens], name, fault, LATER, struck or changed
+        )
         until(changed, 60, f"{name}: a change in its victims")
         pytestconfig.stash.setdefault(REPORTS, []).append(report)
         assert report.running >= STREAMS_AT_FAULT_MIN

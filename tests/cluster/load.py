@@ -86,6 +86,7 @@ class LoadReport:
 
 def run_streams(
     url: str,
+    api_key: str,
     plans: list[Plan],
     name: str = "",
     fault: Callable[[], object] | None = None,
@@ -93,11 +94,12 @@ def run_streams(
     struck: Callable[[], bool] = lambda: True,
 ) -> LoadReport:
     """All plans at once; when each has a token the fault, and with it the later ones. Raises what a stream raised."""
-    return asyncio.run(_run(url, plans, name, fault, later or [], struck))
+    return asyncio.run(_run(url, api_key, plans, name, fault, later or [], struck))
 
 
 async def _run(
     url: str,
+    api_key: str,
     plans: list[Plan],
     name: str,
     fault: Callable[[], object] | None,
@@ -108,7 +110,7 @@ async def _run(
     others = [LoadStream(plan) for plan in later]
     running, fault_at = 0, monotonic()
     async with openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300.0
+        base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=300.0
     ) as client:
         tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
         if fault is not None:

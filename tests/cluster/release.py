@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,20 @@ class HelmRelease:
 
     cluster: Cluster
     url: str = ""
+    api_key: str = ""
 
     def install(self, *flags: str) -> None:
         """Install, and wait until all pods are ready."""
         self._helm("install", *flags)
         service = self.cluster.get("service", f"{NAME}-router")
+        drawn = self.cluster.get("secret", f"{NAME}-api-keys")["data"]["api-key"]
+        self.api_key = base64.b64decode(drawn).decode()
         self.url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client sends with each request."""
+        return {"authorization": f"Bearer {self.api_key}"}
 
     def upgrade(self, *flags: str) -> None:
         """Upgrade, and wait for the rollout."""

@@ -187,7 +187,7 @@ def test_no_short_request_fails_while_the_router_is_rolled(release: HelmRelease)
 
     async def ask_until(done: asyncio.Event) -> None:
         body = {"model": "smollm2", "prompt": "One", "max_tokens": 1}
-        async with httpx2.AsyncClient(base_url=release.url, timeout=60) as pooled:
+        async with httpx2.AsyncClient(base_url=release.url, headers=release.headers, timeout=60) as pooled:
             asked = []
             while not done.is_set():
                 asked.append(asyncio.create_task(pooled.post("/v1/completions", json=body)))

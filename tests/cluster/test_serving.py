@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from time import monotonic
 import httpx2
 import pytest
 
+from shared.api_keys import key_line, new_key
 from tests.cluster.conftest import LATER, chart_version
 from tests.cluster.load import Plan, run_streams
 from tests.cluster.release import ADMIN_PORT, NAME, HelmRelease
@@ -59,8 +61,8 @@ def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: Hel
         pytest.skip("the printed commands are for the current context")
     release.wait_for("router", 1)
     notes = release.cluster.helm("get", "notes", NAME)
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")][:3]
-    assert [command.split()[0] for command in commands] == ["kubectl", "kubectl", "curl"]
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")][:4]
+    assert [command.split()[0] for command in commands] == ["kubectl", "kubectl", "export", "curl"]
     script = "\n".join(["trap 'kill $(jobs -p)' EXIT", *commands])
     done = subprocess.run(
         ["bash", "-c", script], env=release.cluster.environment, capture_output=True, text=True, timeout=120
@@ -68,11 +70,38 @@ def test_the_commands_that_an_installation_prints_lead_to_an_answer(release: Hel
     assert "data: [DONE]" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_key_is_given_and_revoked_in_the_secret_without_a_restart(release: HelmRelease) -> None:
+    """The kubelet brings a changed Secret into a pod within two minutes, and routers look each second."""
+    restarts = [pod.restarts for pod in release.cluster.pods("router")]
+    first = release.cluster.get("secret", f"{NAME}-api-keys")["data"]["keys"]
+    second = new_key()
+
+    def status(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx2.get(f"{release.url}/v1/models", headers=headers, timeout=30).status_code
+
+    def write(keys: str) -> None:
+        patch = json.dumps({"data": {"keys": keys}})
+        release.cluster.kubectl("patch", "secret", f"{NAME}-api-keys", "--patch", patch)
+
+    assert (status(release.api_key), status(second), status("")) == (200, 401, 401)
+    line = f"{key_line('second', second)}\n".encode()
+    try:
+        write(base64.b64encode(line).decode())
+        until(lambda: (status(release.api_key), status(second)) == (401, 200), 180, "the Secret in the pod")
+    finally:
+        write(first)
+    until(lambda: (status(release.api_key), status(second)) == (200, 401), 180, "the first Secret again")
+    assert [pod.restarts for pod in release.cluster.pods("router")] == restarts
+
+
 def test_every_router_tells_of_a_request_that_one_of_them_served(release: HelmRelease) -> None:
     release.scale("router", 2)
     release.wait_for("router", 2)
     body = {"model": "smollm2", "prompt": "One", "max_tokens": 2}
-    rid = httpx2.post(f"{release.url}/v1/completions", json=body, timeout=30).headers["x-request-id"]
+    rid = httpx2.post(
+        f"{release.url}/v1/completions", json=body, headers=release.headers, timeout=30
+    ).headers["x-request-id"]
     routers = release.cluster.pods("router")
     shown = [release.cluster.page(pod, ADMIN_PORT, f"/debug/requests/{rid}") for pod in routers]
     assert len(shown) == 2
@@ -93,7 +122,9 @@ def test_a_new_decode_pod_gets_traffic_within_two_seconds_of_its_readiness(relea
 
     def served() -> bool:
         body = {"model": "smollm2", "prompt": "One", "max_tokens": 2}
-        answer = httpx2.post(f"{release.url}/v1/completions", json=body, timeout=30).raise_for_status()
+        answer = httpx2.post(
+            f"{release.url}/v1/completions", json=body, headers=release.headers, timeout=30
+        ).raise_for_status()
         workers = release.debug(answer.headers["x-request-id"])["workers"]
         return any(visit["worker"].startswith(f"{new}/") for visit in workers)
 
@@ -108,7 +139,7 @@ def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRel
     until(lambda: not release.cluster.pods("decode"), 60, "the end of all decode pods")
     plans = [Plan(plan.prompt, 8) for plan in LATER]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(run_streams, release.url, plans, "held")
+        waiting = pool.submit(run_streams, release.url, release.api_key, plans, "held")
         until(
             lambda: release.total("router", "segue_requests_running{state=waiting}") >= 4, 30, "held requests"
         )
@@ -127,7 +158,7 @@ def test_kv_moves_by_the_other_transport_where_it_is_acknowledged(
     for component in ("prefill", "decode"):
         release.wait_for(component, 1)
     fetched_bytes = release.total("decode", "segue_kv_fetched_bytes_total")
-    report = run_streams(release.url, LATER, "nixl over tcp")
+    report = run_streams(release.url, release.api_key, LATER, "nixl over tcp")
     assert {stream.text for stream in report.streams} == {undisturbed[plan] for plan in LATER}
     assert release.total("decode", "segue_kv_fetched_bytes_total") > fetched_bytes
     assert transports(release) == {"nixl"}

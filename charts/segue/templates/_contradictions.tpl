@@ -15,6 +15,9 @@
 {{- fail (printf "links.%sSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" $of $given) -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .Values.auth.existingSecret (printf "%s-api-keys" (include "segue.fullname" .)) -}}
+{{- fail (printf "auth.existingSecret is %s, the name of the Secret that this chart makes without it, and would then remove: give yours another name" .Values.auth.existingSecret) -}}
+{{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
 {{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}
 {{- end -}}

@@ -77,6 +77,11 @@ matchExpressions:
 {{- default (printf "%s-links-%s" (include "segue.fullname" $root) $of) (index $root.Values.links (printf "%sSecret" $of)) -}}
 {{- end -}}
 
+{{/* The Secret with the clients' API keys. */}}
+{{- define "segue.apiKeysSecret" -}}
+{{- default (printf "%s-api-keys" (include "segue.fullname" .)) .Values.auth.existingSecret -}}
+{{- end -}}
+
 {{/* (root, "router" | "worker") → the service account of its pods. */}}
 {{- define "segue.serviceAccount" -}}
 {{- $root := index . 0 -}}{{- $of := index . 1 -}}

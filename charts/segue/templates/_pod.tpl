@@ -118,6 +118,11 @@ volumeMounts:
   - name: links
     mountPath: /etc/segue-links
     readOnly: true
+  {{- if and $root.Values.auth.enabled (eq $role "router") }}
+  - name: api-keys
+    mountPath: /etc/segue-api-keys
+    readOnly: true
+  {{- end }}
   - name: scratch
     mountPath: /tmp
   {{- if include "segue.sharedMemory" (list $root $role) }}
@@ -176,6 +181,15 @@ volumeMounts:
     items:
       - key: keys.pem
         path: keys.pem
+{{- if and $root.Values.auth.enabled (eq $role "router") }}
+- name: api-keys
+  secret:
+    secretName: {{ include "segue.apiKeysSecret" $root }}
+    defaultMode: 0440
+    items:
+      - key: keys
+        path: keys
+{{- end }}
 - name: scratch
   emptyDir:
     sizeLimit: {{ $root.Values.scratchSizeLimit }}

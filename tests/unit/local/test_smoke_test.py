@@ -28,8 +28,11 @@ def router(
     fetched_bytes: int,
     link_bytes_per_second: int = 2_500_000_000,
     clients: set[object] | None = None,
+    api_key: str = "",
 ) -> Iterator[str]:
-    """The URL of a router with these streams; it writes the addresses of its clients into `clients`."""
+    """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
+    asks for that, but not where it tells of requests.
+    """
     visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
@@ -56,6 +59,9 @@ def router(
             self.answer("".join(f"data: {event}\n\n" for event in events))
 
         def answer(self, body: str, status: int = 200) -> None:
+            wanted = f"Bearer {api_key}" if api_key and "/debug/" not in self.path else None
+            if self.headers["Authorization"] != wanted:
+                body, status = "no such key", 401
             if clients is not None:
                 clients.add(self.client_address)
             self.send_response(status)
@@ -126,4 +132,21 @@ def test_nobody_there_is_one_sentence() -> None:
     with router(WHOLE, 1) as url:
         pass
     with pytest.raises(SmokeTestError, match="gave no answer"):
+        smoke_test(url, url)
+
+
+def test_the_key_is_sent_to_the_front_door_and_not_to_the_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-segue-test")
+    with router(WHOLE, 4096, api_key="sk-segue-test") as url:
+        assert smoke_test(url, url)
+    with (
+        router(WHOLE, 4096, api_key="another") as url,
+        pytest.raises(SmokeTestError, match="OPENAI_API_KEY was refused"),
+    ):
+        smoke_test(url, url)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with (
+        router(WHOLE, 4096, api_key="another") as url,
+        pytest.raises(SmokeTestError, match="OPENAI_API_KEY is not set"),
+    ):
         smoke_test(url, url)
