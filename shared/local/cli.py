@@ -13,7 +13,10 @@ from typing import NoReturn
 
 USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] [--config FILE] …
 
+       segue keys new NAME | check FILE
+
 up: serve a language model on this machine, with prefill and decode in processes of their own.
+keys: draw API keys for the clients of a router.
 `segue up --help` lists all flags; `segue --version` says the version.
 """
 
@@ -38,7 +41,7 @@ def run_and_exit(argv: list[str]) -> NoReturn:
         run(argv)
         exit_now()
     except StartError as error:
-        exit_with_error(f"up: {error}")
+        exit_with_error(f"{'keys' if argv[:1] == ['keys'] else 'up'}: {error}")
 
 
 def run(argv: list[str]) -> None:
@@ -58,5 +61,11 @@ def run(argv: list[str]) -> None:
             from shared.local.up import up
 
             up(load_local(flags, os.environ), StartupConsole())
+        case ["keys", *words]:
+            from shared.local.keys_command import keys
+
+            sys.stdout.write(keys(words))
         case [word, *_]:
-            raise ConfigError(f"unknown command {word}; there is `segue up`, see segue --help")
+            raise ConfigError(
+                f"unknown command {word}; there are `segue up` and `segue keys`, see segue --help"
+            )

@@ -1,0 +1,81 @@
+"""`segue keys`: a key is shown once, its hash goes into the file, and a file that routers would refuse is not made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.api_keys import digest_of, parse_keys
+from shared.errors import ConfigError
+from shared.local.keys_command import keys
+
+
+def key_in(text: str) -> str:
+    (key,) = (word for word in text.split() if word.startswith("sk-segue-"))
+    return key
+
+
+def test_a_new_key_is_shown_once_with_its_line() -> None:
+    said = keys(["new", "shop", "rpm=60", "models=smollm2"])
+    (line,) = (line for line in said.splitlines() if line.startswith("  shop "))
+    (read,) = parse_keys(line.encode()).values()
+    assert read.digest == digest_of(key_in(said).encode())
+    assert (read.rpm, read.models) == (60, ("smollm2",))
+
+
+def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    first = key_in(keys(["new", "shop", "rpm=60", "--file", str(file)]))
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    file.write_text(file.read_text().rstrip("\n"))  # as some editors leave it
+    second = key_in(keys(["new", "batch", "--file", str(file)]))
+    read = parse_keys(file.read_bytes())
+    assert [read[digest_of(key.encode())].name for key in (first, second)] == ["shop", "batch"]
+    assert "sk-segue" not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [file]
+    assert keys(["check", str(file)]).splitlines()[1:] == ["  batch", "  shop"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["new"], "there is `segue keys new NAME`"),
+        (["new", "--file", "x"], "there is `segue keys new NAME`"),
+        (["new", "shop", "rpm=none"], "no key was drawn: rpm must be"),
+        (["new", "shop", "--rpm=3"], "no key was drawn: after the hash come"),
+        (["new", "sh op"], "no key was drawn"),
+        (["check", "/nowhere/keys"], "/nowhere/keys cannot be read: No such file"),
+        (["revoke", "shop"], "there is `segue keys new NAME`"),
+    ],
+)
+def test_a_mistake_is_one_sentence(argv: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        keys(argv)
+
+
+def test_a_file_that_routers_would_refuse_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    keys(["new", "shop", "rpm=60", "--file", str(file)])
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="is wrong in line 2: line 1 has the same name and other limits"):
+        keys(["new", "shop", "rpm=61", "--file", str(file)])
+    assert file.read_bytes() == before
+
+
+def test_the_command_draws_and_refuses() -> None:
+    def segue(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = "from shared.local.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", command, *argv], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert key_in(segue("keys", "new", "shop").stdout)
+    refused = segue("keys", "new", "9")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("segue keys: no key was drawn")
+    assert refused.stdout == ""
