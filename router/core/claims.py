@@ -48,7 +48,7 @@ class Claims:
         """Put it into the queue of its state, with the deadline that it has there."""
         live.refresh_need()
         if live.state is RequestState.WAITING:
-            self.waiting.push(live, len(live.request.token_ids))
+            self.waiting.push(live, live.charged_tokens)
             self.deadlines.set(("wait", live.rid), live.wait_until)
         elif live.state is RequestState.READY:
             self.ready.push(live, live.request.params.max_new_tokens)
@@ -167,5 +167,5 @@ class Claims:
         """
         self.deadlines.clear(("request", live.rid))
         self.deadlines.clear(("rest", live.rid))
-        self.waiting.ended(live, 0 if live.visits else len(live.request.token_ids))
+        self.waiting.ended(live, 0 if live.visits else live.charged_tokens)
         self.ready.ended(live, live.request.params.max_new_tokens - len(live.output))

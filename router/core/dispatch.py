@@ -12,7 +12,7 @@ ones for a while (`overtaking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from router.config import RouterConfig
 from router.core import placement
@@ -73,7 +73,8 @@ class RouterCore:
         """A client's request; the answer, also a refusal, comes as effects."""
         tenant = self._requests.tenants.find(request.tenant, now)
         failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
-        if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
+        tokens = self._requests.siblings.charged_tokens(request)
+        if failed is None and (failed := tenant_refusal(tokens, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is None:
             seconds = self._backpressure.seconds_to_wait(self._requests.claims.waiting, request, now)
@@ -82,7 +83,6 @@ class RouterCore:
             self._requests.refuse(request, failed)
             return
         self._requests.admit(request, now)
-        self.counters.prompt_tokens += len(request.token_ids)
         self._placeable = True
         self._place_pending(now)
 
@@ -194,6 +194,8 @@ class RouterCore:
             self._requests.try_again(
                 live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
             )
+        elif kind == "wait" and (until := self._waits_for_sibling(live, now)) > now:
+            self._requests.claims.deadlines.set(("wait", live.rid), until)
         else:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
             self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
@@ -266,8 +268,12 @@ class RouterCore:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return None
+        if live.siblings is not None and live.siblings.holds_back(live):
+            return None
         workers: Sequence[Worker] = []
-        for workers in placement.prefill_rounds(live.need, self.fleet, self.settings):
+        source = self._with_siblings(live, now)
+        rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
+        for workers in rounds:
             in_open_lanes = self._in_open_lanes(workers, live.tenant, now)
             may_take = self._partitions.holders(in_open_lanes, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
@@ -275,7 +281,21 @@ class RouterCore:
                 self.fleet.mark_chosen(choice.worker)
                 self._requests.prefill(live, choice, now)
                 return True
-        return False if workers else None
+        return False if workers and source is None else None
+
+    def _with_siblings(self, live: LiveRequest, now: float) -> Worker | None:
+        """The prefill worker that has its prompt from a sibling, and that it waits for; None: any will do."""
+        worker = live.siblings.source_for(now) if live.siblings is not None else None
+        if worker is None or worker.peer in live.avoided or self._partitions.cut_off(worker, self.fleet, now):
+            return None
+        return worker if placement.could_prefill(live.need, worker, self.fleet) else None
+
+    def _waits_for_sibling(self, live: LiveRequest, now: float) -> float:
+        """Until when it may wait for a worker, since a sibling computes or has just computed its prompt."""
+        if live.siblings is None:
+            return now
+        since = now if live.siblings.holds_back(live) else live.siblings.computed_at
+        return since + self.settings.waiting_seconds_max
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
@@ -306,7 +326,7 @@ class RouterCore:
         """
         assert live.waits_on is not None, live.rid
         some_fit = False
-        for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
+        for workers in self._decode_rounds(live, live.waits_on, now):
             untried = self._untried(live, workers)
             some_fit |= bool(untried)
             for readers in self._partitions.readers(live.waits_on, untried, now):
@@ -314,6 +334,13 @@ class RouterCore:
                 if choice is not None:
                     return choice, True
         return None, some_fit
+
+    def _decode_rounds(self, live: LiveRequest, holder: Worker, now: float) -> Iterator[Sequence[Worker]]:
+        """Workers to choose from, in turn: first the one that has the prompt from a sibling."""
+        reader = live.siblings.reader if live.siblings is not None else None
+        if reader is not None and placement.could_decode(live.need, reader, self.fleet):
+            yield next(self._partitions.readers(holder, [reader], now))
+        yield from placement.decode_rounds(live.need, self.fleet, self.settings)
 
     def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Those of the decode workers that have not failed to fetch its pages."""

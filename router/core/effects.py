@@ -28,15 +28,16 @@ class ClientRequest:
     cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
+    siblings: str = ""  # names the requests of one prompt that `n` asks for; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost, in tokens."""
 
-    prompt_tokens: int
+    prompt_tokens: int  # 0 of one whose sibling is charged for the prompt
     completion_tokens: int
-    cached_tokens: int  # of the prompt, found in a prefix cache by the first attempt
+    cached_tokens: int  # of these prompt tokens, found in a prefix cache by the first attempt
 
 
 @dataclass(frozen=True, slots=True)

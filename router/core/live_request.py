@@ -14,6 +14,7 @@ from router.core.effects import ClientRequest, Usage
 from router.core.fleet import Lane, Worker
 from router.core.lifecycle import TRANSITIONS, RequestState
 from router.core.placement import Need
+from router.core.siblings import SiblingGroup
 from router.core.tenants import Tenant
 from shared.baton import Baton
 from shared.messages import FinishReason
@@ -43,6 +44,8 @@ class LiveRequest:
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
     rid: str = field(init=False)
     state: RequestState = TRANSITIONS.start
+    charged_tokens: int = 0  # of its prompt; none, if a sibling is charged for it
+    siblings: SiblingGroup | None = None
     extra_key: str = ""  # names its prefix caches
     blocks: tuple[int, ...] = ()
     starts: dict[RequestState, float] = field(
@@ -100,7 +103,8 @@ class LiveRequest:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.request.token_ids), len(self.output), self.cached_tokens or 0)
+        cached = self.cached_tokens or 0
+        return Usage(self.charged_tokens, len(self.output), min(cached, self.charged_tokens))
 
     def count_loss(self, peer: str, now: float, event_seconds: float) -> None:
         """It has lost the worker `peer`. Workers that die together are one loss, and the second of them makes it rest.
@@ -169,6 +173,7 @@ class LiveRequest:
             "losses": self.losses,
             "priority": self.request.priority,
             "prompt_tokens": len(self.request.token_ids),
+            "charged_tokens": self.charged_tokens,
             "completion_tokens": len(self.output),
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,

@@ -52,10 +52,10 @@ class Partitions:
         """Those whose pages can be expected to be read; all of them, if none of those takes anything new."""
         if not self._until:
             return workers
-        expected = [worker for worker in workers if not self._cut_off(worker, fleet, now)]
+        expected = [worker for worker in workers if not self.cut_off(worker, fleet, now)]
         return workers if all(worker.draining for worker in expected) else expected
 
-    def _cut_off(self, holder: Worker, fleet: Fleet, now: float) -> bool:
+    def cut_off(self, holder: Worker, fleet: Fleet, now: float) -> bool:
         """Whether most of the decode workers that might read from it could not."""
         failed = self._until.get(holder.peer)
         if not failed:

@@ -54,22 +54,22 @@ class Placement:
 
 def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could compute this prompt and, if more than one token is to come, have a decode worker for it."""
-    return [worker for worker in fleet.of_role("prefill") if _could_prefill(need, worker, fleet)]
+    return [worker for worker in fleet.of_role("prefill") if could_prefill(need, worker, fleet)]
 
 
 def decode_workers(need: Need, fleet: Fleet) -> list[Worker]:
     """Workers that could fetch these pages and hold the request until its end."""
-    return [worker for worker in fleet.of_role("decode") if _could_decode(need, worker, fleet)]
+    return [worker for worker in fleet.of_role("decode") if could_decode(need, worker, fleet)]
 
 
 def prefill_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
     """Workers that could compute this prompt: first a handful, then all that take anything now. See `_rounds`."""
-    return _rounds("prefill", settings.prefill_policy, _could_prefill, need, fleet, settings)
+    return _rounds("prefill", settings.prefill_policy, could_prefill, need, fleet, settings)
 
 
 def decode_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
     """Workers that could fetch these pages: first a handful, then all that take anything now. See `_rounds`."""
-    return _rounds("decode", settings.decode_policy, _could_decode, need, fleet, settings)
+    return _rounds("decode", settings.decode_policy, could_decode, need, fleet, settings)
 
 
 Could = Callable[[Need, Worker, Fleet], bool]
@@ -108,7 +108,8 @@ def _rounds(
     )
 
 
-def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
+def could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
+    """Whether the worker could compute this prompt, busy or not."""
     return (
         worker.hello.model_name == need.model_name
         and need.model in ("", worker.hello.model)
@@ -118,7 +119,8 @@ def _could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
     )
 
 
-def _could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
+def could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
+    """Whether the worker could fetch these pages and hold the request until its end, full or not."""
     hello = worker.hello
     return (
         hello.model == need.model

@@ -38,6 +38,7 @@ from router.core.lifecycle import RequestEvent, RequestState, next_state
 from router.core.live_request import LiveRequest
 from router.core.placement import Need, Placement
 from router.core.prefix_index import PrefixIndex, block_names
+from router.core.siblings import SiblingGroups
 from router.core.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
@@ -66,6 +67,7 @@ class RequestTable:
         self.before_decode: defaultdict[Lane, Counter[str]] = defaultdict(Counter)
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
+        self.siblings = SiblingGroups()
         self.claims = Claims(settings, prefixes, effects)
         self._effects = effects
         self._settings = settings
@@ -86,13 +88,16 @@ class RequestTable:
             arrival=self._arrivals,
             arrived_at=now,
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
+            charged_tokens=self.siblings.charged_tokens(request),
+            siblings=self.siblings.enter(request),
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
             state_since=now,
         )
         self.live[request.rid] = live
         self.tenants.enter(tenant)
-        tenant.spend(len(request.token_ids), now)
+        tenant.spend(live.charged_tokens, now)
+        self._counters.prompt_tokens += live.charged_tokens
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
             self.claims.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
@@ -110,6 +115,8 @@ class RequestTable:
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
         live.lane = choice.worker.lane
+        if live.siblings is not None:
+            live.siblings.placed(live)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
         self.claims.send(choice.worker, prefill_command(live))
 
@@ -134,6 +141,8 @@ class RequestTable:
     def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
         self._counters.ready_seconds.append(now - live.state_since)
+        if live.siblings is not None:
+            live.siblings.decodes(choice.worker)
         self._place(live, choice, live.need.tokens, now)
         live.joined = False
         self.claims.send(choice.worker, decode_command(live))
@@ -271,6 +280,7 @@ class RequestTable:
         del self.live[live.rid]
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
+        self.siblings.leave(live.siblings)
         self.ended.add(live)
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)

@@ -18,6 +18,7 @@ from router.core.lifecycle import RequestEvent, RequestState
 from router.core.live_request import LiveRequest
 from router.core.partitions import Partitions
 from router.core.request_table import RequestTable
+from router.core.siblings import PATIENCE_SECONDS, SiblingGroup
 from shared import messages
 from shared.messages import FinishReason
 
@@ -111,9 +112,11 @@ class WorkerReplies:
             return
         self._requests.claims.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
+        if live.siblings is not None:
+            self._computed(live.siblings, worker, now)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
-            self._counters.cached_tokens += message.cached_tokens
+            self._counters.cached_tokens += min(message.cached_tokens, live.charged_tokens)
         self._requests.claims.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
@@ -125,6 +128,11 @@ class WorkerReplies:
             self._lost(live, worker, "no_baton", now, worker_has_released=True)
         else:
             self._requests.hold(live, message.baton, now)
+
+    def _computed(self, group: SiblingGroup, worker: Worker, now: float) -> None:
+        """The worker has the prompt of a group. When its siblings have waited long enough for it they go anywhere."""
+        group.computed(worker, now)
+        self._requests.claims.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
 
     def _generated(self, live: LiveRequest, worker: Worker, row: messages.Row, now: float) -> None:
         known = len(live.output) - row.index

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
+
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
+from router.core.siblings import siblings
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
 from shared.messages import FinishReason, Hello, Message
@@ -146,21 +149,27 @@ class Router:
         if self._drained_at is not None:
             self._count("path request taken while draining")
         planned = client.planned
+        self.core.submit(self._request(planned), self.process.now)
+        self._pass.run()
+        if planned.abort_after_seconds is not None:
+            self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
+
+    def _request(self, planned: PlannedRequest) -> ClientRequest:
+        """What the HTTP side makes of it; siblings are made from the first of their group."""
+        number = planned.group.index(planned.rid) if planned.group else 0
+        seed = planned.params.seed - number
         request = ClientRequest(
             rid=planned.rid,
             model=MODEL_NAME,
             token_ids=planned.prompt,
-            params=planned.params,
+            params=msgspec.structs.replace(planned.params, seed=seed),
             priority=planned.priority,
             tenant=planned.tenant,
             cache_salt=planned.cache_salt,
             session=planned.session,
             eos_token_ids=EOS_TOKEN_IDS,
         )
-        self.core.submit(request, self.process.now)
-        self._pass.run()
-        if planned.abort_after_seconds is not None:
-            self.process.after(planned.abort_after_seconds, lambda: self._abort(client))
+        return siblings(request, planned.group)[number] if planned.group else request
 
     def _abort(self, client: SimulatedClient) -> None:
         self.core.cancel(client.planned.rid, self.process.now)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from decode.admission import OVERTAKING_MAX
@@ -148,7 +149,11 @@ class JudgedRouterCore(RouterCore):
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return False
-        workers = self._in_open_lanes(placement.prefill_workers(live.need, self.fleet), live.tenant, now)
+        if live.siblings is not None and live.siblings.holds_back(live):
+            return False
+        source = self._with_siblings(live, now)
+        able = [source] if source else placement.prefill_workers(live.need, self.fleet)
+        workers = self._in_open_lanes(able, live.tenant, now)
         may_take = self._partitions.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
@@ -162,6 +167,14 @@ class JudgedRouterCore(RouterCore):
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptStart:
+    """When a request was started at a prefill worker, and how many of its tokens were not cached there."""
+
+    at: float
+    tokens: int
+
+
 class JudgedPrefill(PrefillScheduler):
     """The core of a prefill worker. Each start is judged, and each step that leaves a light request waiting."""
 
@@ -172,11 +185,16 @@ class JudgedPrefill(PrefillScheduler):
         self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
         self._page_size, self._short_share = config.page_size, config.short_share
         self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
+        self.prompt_starts: dict[str, PromptStart] = {}
+        self.least_free_pages = (
+            self.memory.pool.free
+        )  # at the end of a plan; nothing was evicted unless it is 0
         self._saved = 0.0  # input that chunks have left to short requests so far
 
     def _start(self, req: Req, now: float) -> None:
         held, beside_a_chunk = self._held(), self._one_is_cut()
         super()._start(req, now)
+        self.prompt_starts[req.rid] = PromptStart(now, len(req.token_ids) - req.cached_len)
         waiting = self.waiting.reqs
         put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
         passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
@@ -197,6 +215,7 @@ class JudgedPrefill(PrefillScheduler):
 
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = super().plan(now)
+        self.least_free_pages = min(self.least_free_pages, self.memory.pool.free)
         rows = batch.extend if batch is not None else ()
         input_left, pages_kept = self._step_tokens - sum(len(row.token_ids) for row in rows), 0
         if self.batch.chunked is not None:

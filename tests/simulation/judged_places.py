@@ -20,6 +20,7 @@ from router.core.dispatch import RouterCore
 from router.core.fleet import Lane, Worker
 from router.core.lifecycle import RequestState
 from router.core.live_request import LiveRequest
+from router.core.siblings import PATIENCE_SECONDS
 from shared.scheduling.tenant_shares import share_of
 
 STANDING_MIN = 2  # requests that may stand before decode in every lane
@@ -77,7 +78,9 @@ class FreePlaces:
         """Whether the request could go anywhere, if there were room."""
         running_max = self._settings.tenant_running_max
         may_run = not running_max or self._running[live.tenant.name] < running_max
-        return self._now >= live.rests_until and may_run and any(self._able(live))
+        return (
+            self._now >= live.rests_until and may_run and not self._held_back(live) and any(self._able(live))
+        )
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""
@@ -87,7 +90,7 @@ class FreePlaces:
             return
         if self._before_decode[tenant] >= share_of(ready_max, share_max):
             return
-        for worker in self._able(live):
+        for worker in self._sources(live) or self._able(live):
             places = max(1, int(worker.hello.limits.slots * self._settings.prefilling_per_slot))
             own = sum(each.tenant == tenant for each in worker.assigned.values())
             if (
@@ -105,6 +108,36 @@ class FreePlaces:
         """Whether the room that comes is kept for `front`, which others have overtaken, and not for `live`."""
         overtaken = front.overtakes >= self._settings.overtakes_max
         return overtaken and self._running[live.tenant.name] >= self._running[front.tenant.name]
+
+    def _held_back(self, live: LiveRequest) -> bool:
+        """Whether a sibling computes its prompt, which no worker that takes requests has computed before."""
+        return not self._places_of_prompt(live) and any(
+            other.state is RequestState.PREFILLING for other in self._siblings(live)
+        )
+
+    def _sources(self, live: LiveRequest) -> list[Worker]:
+        """The worker that it waits for, because it has computed the prompt just now."""
+        group = live.siblings
+        if group is None or self._now >= group.computed_at + PATIENCE_SECONDS:
+            return []
+        return [
+            worker
+            for worker in self._able(live)
+            if worker in self._places_of_prompt(live)
+            and worker.peer not in live.avoided
+            and not self._core._partitions.cut_off(worker, self._core.fleet, self._now)
+        ]
+
+    def _places_of_prompt(self, live: LiveRequest) -> list[Worker]:
+        worker = live.siblings._prefill if live.siblings is not None else None
+        return [worker] if worker is not None and worker.up and not worker.draining else []
+
+    def _siblings(self, live: LiveRequest) -> list[LiveRequest]:
+        return [
+            other
+            for other in self._core._requests.live.values()
+            if live.siblings is not None and other.siblings is live.siblings and other is not live
+        ]
 
     def _able(self, live: LiveRequest) -> Iterator[Worker]:
         """Workers that could compute its prompt, with a decode worker that could read the pages, full or not."""

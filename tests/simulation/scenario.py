@@ -35,6 +35,7 @@ class PlannedRequest:
     tenant: str = ""
     cache_salt: str = ""
     session: str = ""
+    group: tuple[str, ...] = ()  # the requests of all siblings, itself among them, in order
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …

@@ -51,15 +51,25 @@ class TenantWitness:
         weight = {name: float(text) for name, text in (entry.split("=") for entry in weights)}
         prompts: Counter[str] = Counter()
         outputs: Counter[str] = Counter()
+        groups: dict[tuple[str, ...], list[bool]] = {}  # whether each sibling was charged for the prompt
         for client in clients:
             planned, shown = client.planned, self._core.debug(client.planned.rid)
             if shown is None:
                 continue  # it was refused
             tenant, stages = planned.tenant, shown["stage_milliseconds"]
+            charged = shown["charged_tokens"]
+            assert charged == len(planned.prompt) or (planned.group and not charged), (
+                f"{planned.rid}: {charged}"
+            )
+            if planned.group:
+                groups.setdefault(planned.group, []).append(bool(charged))
             if shown["workers"]:
-                prompts[tenant] += len(planned.prompt) / weight.get(tenant, 1.0)  # type: ignore[assignment]
+                prompts[tenant] += charged / weight.get(tenant, 1.0)  # type: ignore
             if isinstance(stages, dict) and "ready" in stages:
                 outputs[tenant] += shown["completion_tokens"] / weight.get(tenant, 1.0)  # type: ignore
+        for rids, charged_each in groups.items():
+            if len(charged_each) == len(rids):  # a refused one leaves the others to open their group
+                assert charged_each.count(True) == 1, f"{rids[0]}: its prompt is charged {charged_each}"
         _same(self.prompts.charged, prompts, "prompt")
         _same(self.outputs.charged, outputs, "output")
 

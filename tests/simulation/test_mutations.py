@@ -29,6 +29,7 @@ AREAS = {
     "placement",
     "fleets",
     "room",
+    "siblings",
     "steps",
     "tenants",
     "versions",

@@ -13,6 +13,7 @@ from router.config import Policy
 from shared.sampling_params import SamplingParams
 from tests.simulation.bounds import bounds
 from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
+from tests.simulation.groups import with_groups
 from tests.simulation.oracle import VOCAB_SIZE
 from tests.simulation.scenario import (
     CONTEXT_LEN,
@@ -264,4 +265,5 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     forgetful,
     nonsense,
     rollout_of_workers,
+    with_groups,
 )

@@ -20,7 +20,9 @@ from shared.links.events import Received
 from shared.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
+from tests.simulation.fairness import JudgedPrefill
 from tests.simulation.faults import FORGET, HANG, NONSENSE, Fault
+from tests.simulation.groups import prove_prompts_are_computed_once
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.scenario import ScenarioSizes, SimulationScenario
@@ -340,6 +342,7 @@ class World:
         for worker in self.workers.values():
             self._prove_empty(worker)
         prove_caches_are_apart(self.clients, self.scenario.sizes)
+        self._prove_prompts_are_computed_once()
         if self.scenario.calm:
             failed = [
                 client.planned.rid for client in self.clients if isinstance(client.outcome, RequestFailed)
@@ -352,6 +355,15 @@ class World:
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
                 allowed = {"retracted", "unreachable"} if self.scenario.fabric.partition else {"retracted"}
                 assert causes <= allowed, f"requests had to continue after {causes} in a calm world"
+
+    def _prove_prompts_are_computed_once(self) -> None:
+        scenario = self.scenario
+        if scenario.calm and not scenario.faults and not scenario.fabric.partition:
+            schedulers = [worker.scheduler for worker in self.all_workers]
+            prefill = [each for each in schedulers if isinstance(each, JudgedPrefill)]
+            self.counts["path a group computed its prompt once"] += prove_prompts_are_computed_once(
+                scenario, prefill
+            )
 
     def _prove_empty(self, worker: SimulatedWorker) -> None:
         worker.scheduler.check()

@@ -1,0 +1,127 @@
+"""Requests of one prompt, as `n` asks for them: one of them computes it, and the others find it cached.
+
+    first     waiting ─► prefilling ─► ready ─► decoding …       computes and fetches the prompt
+    second    waiting ─────────────┴─► prefilling ─► ready ─► …  a page to compute, a page to fetch
+
+While one of a group computes the prompt the others wait. Then they follow it to the same prefill worker, and later to
+the same decode worker, as long as these take requests: for a while even if another one would take them at once. Which
+of them goes first is not said before: it is whoever is placed while no worker has the prompt. So a worker that is lost,
+or a client that gives up one of them, costs one more prompt and nothing else.
+
+A sibling's noise is that of the next seed. So the first of a group answers what it would answer alone. What the prompt
+costs is charged to the one that opens the group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from router.core.effects import ClientRequest
+from router.core.fleet import Worker
+from router.core.lifecycle import RequestState
+
+if TYPE_CHECKING:
+    from router.core.live_request import LiveRequest
+
+PATIENCE_SECONDS = 2.0  # that siblings wait for the worker with their prompt, while others might compute it
+SEEDS = 1 << 64
+
+
+def siblings(request: ClientRequest, rids: Sequence[str]) -> list[ClientRequest]:
+    """One request for each of `rids`, all of the same prompt; the first one is `request` by another name."""
+    group = rids[0] if len(rids) > 1 else ""
+    return [_sibling(request, rid, number, group) for number, rid in enumerate(rids)]
+
+
+def _sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
+    seed = request.params.seed + number
+    params = msgspec.structs.replace(request.params, seed=seed if seed < SEEDS else seed - SEEDS)
+    return dataclasses.replace(request, rid=rid, params=params, siblings=group)
+
+
+@dataclass(slots=True, eq=False)
+class SiblingGroup:
+    """The live requests of one prompt. It decides for none of them: it knows where the prompt is. `now` in seconds."""
+
+    name: str
+    live: int = 0  # of the group
+    computed_at: float = -math.inf  # when a worker last said that it has computed the prompt
+    _computing: LiveRequest | None = None  # the last one that was placed while no worker had the prompt
+    _prefill: Worker | None = None  # has computed the prompt
+    _decode: Worker | None = None  # was last given one of them
+
+    def placed(self, live: LiveRequest) -> None:
+        """A prefill worker has been chosen for it."""
+        if self.source is None:
+            self._computing = live
+
+    def computed(self, worker: Worker, now: float) -> None:
+        """A prefill worker has the prompt in its cache."""
+        self._prefill, self.computed_at = worker, now
+
+    def decodes(self, worker: Worker) -> None:
+        """A decode worker has been chosen for one of them."""
+        self._decode = worker
+
+    def holds_back(self, live: LiveRequest) -> bool:
+        """Whether another one computes the prompt, so that this one had better wait."""
+        computing = self._computing
+        return (
+            self.source is None
+            and computing is not None
+            and computing is not live
+            and computing.state is RequestState.PREFILLING
+        )
+
+    def source_for(self, now: float) -> Worker | None:
+        """The prefill worker that the next one should go to, even if it has no place yet; None: any."""
+        return self.source if now < self.computed_at + PATIENCE_SECONDS else None
+
+    @property
+    def source(self) -> Worker | None:
+        """The prefill worker that has the prompt, while it takes requests."""
+        return self._prefill if self._prefill is not None and _stays(self._prefill) else None
+
+    @property
+    def reader(self) -> Worker | None:
+        """The decode worker that has the prompt or fetches it, while it takes requests."""
+        return self._decode if self._decode is not None and _stays(self._decode) else None
+
+
+def _stays(worker: Worker) -> bool:
+    return worker.up and not worker.draining
+
+
+class SiblingGroups:
+    """The groups that have a live request."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, SiblingGroup] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def charged_tokens(self, request: ClientRequest) -> int:
+        """Tokens of its prompt that a request is charged for: none, if the prompt is charged already."""
+        return 0 if request.siblings in self._groups else len(request.token_ids)
+
+    def enter(self, request: ClientRequest) -> SiblingGroup | None:
+        """The group of a request that is live from now on; None: it has no siblings."""
+        if not request.siblings:
+            return None
+        group = self._groups.setdefault(request.siblings, SiblingGroup(request.siblings))
+        group.live += 1
+        return group
+
+    def leave(self, group: SiblingGroup | None) -> None:
+        """One of the group has ended."""
+        if group is not None:
+            group.live -= 1
+            if not group.live:
+                del self._groups[group.name]

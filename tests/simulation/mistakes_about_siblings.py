@@ -1,0 +1,59 @@
+"""Mistakes about requests of one prompt: see `tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from router.core import siblings
+from router.core.effects import ClientRequest
+from router.core.fleet import Worker
+from router.core.live_request import LiveRequest
+from router.core.siblings import SiblingGroup, SiblingGroups
+from tests.simulation.mutation import Mutation, Patch, into
+
+MISTAKES: dict[str, Mutation] = {}
+_mistake = into(MISTAKES)
+
+
+@_mistake("siblings", "a sibling has the seed of the first")
+def _same_seed() -> list[Patch]:
+    def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
+        del number
+        return dataclasses.replace(request, rid=rid, siblings=group)
+
+    return [(siblings, "_sibling", sibling)]
+
+
+@_mistake("siblings", "siblings compute the prompt side by side")
+def _side_by_side() -> list[Patch]:
+    def holds_back(self: SiblingGroup, live: LiveRequest) -> bool:
+        del self, live
+        return False
+
+    return [(SiblingGroup, "holds_back", holds_back)]
+
+
+@_mistake("siblings", "siblings go to any prefill worker")
+def _anywhere() -> list[Patch]:
+    def source_for(self: SiblingGroup, now: float) -> Worker | None:
+        del self, now
+        return None
+
+    return [(SiblingGroup, "source_for", source_for)]
+
+
+@_mistake("siblings", "siblings wait for a first one that has ended")
+def _orphans() -> list[Patch]:
+    def holds_back(self: SiblingGroup, live: LiveRequest) -> bool:
+        return self.source is None and self._computing is not None and self._computing is not live
+
+    return [(SiblingGroup, "holds_back", holds_back)]
+
+
+@_mistake("siblings", "each sibling is charged for the prompt")
+def _charged_each() -> list[Patch]:
+    def charged_tokens(self: SiblingGroups, request: ClientRequest) -> int:
+        del self
+        return len(request.token_ids)
+
+    return [(SiblingGroups, "charged_tokens", charged_tokens)]
