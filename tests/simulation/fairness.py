@@ -186,9 +186,7 @@ class JudgedPrefill(PrefillScheduler):
         self._page_size, self._short_share = config.page_size, config.short_share
         self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
         self.prompt_starts: dict[str, PromptStart] = {}
-        self.least_free_pages = (
-            self.memory.pool.free
-        )  # at the end of a plan; nothing was evicted unless it is 0
+        self.full_at: list[float] = []  # when a plan left no free page: it may have evicted some
         self._saved = 0.0  # input that chunks have left to short requests so far
 
     def _start(self, req: Req, now: float) -> None:
@@ -215,7 +213,8 @@ class JudgedPrefill(PrefillScheduler):
 
     def plan(self, now: float) -> ScheduleBatch | None:
         batch = super().plan(now)
-        self.least_free_pages = min(self.least_free_pages, self.memory.pool.free)
+        if not self.memory.pool.free:
+            self.full_at.append(now)
         rows = batch.extend if batch is not None else ()
         input_left, pages_kept = self._step_tokens - sum(len(row.token_ids) for row in rows), 0
         if self.batch.chunked is not None:

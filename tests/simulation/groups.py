@@ -2,21 +2,23 @@
 
 It looks at what each prefill worker computed of each request, and when it began. A worker that had to evict may compute
 a prompt once more; so may another one, for siblings that have waited long enough for theirs. So only groups without
-that are judged, in worlds where nobody fails or leaves.
+that are judged, in worlds where no prefill worker fails or leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
 from router.core.siblings import PATIENCE_SECONDS
 from tests.simulation.fairness import JudgedPrefill, PromptStart
+from tests.simulation.faults import NONSENSE, ROUTER_DRAINS
 from tests.simulation.scenario import PlannedRequest, SimulationScenario
 
 GROUPS_MAX = 4  # of a world
+HARMLESS = {NONSENSE, *ROUTER_DRAINS, "crash router", "crash decode", "drain decode"}  # to prefill
 
 
 def with_groups(scenario: SimulationScenario) -> SimulationScenario:
@@ -47,21 +49,23 @@ def _group(planned: PlannedRequest, size: int) -> list[PlannedRequest]:
     ]
 
 
-def prove_prompts_are_computed_once(scenario: SimulationScenario, workers: Iterable[JudgedPrefill]) -> int:
+def prove_prompts_are_computed_once(scenario: SimulationScenario, workers: Sequence[JudgedPrefill]) -> int:
     """Each group computed its prompt and, for each sibling, no more than a page. Returns how many were judged."""
     starts: dict[str, list[PromptStart]] = {}
+    full_at = [at for worker in workers for at in worker.full_at]
     for worker in workers:
-        if not worker.least_free_pages:
-            return 0  # it may have evicted a prompt
         for rid, each in worker.prompt_starts.items():
             starts.setdefault(rid, []).append(each)
     groups = {planned.group: len(planned.prompt) for planned in scenario.requests if planned.group}
     judged = 0
+    if scenario.fabric.partition or {fault.kind for fault in scenario.faults} - HARMLESS:
+        return 0
     for rids, tokens in groups.items():
         began = [each for rid in rids for each in starts.get(rid, [])]
         if len(began) != len(rids):
             continue  # one was refused, stopped before, or computed once more
-        if max(each.at for each in began) - min(each.at for each in began) >= PATIENCE_SECONDS:
+        first, last = min(each.at for each in began), max(each.at for each in began)
+        if last - first >= PATIENCE_SECONDS or any(first <= at <= last for at in full_at):
             continue
         computed, most = (
             sum(each.tokens for each in began),

@@ -111,9 +111,10 @@ class FreePlaces:
 
     def _held_back(self, live: LiveRequest) -> bool:
         """Whether a sibling computes its prompt, which no worker that takes requests has computed before."""
-        return not self._places_of_prompt(live) and any(
-            other.state is RequestState.PREFILLING for other in self._siblings(live)
-        )
+        first = live.siblings._computing if live.siblings is not None else None
+        if first is None or first is live or self._places_of_prompt(live):
+            return False
+        return first.rid in self._core._requests.live and first.state is RequestState.PREFILLING
 
     def _sources(self, live: LiveRequest) -> list[Worker]:
         """The worker that it waits for, because it has computed the prompt just now."""
@@ -131,13 +132,6 @@ class FreePlaces:
     def _places_of_prompt(self, live: LiveRequest) -> list[Worker]:
         worker = live.siblings._prefill if live.siblings is not None else None
         return [worker] if worker is not None and worker.up and not worker.draining else []
-
-    def _siblings(self, live: LiveRequest) -> list[LiveRequest]:
-        return [
-            other
-            for other in self._core._requests.live.values()
-            if live.siblings is not None and other.siblings is live.siblings and other is not live
-        ]
 
     def _able(self, live: LiveRequest) -> Iterator[Worker]:
         """Workers that could compute its prompt, with a decode worker that could read the pages, full or not."""

@@ -357,13 +357,10 @@ class World:
                 assert causes <= allowed, f"requests had to continue after {causes} in a calm world"
 
     def _prove_prompts_are_computed_once(self) -> None:
-        scenario = self.scenario
-        if scenario.calm and not scenario.faults and not scenario.fabric.partition:
-            schedulers = [worker.scheduler for worker in self.all_workers]
-            prefill = [each for each in schedulers if isinstance(each, JudgedPrefill)]
-            self.counts["path a group computed its prompt once"] += prove_prompts_are_computed_once(
-                scenario, prefill
-            )
+        schedulers = [worker.scheduler for worker in self.all_workers]
+        prefill = [each for each in schedulers if isinstance(each, JudgedPrefill)]
+        judged = prove_prompts_are_computed_once(self.scenario, prefill)
+        self.counts["path a group computed its prompt once"] += judged
 
     def _prove_empty(self, worker: SimulatedWorker) -> None:
         worker.scheduler.check()
