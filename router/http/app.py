@@ -13,10 +13,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -24,16 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint, OpenAIServing
+from router.http.info_pages import add_info_pages
+from router.http.known_paths import describe_unknown
 from router.http.replies import count_refusal, error_body, send_json
 from router.http.tokenize import TokenizeEndpoint
 from shared.process.failures import places
 from shared.process.health import Health
 
 log = structlog.get_logger(__name__)
-
-MODEL_OWNER = "segue"
-READ = ["GET", "HEAD"]  # load balancers ask with HEAD; the connection leaves out the body
-ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
 
 
 def make_app(
@@ -53,62 +50,18 @@ def make_app(
         "/detokenize": TokenizeEndpoint(serving, to_text=True),
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
-    _add_models(app, serving)
-    _add_health(app, health)
+    add_info_pages(app, serving, health)
     return RequestIdMiddleware(guarded(behind_keys(app), serving.settings), draw_rid)
-
-
-def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
-    created = int(time.time())
-
-    def model(name: str) -> dict[str, Any]:
-        length = serving.tokenizer.context_len or None
-        return {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": MODEL_OWNER,
-            "max_model_len": length,
-        }
-
-    @app.api_route("/v1/models", methods=READ)
-    async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [model(serving.settings.model_name)]})
-
-    @app.api_route("/v1/models/{name:path}", methods=READ)
-    async def one_model(name: str) -> JSONResponse:
-        if unquote(name) != serving.settings.model_name:
-            body = error_body(404, "the model does not exist", param="model", code="model_not_found")
-            return JSONResponse(body, 404)
-        return JSONResponse(model(unquote(name)))
-
-
-def _add_health(app: FastAPI, health: Health) -> None:
-    """Readiness for clients and load balancers, as vLLM and SGLang call it; probes are on the admin port."""
-
-    @app.api_route("/health", methods=READ)
-    async def readiness() -> Response:
-        if health.ready:
-            return Response(health.report(), media_type="application/json")
-        body = error_body(503, f"the router is not ready: {health.doing}")
-        return JSONResponse(body | {"ready": False, "doing": health.doing}, 503)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
     assert isinstance(error, HTTPException)
     count_refusal(request.scope, error.status_code)
-    messages = {404: _describe_unknown(request.url.path), 405: "this path does not support this method"}
+    messages = {404: describe_unknown(request.url.path), 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
     return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
-
-
-def _describe_unknown(path: str) -> str:
-    for known in ADMIN_PATHS:
-        if path == known or path.startswith(f"{known}/"):
-            return f"{known} is on the admin port"
-    return "there is nothing at this path; the API is /v1/chat/completions, /v1/completions and /v1/models"
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:

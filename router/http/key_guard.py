@@ -4,9 +4,10 @@
     403 model_not_allowed      a key for other models
     429 rate_limit_exceeded    the key's requests or tokens of this minute are used up, or as many run as may
 
-Every path needs a key but `/health`, which load balancers ask, and `/`, which says what there is; also paths that do
-not exist, so that nothing can be found out by trying. Probes and metrics are on the admin port. A browser's preflight
-has no key and is answered before. A request that is let in has its `ApiKey` in the scope: its name is the tenant.
+Every path needs a key but `/health` and `/ping`, which load balancers ask, and `/`, which says what there is; also
+paths that do not exist, so that nothing can be found out by trying. Probes and metrics are on the admin port. A
+browser's preflight has no key and is answered before. A request that is let in has its `ApiKey` in the scope: its name
+is the tenant.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.api_keys import ApiKey
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 CHALLENGE = (b"www-authenticate", b"Bearer")
 MISSING = "an API key is required: send the header Authorization: Bearer, followed by your key"
 UNKNOWN = "this API key is not valid here; it is unknown or was revoked"

@@ -55,6 +55,11 @@ class Tokenizer:
         tokenizer = _load(folder)
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer, TimeLimit(template_seconds_max))
+        self._info = {
+            "tokenizer_class": type(tokenizer).__name__,
+            **tokenizer.special_tokens_map,
+            "chat_template": tokenizer.chat_template,
+        }
         self._control = ControlTokens(self._backend, self._template)
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
@@ -69,6 +74,11 @@ class Tokenizer:
         self._seams = find_seams(self._encode_once, texts, [token.content for token in added.values()])
         self._before, self._behind = self._frame()
         self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What a client needs to render and count chats by itself, named as in `tokenizer_config.json`."""
+        return self._info
 
     @property
     def has_chat_template(self) -> bool:

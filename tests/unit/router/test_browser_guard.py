@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from router.config import RouterConfig
+from router.http.browser_guard import RATE_HEADERS
 from shared.errors import ConfigError
 from shared.process.settings import load
 from tests.unit.router.raw_http import answered
@@ -184,6 +185,7 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
         assert set(answer.headers["access-control-expose-headers"].split(", ")) == {
             "x-request-id",
             "retry-after",
+            *RATE_HEADERS,
         }
         answer = ask(client, origin=page, content_type="text/plain")
         assert refused(answer, 415)

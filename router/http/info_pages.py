@@ -1,0 +1,90 @@
+"""The paths that say what this server is: its model, its tokenizer, its version, and whether it is ready.
+
+With the shapes of OpenAI (`/v1/models`), vLLM (`/version`, `/tokenizer_info`) and SageMaker (`/ping`).
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import unquote
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+
+from router.http.completions import OpenAIServing
+from router.http.known_paths import SERVED
+from router.http.replies import error_body
+from shared.errors import RequestError
+from shared.process.health import Health
+
+MODEL_OWNER = "segue"
+READ = ["GET", "HEAD"]  # load balancers ask with HEAD; the connection leaves out the body
+
+
+def add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> None:
+    """Add them all to `app`."""
+    _add_models(app, serving)
+    _add_readiness(app, health)
+    own = version("segue")
+    tokenizer_info = serving.tokenizer.info
+
+    @app.api_route("/", methods=READ)
+    async def paths() -> JSONResponse:
+        return JSONResponse({"name": "segue", "paths": SERVED})
+
+    @app.api_route("/version", methods=READ)
+    async def program_version() -> JSONResponse:
+        return JSONResponse({"version": own})
+
+    @app.api_route("/tokenizer_info", methods=READ)
+    async def tokenizer() -> JSONResponse:
+        return JSONResponse(tokenizer_info)
+
+
+def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
+    created = int(time.time())
+
+    def model(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": MODEL_OWNER,
+            "root": name,
+            "parent": None,
+            "max_model_len": _context_len(serving),
+        }
+
+    @app.api_route("/v1/models", methods=READ)
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [model(serving.settings.model_name)]})
+
+    @app.api_route("/v1/models/{name:path}", methods=READ)
+    async def one_model(name: str) -> JSONResponse:
+        if unquote(name) != serving.settings.model_name:
+            body = error_body(404, "the model does not exist", param="model", code="model_not_found")
+            return JSONResponse(body, 404)
+        return JSONResponse(model(unquote(name)))
+
+
+def _context_len(serving: OpenAIServing) -> int | None:
+    """What requests are held to: the folder's, or the workers' where it is less; None while neither is known."""
+    try:
+        return serving.context_len()
+    except RequestError:
+        return None
+
+
+def _add_readiness(app: FastAPI, health: Health) -> None:
+    """Readiness for clients and load balancers; probes are on the admin port."""
+
+    async def readiness() -> Response:
+        if health.ready:
+            return Response(health.report(), media_type="application/json")
+        body = error_body(503, f"the router is not ready: {health.doing}")
+        return JSONResponse(body | {"ready": False, "doing": health.doing}, 503)
+
+    app.add_api_route("/health", readiness, methods=READ)
+    app.add_api_route("/ping", readiness, methods=[*READ, "POST"])  # SageMaker's name
