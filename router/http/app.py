@@ -22,10 +22,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.browser_guard import guarded
-from router.http.completions import CompletionEndpoint, OpenAIServing
+from router.http.completions import CompletionEndpoint
 from router.http.info_pages import add_info_pages
 from router.http.known_paths import describe_unknown
 from router.http.replies import count_refusal, error_body, send_json
+from router.http.serving import OpenAIServing
 from router.http.tokenize import TokenizeEndpoint
 from shared.process.failures import places
 from shared.process.health import Health

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from router.http.completions import OpenAIServing
 from router.http.known_paths import SERVED
 from router.http.replies import error_body
+from router.http.serving import OpenAIServing
 from shared.errors import RequestError
 from shared.process.health import Health
 

@@ -84,6 +84,9 @@ _OPENAI = (
     ),
     *_served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
     *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
+    *_served(
+        "OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}
+    ),
     *_served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
     *_refused(
         "OpenAI",
@@ -131,7 +134,6 @@ _OPENAI = (
             "prompt_cache_retention": "pages are kept as long as there is room",
             "prompt_cache_options": "pages are kept as long as there is room",
             "parallel_tool_calls": "how many tools may be called at a time",
-            "reasoning_effort": "a hint that templates may ignore",
             "verbosity": "a hint that models may ignore",
         },
     ),
@@ -149,8 +151,24 @@ _VLLM = (
             "stop_token_ids": "up to 64",
             "ignore_eos": "",
             "cache_salt": "requests of different salts share no prefix cache",
+            "truncate_prompt_tokens": "keeps so many tokens of a prompt of up to four contexts",
+            "truncation_side": "left, unless set to right",
+            "include_stop_str_in_output": "also for stop_token_ids",
+            "skip_special_tokens": "true unless set",
+            "return_token_ids": "each piece has token_ids",
         },
     ),
+    *_served(
+        "vLLM",
+        CHAT,
+        {
+            "add_generation_prompt": "true unless set",
+            "continue_final_message": "the answer goes on where the last message ends",
+            "chat_template_kwargs": "variables of the template, but for the server's own",
+            "documents": "for templates that read them",
+        },
+    ),
+    *_no_effect("vLLM", BOTH, {"spaces_between_special_tokens": "no spaces are put between them"}),
     *_refused(
         "vLLM",
         BOTH,
@@ -159,14 +177,8 @@ _VLLM = (
             "bad_words": (_LATER, ([],)),
             "prompt_logprobs": _LOGPROBS,
             "logprob_token_ids": (_LOGPROBS, ([],)),
-            "return_token_ids": (_LATER, (False,)),
             "return_tokens_as_token_ids": (_LOGPROBS, (False,)),
             "return_prompt_text": (_LATER, (False,)),
-            "include_stop_str_in_output": (_LATER, (False,)),
-            "skip_special_tokens": (_LATER, (True,)),
-            "spaces_between_special_tokens": (_LATER, (True,)),
-            "truncate_prompt_tokens": _LATER,
-            "truncation_side": _LATER,
             "use_beam_search": ("ask for n samples instead of beams", (False,)),
             "length_penalty": ("it belongs to beam search", (1, 1.0)),
             "early_stopping": ("it belongs to beam search", (False,)),
@@ -191,17 +203,13 @@ _VLLM = (
         "vLLM",
         CHAT,
         {
-            "add_generation_prompt": (_LATER, (True,)),
-            "continue_final_message": (_LATER, (False,)),
             "add_special_tokens": ("a chat template writes its own control tokens", (False,)),
             "chat_template": "a template is a program: the model's own is used",
-            "chat_template_kwargs": (_LATER, ({},)),
-            "documents": (_LATER, ([],)),
             "media_io_kwargs": (_TEXT_ONLY, ({},)),
             "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
         },
     ),
-    *_refused("vLLM", COMPLETIONS, {"add_special_tokens": (_LATER, (True,))}),
+    *_served("vLLM", COMPLETIONS, {"add_special_tokens": "true unless set; for prompts that are text"}),
     *_no_effect(
         "vLLM",
         BOTH,
@@ -213,6 +221,7 @@ _VLLM = (
 )
 
 _SGLANG = (
+    *_served("SGLang", BOTH, {"no_stop_trim": "the same as include_stop_str_in_output"}),
     *_refused(
         "SGLang",
         BOTH,
@@ -220,7 +229,6 @@ _SGLANG = (
             "regex": _SCHEMA,
             "ebnf": _SCHEMA,
             "json_schema": _SCHEMA,
-            "no_stop_trim": (_LATER, (False,)),
             "stop_regex": ("stop takes strings", ([], "")),
             "lora_path": "this server has one model and no adapters",
             "session_params": "prompt_cache_key keeps the requests of a session together",

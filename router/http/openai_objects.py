@@ -77,12 +77,13 @@ class CompletionObjects:
 
     @staticmethod
     def _choice(piece: TextDelta) -> Json:
-        return {
+        choice = {
             "index": piece.index,
             "text": piece.text,
             "logprobs": None,
             "finish_reason": piece.finish_reason,
         }
+        return _extended(choice, piece)
 
 
 class ChatObjects:
@@ -92,30 +93,46 @@ class ChatObjects:
         self._head = head
 
     def opening(self, index: int) -> Json | None:
-        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._head.chunk("chat.completion.chunk", [choice])
 
     def chunk(self, piece: TextDelta) -> Json:
         delta = {"content": piece.text} if piece.text else {}
-        return self._chunk(piece.index, delta, piece.finish_reason)
+        choice = {
+            "index": piece.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+        return self._head.chunk("chat.completion.chunk", [_extended(choice, piece)])
 
     def usage_chunk(self, usage: Json) -> Json:
         return {**self._head.chunk("chat.completion.chunk", []), "usage": usage}
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         choices = [
-            {
-                "index": piece.index,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": piece.finish_reason,
-            }
+            _extended(
+                {
+                    "index": piece.index,
+                    "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": piece.finish_reason,
+                },
+                piece,
+            )
             for piece in pieces
         ]
         return {**self._head.whole("chat.completion", choices), "usage": usage}
 
-    def _chunk(self, index: int, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._head.chunk("chat.completion.chunk", [choice])
+
+def _extended(choice: Json, piece: TextDelta) -> Json:
+    """With what vLLM tells beyond OpenAI's fields: what ended the text, and its tokens if they were asked for."""
+    if piece.finish_reason is not None:
+        choice["stop_reason"] = piece.stop_reason
+    if piece.token_ids:
+        choice["token_ids"] = piece.token_ids
+    return choice
 
 
 def usage_json(usages: Iterable[Usage]) -> Json:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,11 +26,14 @@ from starlette.types import Receive
 from router.config import RouterConfig
 from router.http.request_body import decode, missing_field
 from router.http.tokenizer_queue import TokenizerQueue
+from router.text.chat_template import PLAIN_CHAT, ChatOptions
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError
 
 T = TypeVar("T")
 TokenIds = tuple[int, ...]
+
+TRUNCATED_CONTEXTS_MAX = 4  # contexts that a prompt may have which is to be truncated
 
 NO_BYTES = msgspec.Raw(b"")
 SPACES = b" \t\r\n"  # JSON's
@@ -42,6 +46,14 @@ _ROLES = {
     "tool": "tool",
 }
 _NEUTRAL = (b"", b"null", b"[]", b"{}", b'""', b"false")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Keep so many tokens of a prompt, of its end or of its beginning."""
+
+    tokens: int
+    keeps_end: bool
 
 
 class TextPart(msgspec.Struct):
@@ -100,15 +112,32 @@ class Prompts:
         """Cancel what waits and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def completion(self, prompt: msgspec.Raw, context_len: int) -> list[TokenIds]:
+    def completion(
+        self,
+        prompt: msgspec.Raw,
+        context_len: int,
+        truncation: Truncation | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[TokenIds]:
         """The token ids of each prompt of a completion request."""
-        prompts = self._decoded(bytes(prompt).strip(SPACES), context_len)
+        most = context_len if truncation is None else TRUNCATED_CONTEXTS_MAX * context_len
+        prompts = self._decoded(bytes(prompt).strip(SPACES), most)
         if len(prompts) > self._settings.prompts_max:
             raise self._too_many_prompts()
-        return [self._tokenizer.compact(self._prompt(one, context_len)) for one in prompts]
+        found = (self._prompt(one, most, add_special_tokens) for one in prompts)
+        return [self._tokenizer.compact(_cut(ids, truncation)) for ids in found]
 
-    def chat(self, messages: msgspec.Raw, context_len: int, add_generation_prompt: bool = True) -> TokenIds:
+    def chat(
+        self,
+        messages: msgspec.Raw,
+        context_len: int,
+        options: ChatOptions = PLAIN_CHAT,
+        truncation: Truncation | None = None,
+    ) -> TokenIds:
         """The token ids of a chat, rendered with the model's template."""
+        if truncation is not None:
+            context_len *= TRUNCATED_CONTEXTS_MAX
+        self._check_options(options)
         if (roles := bytes(messages).count(b'"role"')) > context_len:
             raise _too_long(f"messages has {roles} messages", context_len, "messages")
         decoded = decode(messages, list[MessageFields], "messages")
@@ -120,11 +149,19 @@ class Prompts:
         self._check_chars(sum(len(message["content"]) for message in parsed), context_len, "messages")
         try:
             ids = self._tokenizer.encode_chat(
-                parsed, add_generation_prompt, context_len, self._settings.allow_control_tokens
+                parsed, options, context_len, self._settings.allow_control_tokens
             )
         except TooLongError as error:
             raise _refused("messages", error) from None
-        return self._tokenizer.compact(ids)
+        return self._tokenizer.compact(_cut(ids, truncation))
+
+    def _check_options(self, options: ChatOptions) -> None:
+        """Raise `RequestError` for a variable that is not the client's to set."""
+        for name in options.variables:
+            if name in self._tokenizer.reserved_variables:
+                raise RequestError(
+                    f"chat_template_kwargs.{name} is set by the server", param="chat_template_kwargs"
+                )
 
     def encode(self, text: str, context_len: int, param: str, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of `text`; raises `RequestError` as soon as it is known that there are too many."""
@@ -172,9 +209,9 @@ class Prompts:
         _check_room(prompt.count(b",") + 1, context_len)
         return decode(prompt, list[int], "prompt")
 
-    def _prompt(self, prompt: str | list[int], context_len: int) -> TokenIds:
+    def _prompt(self, prompt: str | list[int], context_len: int, add_special_tokens: bool) -> TokenIds:
         if isinstance(prompt, str):
-            ids = self.encode(prompt, context_len, "prompt") if prompt else ()
+            ids = self.encode(prompt, context_len, "prompt", add_special_tokens) if prompt else ()
         else:
             _check_room(len(prompt), context_len)
             ids = check_token_ids(prompt, self._tokenizer.vocab_size, "prompt")
@@ -185,6 +222,12 @@ class Prompts:
     def _too_many_prompts(self) -> RequestError:
         most = self._settings.prompts_max
         return RequestError(f"prompt takes at most {most} prompts, got more", param="prompt")
+
+
+def _cut(ids: TokenIds, truncation: Truncation | None) -> TokenIds:
+    if truncation is None or len(ids) <= truncation.tokens:
+        return ids
+    return ids[-truncation.tokens :] if truncation.keeps_end else ids[: truncation.tokens]
 
 
 def check_token_ids(ids: list[int], vocab_size: int, param: str) -> TokenIds:

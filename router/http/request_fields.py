@@ -8,11 +8,15 @@ in `prompts`.
 from __future__ import annotations
 
 import secrets
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from router.http.field_table import read_by_table
+from router.http.prompts import Truncation
+from router.http.serving import TextOptions
+from router.text.chat_template import ChatOptions
+from router.text.stop_strings import StopPattern
 from shared.errors import RequestError
 from shared.sampling_params import SamplingParams, brief, validate
 
@@ -49,12 +53,19 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     cache_salt: str | None = None  # requests of different salts share no prefix cache
     prompt_cache_key: str | None = None  # requests of one key prefer one worker
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None  # what is cut off
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name for it
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):
     """The body of POST /v1/completions."""
 
     prompt: msgspec.Raw
+    add_special_tokens: bool | None = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
@@ -62,6 +73,11 @@ class ChatFields(GenerationFields, kw_only=True):
 
     messages: msgspec.Raw
     max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
 
 
 FieldsT = TypeVar("FieldsT", bound=GenerationFields)
@@ -83,6 +99,48 @@ def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
                 f"stop strings must have 1 to {STOP_CHARS_MAX} characters, got {len(stop)}", param="stop"
             )
     return tuple(stops)
+
+
+def text_options(fields: GenerationFields) -> TextOptions:
+    """How the tokens of the answer become its text."""
+    return TextOptions(
+        stops=tuple(map(StopPattern, stop_strings(fields))),
+        include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        continues_prompt=isinstance(fields, CompletionFields),
+        token_ids=bool(fields.return_token_ids),
+    )
+
+
+def chat_options(fields: ChatFields) -> ChatOptions:
+    """How the messages are rendered; raises `RequestError` for options that exclude each other."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message continues the last message: add_generation_prompt must be false",
+            param="add_generation_prompt",
+        )
+    variables = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", fields.reasoning_effort)
+        variables.setdefault("enable_thinking", fields.reasoning_effort != "none")
+    return ChatOptions(
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
+        variables=variables,
+        documents=fields.documents or None,
+    )
+
+
+def truncation(fields: GenerationFields) -> Truncation | None:
+    """How much of a long prompt is kept; None: all of it."""
+    tokens = fields.truncate_prompt_tokens
+    if tokens is None:
+        return None
+    if tokens < 1:
+        raise RequestError(
+            f"truncate_prompt_tokens must be at least 1, got {brief(tokens)}", param="truncate_prompt_tokens"
+        )
+    return Truncation(tokens, keeps_end=fields.truncation_side != "right")
 
 
 def include_usage(fields: GenerationFields) -> bool:

@@ -13,7 +13,7 @@ write to this client is already blocked. All streams together are bounded by `cl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,8 @@ class TextDelta:
     index: int
     text: str
     finish_reason: Literal["length", "stop"] | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that was found
+    token_ids: tuple[int, ...] = ()  # that came with it, if they were asked for
 
 
 class ResponseStream:
@@ -107,7 +109,19 @@ class ResponseStream:
 
 
 def _piece_bytes(piece: TextDelta) -> int:
-    return PIECE_BYTES + 4 * len(piece.text)  # a character has at most four bytes
+    return PIECE_BYTES + 4 * len(piece.text) + 8 * len(piece.token_ids)  # a character has at most four bytes
+
+
+def joined(pieces: list[TextDelta]) -> TextDelta:
+    """All pieces of a choice as one."""
+    last = pieces[-1]
+    return TextDelta(
+        last.index,
+        "".join(piece.text for piece in pieces),
+        last.finish_reason,
+        last.stop_reason,
+        tuple(token_id for piece in pieces for token_id in piece.token_ids),
+    )
 
 
 class Choice:
@@ -120,6 +134,9 @@ class Choice:
         detokenizer: Detokenizer,
         stop_strings: StopStrings,
         stop: Callable[[], None],
+        *,
+        stop_token_ids: Collection[int] = (),
+        with_token_ids: bool = False,
     ):
         self._index = index
         self._answer = answer
@@ -127,13 +144,19 @@ class Choice:
         self._stop_strings = stop_strings
         self._stop = stop
         self._stopped = False
+        self._stop_token_ids = stop_token_ids
+        self._with_token_ids = with_token_ids
+        self._last: int | None = None
 
     def tokens(self, token_ids: tuple[int, ...]) -> None:
         """New tokens of this choice; ignored after a stop string."""
         if self._stopped:
             return
+        self._last = token_ids[-1]
         text, self._stopped = self._stop_strings.push(self._detokenizer.push(token_ids))
-        if text:
+        if self._with_token_ids:
+            self._answer.put(TextDelta(self._index, text, token_ids=token_ids))
+        elif text:
             self._answer.put(TextDelta(self._index, text))
         if self._stopped:
             self._stop()
@@ -145,8 +168,13 @@ class Choice:
         elif not isinstance(outcome, RequestAborted):
             rest = "" if self._stopped else self._rest()
             reason = "stop" if self._stopped else outcome.reason
-            self._answer.put(TextDelta(self._index, rest, reason))
+            self._answer.put(TextDelta(self._index, rest, reason, self._stop_reason()))
             self._answer.end(self._index, outcome.usage)
+
+    def _stop_reason(self) -> str | int | None:
+        if self._stopped:
+            return self._stop_strings.found
+        return self._last if self._last in self._stop_token_ids else None
 
     def _rest(self) -> str:
         text, self._stopped = self._stop_strings.push(self._detokenizer.finish())

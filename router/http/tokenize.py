@@ -5,14 +5,17 @@ Both take as many tokens as the model's context has, and work on the tokenizer's
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.http.client_address import tenant_of
-from router.http.completions import OpenAIServing
 from router.http.prompts import NO_BYTES, check_token_ids
 from router.http.replies import DisconnectedError, send_json, send_request_error
 from router.http.request_body import decode
+from router.http.serving import OpenAIServing
+from router.text.chat_template import ChatOptions
 from shared.errors import RequestError
 
 
@@ -24,7 +27,17 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     messages: msgspec.Raw = NO_BYTES
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
+
+    def chat_options(self) -> ChatOptions:
+        """How the messages are rendered."""
+        return ChatOptions(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.chat_template_kwargs,
+        )
 
 
 class DetokenizeFields(msgspec.Struct, kw_only=True):
@@ -61,7 +74,7 @@ class TokenizeEndpoint:
         self._serving.check_model(fields.model or self._serving.settings.model_name)
         prompts = self._serving.prompts
         if bytes(fields.messages) not in (b"", b"null"):
-            ids = prompts.chat(fields.messages, context_len, fields.add_generation_prompt)
+            ids = prompts.chat(fields.messages, context_len, fields.chat_options())
         elif fields.prompt is not None:
             ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
         else:

@@ -9,14 +9,46 @@ This file knows no token ids.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.text.time_limit import TimeLimit, TimeLimitError
 from shared.errors import RequestError
 
 Message = Mapping[str, str]  # role and content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a chat is rendered; `variables` and `documents` are the client's own, for the template."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the last message has no end: the answer continues it
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Mapping[str, Any]] | None = None
+
+    def texts(self) -> Iterator[str]:
+        """Every text in it that a client sent, however deep."""
+        return texts_of([self.variables, self.documents])
+
+
+PLAIN_CHAT = ChatOptions()
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """The strings in a value of JSON, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from texts_of(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from texts_of(inner)
 
 
 class ChatTemplate:
@@ -30,6 +62,8 @@ class ChatTemplate:
         source = tokenizer.get_chat_template() if tokenizer.chat_template is not None else None
         self._source = replace_all(source, names) if source is not None else None
         variables = tokenizer.special_tokens_map.items()
+        own = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = frozenset((*own, *tokenizer.special_tokens_map, "messages", "raise_exception"))
         self._variables = {variable: replace_all(text, names) for variable, text in variables}
 
     @property
@@ -41,7 +75,12 @@ class ChatTemplate:
         """The same template with other names for some tokens."""
         return ChatTemplate(self._tokenizer, self._limit, names)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names that a client's variables may not have: they are this server's, or the tokenizer's."""
+        return self._reserved
+
+    def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text of a chat; raises `RequestError` if the template refuses it or does not end.
 
         The template's own words are not repeated: they may quote the messages.
@@ -49,7 +88,7 @@ class ChatTemplate:
         if self._source is None:
             raise RequestError("this model has no chat template: use /v1/completions", param="messages")
         try:
-            return self._limit.run(lambda: self._render(messages, add_generation_prompt))
+            return self._limit.run(lambda: self._render(messages, options))
         except TimeLimitError as error:
             message = f"the model's chat template does not end with these messages: {error}"
             raise RequestError(message, param="messages") from None
@@ -59,14 +98,16 @@ class ChatTemplate:
                 param="messages",
             ) from None
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 chat_template=self._source,
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+                continue_final_message=options.continue_final_message,
+                documents=options.documents,
+                **(dict(options.variables) | self._variables),
             )
         )
 

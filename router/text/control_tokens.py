@@ -21,12 +21,14 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from router.text.chat_template import ChatTemplate, Message, replace_all
+from router.text.chat_template import ChatOptions, ChatTemplate, Message, replace_all
 from shared.errors import RequestError
 
 Encode = Callable[[Any, str], list[int]]  # with a tokenizer, a text without special tokens around it
@@ -62,20 +64,21 @@ class ControlTokens:
         self._tried = False
         self._making = threading.Lock()
 
-    def typed_in(self, messages: Sequence[Message]) -> bool:
-        """Whether a content holds a special token, or may be a part of one with what stands beside it."""
-        return any(self._typed_in(message["content"]) for message in messages)
+    def typed_in(self, messages: Sequence[Message], options: ChatOptions) -> bool:
+        """Whether what a client sent holds a special token, or may be a part of one with what stands beside it."""
+        texts = chain((message["content"] for message in messages), options.texts())
+        return any(self._typed_in(text) for text in texts)
 
-    def encode(self, messages: Sequence[Message], add_generation_prompt: bool, encode: Encode) -> list[int]:
+    def encode(self, messages: Sequence[Message], options: ChatOptions, encode: Encode) -> list[int]:
         """The ids of a chat whose contents stay text; raises `RequestError` where that cannot be done."""
-        text = self._template.render(messages, add_generation_prompt)
+        text = self._template.render(messages, options)
         second = self._second_names()
-        apart = second.template.render(messages, add_generation_prompt) if second else ""
+        apart = second.template.render(messages, options) if second else ""
         if second and replace_all(apart, second.first) == text:
             ids, control = second.encode(apart, encode), second.count(apart)
         else:
             harmless = [{**message, "content": "x"} for message in messages]
-            plain = self._template.render(harmless, add_generation_prompt)
+            plain = self._template.render(harmless, self._harmless(options))
             ids, control = encode(self._backend, text), self._count(encode(self._backend, plain))
         if self._count(ids) != control:
             raise RequestError(
@@ -84,6 +87,18 @@ class ControlTokens:
                 param="messages",
             )
         return ids
+
+    def _harmless(self, options: ChatOptions) -> ChatOptions:
+        """The same without a special token in what the client sent."""
+
+        def cleaned(value: Any) -> Any:
+            if isinstance(value, str):
+                return "x" if self._typed_in(value) else value
+            if isinstance(value, Mapping):
+                return {key: cleaned(inner) for key, inner in value.items()}
+            return [cleaned(inner) for inner in value] if isinstance(value, list) else value
+
+        return replace(options, variables=cleaned(options.variables), documents=cleaned(options.documents))
 
     def _typed_in(self, text: str) -> bool:
         normalizer = self._backend.normalizer

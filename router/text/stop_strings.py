@@ -62,13 +62,16 @@ class _Matcher:
 
 
 class StopStrings:
-    """Lets text pass up to the first stop string, which is left out.
+    """Lets text pass up to the first stop string, which is left out unless asked for.
 
     The first is the one that ends first (of two that end together, the longer), so the outcome does not depend on
     how the text was cut into parts.
     """
 
-    def __init__(self, patterns: Sequence[StopPattern]):
+    def __init__(self, patterns: Sequence[StopPattern], *, include: bool = False):
+        """`include`: the text passes up to the end of the stop string."""
+        self.found: str | None = None
+        self._include = include
         self._matchers = [_Matcher(pattern) for pattern in patterns]
         self._held = ""  # may be the beginning of a stop string
 
@@ -80,8 +83,9 @@ class StopStrings:
         whole = self._held + text
         if ends:
             read, minus_length = min(ends)
-            passing, self._held = whole[: len(self._held) + read + minus_length], ""
-            return passing, True
+            end, self._held = len(self._held) + read, ""
+            self.found = whole[end + minus_length : end]
+            return whole[: end if self._include else end + minus_length], True
         held = max(matcher.state for matcher in self._matchers)
         self._held = whole[len(whole) - held :]
         return whole[: len(whole) - held], False

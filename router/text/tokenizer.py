@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from router.text.chat_template import ChatTemplate, Message
+from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
 from router.text.seams import NoSeamError, find_seams
 from router.text.time_limit import TimeLimit
@@ -73,6 +73,7 @@ class Tokenizer:
         texts = self._backend.decode_batch([[i] for i in vocabulary.values() if i not in added])
         self._seams = find_seams(self._encode_once, texts, [token.content for token in added.values()])
         self._before, self._behind = self._frame()
+        self._spelling = _SpellingSpecials(self._backend)
         self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
 
     @property
@@ -83,6 +84,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template.exists
+
+    @property
+    def reserved_variables(self) -> frozenset[str]:
+        """Names of the chat template's variables that are not a client's to set."""
+        return self._template.reserved
 
     def encode(
         self, text: str, add_special_tokens: bool = True, tokens_max: int | None = None
@@ -97,22 +103,22 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Message],
-        add_generation_prompt: bool = True,
+        options: ChatOptions = PLAIN_CHAT,
         tokens_max: int | None = None,
         allow_control_tokens: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a chat, rendered with the model's template; raises `TooLongError` as `encode` does.
 
-        Raises `RequestError` if the template refuses the chat. Contents are text, whatever they spell, unless
+        Raises `RequestError` if the template refuses the chat. What clients send is text, whatever it spells, unless
         `allow_control_tokens`.
         """
 
         def encode(backend: Any, text: str) -> list[int]:
             return self._encode(backend, text, tokens_max)
 
-        if allow_control_tokens or not self._control.typed_in(messages):
-            return tuple(encode(self._backend, self._template.render(messages, add_generation_prompt)))
-        return tuple(self._control.encode(messages, add_generation_prompt, encode))
+        if allow_control_tokens or not self._control.typed_in(messages, options):
+            return tuple(encode(self._backend, self._template.render(messages, options)))
+        return tuple(self._control.encode(messages, options, encode))
 
     def compact(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """The same ids, of the vocabulary, in 8 bytes each: all prompts share one object for a number."""
@@ -150,12 +156,27 @@ class Tokenizer:
         """The vocabulary's own spelling of each id."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
+    @property
+    def spelling_specials(self) -> Decoder:
+        """The same with special tokens spelled out."""
+        return self._spelling
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids` without special tokens."""
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens spelled out."""
+        return self._spelling.decode(token_ids)
+
+
+class _SpellingSpecials:
+    """Decodes with special tokens spelled out."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+
+    def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=False))
 
 

@@ -178,6 +178,13 @@ ROUTER_BOUNDS = (
         place=TABLE,
     ),
     Bound(
+        "TRUNCATED_CONTEXTS_MAX",
+        "400",
+        "four contexts of one of two tokenizer threads",
+        f"{UNIT}/test_text_fields.py::test_a_prompt_beyond_the_context_may_be_truncated",
+        place="router.http.prompts",
+    ),
+    Bound(
         "PENDING_TOKENS_MAX",
         "the text goes out as it is",
         "8 tokens a stream",

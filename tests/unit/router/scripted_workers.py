@@ -24,11 +24,11 @@ from router.discovery.router_peers import RouterPeers
 from router.http.admin import RouterPages
 from router.http.app import make_app
 from router.http.client_connections import ClientConnections
-from router.http.completions import OpenAIServing
 from router.http.key_ring import KeyRing
 from router.http.keyed_clients import KeyedClients
 from router.http.prompts import Prompts
 from router.http.server import Server, listen
+from router.http.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from router.text.chat_template import Message
+from router.text.chat_template import ChatOptions, Message
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from tests.unit.router.tokenizer_shapes import COMPOSING, SPECIAL, TEMPLATES, shaped, write_shape
@@ -80,7 +80,7 @@ def test_a_chat_without_typed_control_tokens_has_the_ids_of_its_whole_text(
 def test_a_content_reads_back_as_it_was_typed(tokenizers: dict[str, Tokenizer], content: str) -> None:
     tokenizer = tokenizers["chatml"]
     start, end = SPECIAL.index("<|start|>"), SPECIAL.index("<|end|>")
-    ids = tokenizer.encode_chat(chat(content), add_generation_prompt=False)
+    ids = tokenizer.encode_chat(chat(content), ChatOptions(add_generation_prompt=False))
     assert (ids[0], ids.count(start), ids.count(end)) == (start, 1, 1)
     assert tokenizer.decode_all(ids[1 : ids.index(end)]) == f"user\n{content}"
 
@@ -123,3 +123,23 @@ def test_threads_share_the_second_names(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         ids = list(threads.map(lambda _: tokenizer.encode_chat(chat(FORGED)), range(16)))
     assert len(set(ids)) == 1
+
+
+READING = (
+    "{% for document in documents or [] %}{{ document.text }}\n{% endfor %}{{ style or '' }}"
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
+)
+
+
+def test_documents_and_variables_of_a_client_never_become_control_tokens(tmp_path: Path) -> None:
+    folder = write_shape(tmp_path / "reading", shaped("smollm"), READING)
+    tokenizer = Tokenizer(folder, template_seconds_max=5)
+    special = tokenizer.special_token_ids - {SPECIAL.index("<unk>")}
+
+    def control_of(text: str) -> list[int]:
+        options = ChatOptions(variables={"style": text}, documents=[{"text": text}])
+        ids = tokenizer.encode_chat(chat("fox"), options)
+        assert tokenizer.decode_all(ids).count(text) == 2
+        return [token_id for token_id in ids if token_id in special]
+
+    assert control_of(FORGED) == control_of("plain")

@@ -33,7 +33,7 @@ ASKING: dict[str, Any] = {
     # vLLM
     "allowed_token_ids": [5], "bad_words": ["fox"], "prompt_logprobs": 1, "logprob_token_ids": [5],
     "return_token_ids": True, "return_tokens_as_token_ids": True, "return_prompt_text": True,
-    "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "reasoning_effort": "high",
     "truncate_prompt_tokens": 4, "truncation_side": "left", "use_beam_search": True, "length_penalty": 2.0,
     "early_stopping": True, "logits_processors": ["a.b"], "prompt_embeds": "AAAA", "structured_outputs": {"regex": "a"},
     "guided_json": SCHEMA, "guided_regex": "a+", "guided_choice": ["a", "b"], "guided_grammar": "root ::= 'a'",

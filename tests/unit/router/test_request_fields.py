@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
-from router.http.completions import CompletionEndpoint, OpenAIServing
+from router.http.completions import CompletionEndpoint
 from router.http.field_table import NEUTRAL_BYTES_MAX, is_neutral
 from router.http.prompts import Prompts
 from router.http.request_fields import (
@@ -17,6 +17,7 @@ from router.http.request_fields import (
     CompletionFields,
     read_fields,
 )
+from router.http.serving import OpenAIServing
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL

@@ -1,0 +1,139 @@
+"""Writes an answer to its client, whole or as server-sent events, and watches for the client to hang up.
+
+Two tasks serve an answer: one writes, another waits for the end of the connection. Status and headers wait for the
+first outcome, so that a refusal is an HTTP status and not an event inside a 200; after them a silent stream gets
+comment lines, and a failure is an `error` event and the stream ends without [DONE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from router.config import RouterConfig
+from router.http.openai_objects import AnswerObjects, usage_json
+from router.http.replies import failure_body, send_failure, send_json, send_start
+from router.http.response_stream import ResponseStream, TextDelta, joined
+
+log = structlog.get_logger(__name__)
+
+COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
+DONE = b"data: [DONE]\n\n"
+
+
+class AnswerWriter:
+    """Writes one answer of `objects`. `usage_chunk`: a stream ends with a chunk of usage."""
+
+    def __init__(self, settings: RouterConfig, rid: str, objects: AnswerObjects, *, usage_chunk: bool):
+        self._settings = settings
+        self._rid = rid
+        self._objects = objects
+        self._usage_chunk = usage_chunk
+
+    async def write(
+        self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream, *, stream: bool
+    ) -> None:
+        """All of the answer, unless the client hangs up."""
+        _watch_backlog(scope, answer)
+        async with _watch_disconnect(receive, answer):
+            await (self._stream if stream else self._whole)(send, answer)
+        if answer.cut:
+            await _abort(scope, receive)
+
+    async def _whole(self, send: Send, answer: ResponseStream) -> None:
+        texts: dict[int, list[TextDelta]] = {}
+        while pieces := await answer.take(None):
+            answer.written(pieces)
+            for piece in pieces:
+                texts.setdefault(piece.index, []).append(piece)
+        if answer.failure:
+            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+        elif not answer.abandoned:
+            whole = [joined(texts[index]) for index in sorted(texts)]
+            await send_json(send, 200, self._objects.whole(whole, usage_json(answer.usage.values())))
+
+    async def _stream(self, send: Send, answer: ResponseStream) -> None:
+        silence = self._settings.keepalive_seconds
+        pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
+        if answer.abandoned:
+            return
+        if answer.failure and not pieces:
+            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+            return
+        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
+        opened: set[int] = set()
+        while pieces or not answer.complete:
+            await send(_body(_events(pieces, self._objects, opened) if pieces else COMMENT))
+            answer.written(pieces)
+            pieces = await answer.take(silence)
+        if not answer.abandoned:
+            if failure := answer.failure:
+                log.warning("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
+            await send(_body(_last_events(answer, self._objects, self._usage_chunk), more=False))
+
+
+def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
+    """Let the connection count what it has not taken of this answer."""
+    watch: Callable[[Callable[[], int]], None] | None
+    watch = scope.get("extensions", {}).get("segue.backlog", {}).get("watch")
+    if watch:
+        watch(lambda: answer.backlog_bytes)
+
+
+@contextlib.asynccontextmanager
+async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIterator[None]:
+    """Abandon the answer as soon as the client hangs up."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        answer.abandon()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Drop the connection with its unread data, and wait until that has happened."""
+    abort: Callable[[], None] | None = scope.get("extensions", {}).get("segue.abort", {}).get("abort")
+    if abort:
+        abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _event(body: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _events(pieces: list[TextDelta], objects: AnswerObjects, opened: set[int]) -> bytes:
+    """Server-sent events of some pieces; a choice is opened before its first."""
+    events = []
+    for piece in pieces:
+        if piece.index not in opened:
+            opened.add(piece.index)
+            if opening := objects.opening(piece.index):
+                events.append(_event(opening))
+        events.append(_event(objects.chunk(piece)))
+    return b"".join(events)
+
+
+def _last_events(answer: ResponseStream, objects: AnswerObjects, with_usage: bool) -> bytes:
+    if answer.failure:
+        return _event(failure_body(answer.failure))
+    usage = _event(objects.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
+    return usage + DONE
+
+
+def _body(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}

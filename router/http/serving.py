@@ -1,0 +1,114 @@
+"""What the endpoints of the API share: the parts of the router, and the answers being written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+
+from router.config import RouterConfig
+from router.core.effects import ClientRequest, RequestFailed
+from router.http.prompts import Prompts
+from router.http.request_body import BodyReader
+from router.http.response_stream import Choice, ResponseStream
+from router.shell import RouterShell
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopPattern, StopStrings
+from router.text.tokenizer import Tokenizer
+from shared.errors import RequestError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How the tokens of an answer become its text; the same for all its choices."""
+
+    stops: tuple[StopPattern, ...] = ()
+    include_stop: bool = False  # what ended the text is a part of it
+    skip_special_tokens: bool = True
+    continues_prompt: bool = False  # the text goes on where the prompt ends, as completions do
+    token_ids: bool = False  # pieces say of which tokens they are
+
+
+class OpenAIServing:
+    """What the endpoints share: the parts of the router, and the answers being written."""
+
+    def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: RouterConfig):
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.bodies = BodyReader(settings)
+        self._shell = shell
+        self._answers: set[ResponseStream] = set()
+
+    def context_len(self) -> int:
+        """Tokens that prompt and output may have together; raises `RequestError` (503) while unknown."""
+        served = self._shell.context_len(self.settings.model_name)
+        known = [length for length in (self.tokenizer.context_len, served) if length]
+        if not known:
+            raise RequestError("no worker has named the model's context length yet", status=503)
+        return min(known)
+
+    def check_model(self, name: str) -> None:
+        """Raise `RequestError` (404) for a model that is not served here."""
+        if name != self.settings.model_name:
+            raise RequestError(
+                f"the model does not exist; this server has {self.settings.model_name}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def fail_all(self, failure: RequestFailed) -> None:
+        """End every answer that is being written."""
+        for answer in list(self._answers):
+            answer.fail(failure)
+
+    @contextlib.asynccontextmanager
+    async def submitted(
+        self, rid: str, requests: list[ClientRequest], options: TextOptions
+    ) -> AsyncIterator[ResponseStream]:
+        """Hand `requests` to the core for one answer; those still running at the end are cancelled."""
+        rids = [request.rid for request in requests]
+
+        def cancel() -> None:
+            for one in rids:
+                self._shell.cancel(one)
+
+        answer = ResponseStream(len(requests), self.settings.stream_backlog_bytes, cancel)
+        self._answers.add(answer)
+        try:
+            for index, request in enumerate(requests):
+                if not answer.complete:
+                    self._shell.submit(request, self._choice(index, request, answer, options))
+            yield answer
+        finally:
+            self._answers.discard(answer)
+            cancel()
+            if answer.cut:
+                log.warning("stream.cut", rid=rid)
+
+    def _choice(
+        self,
+        index: int,
+        request: ClientRequest,
+        answer: ResponseStream,
+        options: TextOptions,
+    ) -> Choice:
+        tokenizer, ends = self.tokenizer, request.params.stop_token_ids
+        skip = tokenizer.special_token_ids if options.skip_special_tokens else frozenset()
+        skip = skip - set(ends) if options.include_stop else skip | set(ends)
+        decoder = tokenizer if skip >= tokenizer.special_token_ids else tokenizer.spelling_specials
+        detokenizer = Detokenizer(decoder, skip, request.token_ids if options.continues_prompt else ())
+        return Choice(
+            index,
+            answer,
+            detokenizer,
+            StopStrings(options.stops, include=options.include_stop),
+            lambda: self._shell.stop(request.rid),
+            stop_token_ids=ends,
+            with_token_ids=options.token_ids,
+        )
