@@ -30,6 +30,7 @@ class DecodeState(Word):
     RESTORING = "restoring"  # in a slot, its pages are being copied back
     ABORTING = "aborting"  # cancelled while its pages are being copied
     FINISHED = "finished"  # all its tokens are sampled
+    FAILED = "failed"  # by its own fault: what it asks for cannot be sampled
     REFUSED = "refused"  # given back to the router
     CANCELLED = "cancelled"  # the router or its session is gone, or a newer attempt came
     RELEASED = "released"  # its lease has ended
@@ -46,6 +47,7 @@ class DecodeEvent(Word):
     FETCH_FAILED = "FetchFailed"
     JOINED = "Joined"
     FINISHED = "Finished"
+    FAILED = "Failed"
     CANCELLED = "Cancelled"
     MIGRATION_STARTED = "MigrationStarted"
     LEASED = "Leased"
@@ -82,6 +84,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         },
         _S.RUNNING: {
             _E.FINISHED: _S.FINISHED,
+            _E.FAILED: _S.FAILED,
             _E.MIGRATION_STARTED: _S.MIGRATING,
             _E.RETRACTED: _S.RETRACTING,
             _E.DEADLOCKED: _S.REFUSED,
@@ -90,6 +93,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         _S.MIGRATING: {
             _E.LEASED: _S.LEASED,
             _E.FINISHED: _S.FINISHED,
+            _E.FAILED: _S.FAILED,
         },
         _S.LEASED: {
             _E.RELEASED: _S.RELEASED,
@@ -100,6 +104,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
             _E.BACKUP_STARTED: _S.BACKING_UP,
             _E.HOST_FULL: _S.REFUSED,
             _E.FINISHED: _S.FINISHED,
+            _E.FAILED: _S.FAILED,
         },
         _S.BACKING_UP: {
             _E.BACKED_UP: _S.RETRACTED,
@@ -119,6 +124,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
             _E.RESTORED: _S.CANCELLED,
         },
         _S.FINISHED: {},
+        _S.FAILED: {},
         _S.REFUSED: {},
         _S.CANCELLED: {},
         _S.RELEASED: {},

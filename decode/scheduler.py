@@ -173,6 +173,8 @@ class DecodeScheduler:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
         rows = self._batch.settle(batch.step)
         self._admission.on_change()
+        for row, why in sampled.failed.items():
+            self._fail(rows[row], why)
         extra, ended = self._append(rows, sampled.token_ids)
         self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
@@ -330,6 +332,15 @@ class DecodeScheduler:
         self._holdings.give_up(req)
         self._end(req, DecodeEvent.FINISHED)
         return Send(req.router, message)
+
+    def _fail(self, req: Req, why: str) -> None:
+        """End a request that cannot go on here or elsewhere, behind the tokens that it has, if it has not ended."""
+        if req.state in ENDED:
+            return
+        self._effects.extend(self._output_buffer.flush_of([req]))
+        self._sessions.fail(req, why)
+        self._holdings.give_up(req)
+        self._end(req, DecodeEvent.FAILED)
 
     def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
         self.states.advance(req, LEASE_ENDS[end])

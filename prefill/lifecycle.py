@@ -19,6 +19,7 @@ class PrefillState(Word):
     RUNNING = "running"  # in a slot; its last row is in the step in flight
     LEASED = "leased"  # its prompt is computed, its pages are leased
     FINISHED = "finished"  # it ended with its first token
+    FAILED = "failed"  # by its own fault: what it asks for cannot be sampled
     CANCELLED = "cancelled"  # the router or its session is gone, or a newer attempt came
     RELEASED = "released"  # its lease has ended
 
@@ -30,6 +31,7 @@ class PrefillEvent(Word):
     LAST_PLANNED = "LastPlanned"
     LEASED = "Leased"
     FINISHED = "Finished"
+    FAILED = "Failed"
     RELEASED = "Released"
     EXPIRED = "Expired"
     CANCELLED = "Cancelled"
@@ -52,6 +54,7 @@ TRANSITIONS: StateTable[PrefillState, PrefillEvent] = StateTable(
         _S.RUNNING: {
             _E.LEASED: _S.LEASED,
             _E.FINISHED: _S.FINISHED,
+            _E.FAILED: _S.FAILED,
             _E.CANCELLED: _S.CANCELLED,
         },
         _S.LEASED: {
@@ -60,6 +63,7 @@ TRANSITIONS: StateTable[PrefillState, PrefillEvent] = StateTable(
             _E.CANCELLED: _S.CANCELLED,
         },
         _S.FINISHED: {},
+        _S.FAILED: {},
         _S.CANCELLED: {},
         _S.RELEASED: {},
     },

@@ -139,15 +139,17 @@ class PrefillScheduler:
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Commit what the step computed; hand over the requests whose prompt it completed."""
-        token_ids = iter(sampled.token_ids)
+        rows = enumerate(sampled.token_ids)
         for extend in self.batch.settle(batch.step):
-            token_id = next(token_ids) if extend.last else None
+            row, token_id = next(rows) if extend.last else (None, None)
             req = extend.req
             if req.state is PrefillState.CANCELLED:
                 continue  # while the step ran
             req.kv_len = extend.end
-            if token_id is None:
+            if row is None or token_id is None:
                 self.memory.commit(req)
+            elif row in sampled.failed:
+                self._fail(req, sampled.failed[row])
             else:
                 self._hand_over(req, token_id, now)
 
@@ -309,6 +311,14 @@ class PrefillScheduler:
         self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
         self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
         self._effects.append(Send(req.router, prefilled))
+
+    def _fail(self, req: Req, why: str) -> None:
+        """The prompt is computed, but nothing can follow it: end the request. Its pages stay in the cache."""
+        self.batch.leave(req)
+        self.memory.commit_and_dedupe(req)
+        self.memory.release(req)
+        self._sessions.fail(req, why)
+        self.states.advance(req, PrefillEvent.FAILED)
 
     def _load(self) -> Load:
         computing = sum(len(req.token_ids) - req.launched_len for req in self.batch.reqs)

@@ -9,6 +9,8 @@ Nothing here knows torch, requests or threads. Errors quote the grammar, so they
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, get_version
 
 from shared.grammar import Grammar
@@ -50,7 +52,14 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     return LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
 
 
-def error_of(matcher: LLMatcher) -> str:
+class Failing(Protocol):
+    """What may be in error, as an `LLMatcher`."""
+
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+
+
+def error_of(matcher: Failing) -> str:
     """What the matcher met, shortened; empty if it is sound."""
     return _shortened(matcher.get_error()) if matcher.is_error() else ""
 

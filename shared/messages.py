@@ -39,6 +39,7 @@ PROTOCOL_MESSAGES = frozenset(  # known to every version of this protocol: the s
     )
 )  # fmt: skip
 
+FAILED_CHARACTERS_MAX = 1024  # of the sentence for a client
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]  # far more than there will be
 WorkerRole = Literal["prefill", "decode"]
 Role = Literal["router", "prefill", "decode"]
@@ -237,6 +238,17 @@ class Refused(Message, frozen=True):
     detail: str = ""
 
 
+class Failed(Message, frozen=True):
+    """The request ends by its own fault, as it would everywhere: it is not tried again. Nothing of it is held here."""
+
+    rid: Name
+    attempt: int
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)]  # of HTTP
+    code: Name  # OpenAI's machine-readable word
+    # for the client alone: it may quote what it sent
+    message: Annotated[str, msgspec.Meta(max_length=FAILED_CHARACTERS_MAX)]
+
+
 class Load(Message, frozen=True):
     """How busy the worker is; pushed at most every 100 ms, when it changed."""
 
@@ -264,6 +276,7 @@ WorkerToRouter = (
     | Refused
     | Load
     | Draining
+    | Failed
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -29,6 +29,7 @@ AboutRequest = (
     | messages.Migrating
     | messages.Finished
     | messages.Refused
+    | messages.Failed
 )
 
 SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
@@ -36,7 +37,7 @@ SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
 FETCHES_MAX = 2  # workers that try to fetch the same pages, if the first cannot
 
 EXPECTED: dict[RequestState, tuple[type, ...]] = {
-    RequestState.PREFILLING: (messages.Prefilled, messages.Refused),
+    RequestState.PREFILLING: (messages.Prefilled, messages.Refused, messages.Failed),
     RequestState.READY: (messages.Refused,),
     RequestState.DECODING: (
         messages.Joined,
@@ -44,6 +45,7 @@ EXPECTED: dict[RequestState, tuple[type, ...]] = {
         messages.Migrating,
         messages.Finished,
         messages.Refused,
+        messages.Failed,
     ),
 }
 
@@ -87,6 +89,10 @@ class WorkerReplies:
                 self._finished(live, worker, message, now)
             case messages.Refused():
                 self._refused(live, worker, message, now)
+            case messages.Failed():
+                self._reject(
+                    live, worker, RequestFailed(message.status, message.message, code=message.code), now
+                )
         may_migrate_now = worker.draining and live.joined and not had_joined
         return live.state is not RequestState.DECODING or may_migrate_now or reopened
 
@@ -167,9 +173,7 @@ class WorkerReplies:
             failed = RequestFailed(
                 400, "The request is too long for its worker.", code="context_length_exceeded"
             )
-            self._requests.end(
-                live, RequestEvent.REJECTED, failed, now, peer=worker.peer, worker_has_released=True
-            )
+            self._reject(live, worker, failed, now)
         elif live.state is RequestState.DECODING and live.joined:
             # Returned for lack of memory, not lost. This ends: each attempt has brought a token.
             live.retractions += 1
@@ -187,6 +191,11 @@ class WorkerReplies:
             again(RequestEvent.STALE, cause="stale", worker_has_released=True)
         else:
             again(RequestEvent.LOST, cause=message.reason, worker_has_released=True)
+
+    def _reject(self, live: LiveRequest, worker: Worker, failed: RequestFailed, now: float) -> None:
+        self._requests.end(
+            live, RequestEvent.REJECTED, failed, now, peer=worker.peer, worker_has_released=True
+        )
 
     def _unreachable(self, live: LiveRequest, worker: Worker, now: float) -> None:
         """The worker cannot fetch the pages, although their holder is up. Another one may try once."""

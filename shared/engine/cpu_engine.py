@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 
 from shared.engine.attention.blocked import BlockedAttention
+from shared.engine.constraints import Constraints
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.dtypes import dtype_name, dtypes_on_cpu
 from shared.engine.gguf.packing import PackedFile
+from shared.engine.grammars import Grammars, read_grammars
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.memory_plan import Demand, choose_pages
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
@@ -21,6 +23,7 @@ from shared.engine.parts import Engine, Sizes, context_bound
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.torch_ops import TorchOps
+from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
 
@@ -54,16 +57,19 @@ def load_on_cpu(
     model = _load_model(folder, config, cache, chosen, packed, context, threads, on_progress)
     kinds, kv = _weight_kinds(config, packed, dtypes.weights), dtype_name(dtypes.kv)
     on = f"{chosen.description}, {threads} {'thread' if threads == 1 else 'threads'}"
+    grammars = read_grammars(folder, config.vocab_size, eos_token_ids)
     return Engine(
-        device=_start(model, cache, limits, eos_token_ids, threads, on_logits),
+        device=_start(model, cache, limits, eos_token_ids, threads, on_logits, grammars),
         cache=cache,
         config=config,
         limits=limits,
         model_fingerprint=model_fingerprint(folder, config, dtypes.weights),
         kv_format=kv_format(config, sizes.page_size, dtypes.kv),
-        determinism=f"{chosen.determinism},{dtype_name(dtypes.weights)},kv-{kv}",
+        determinism=f"{chosen.determinism},{dtype_name(dtypes.weights)},kv-{kv},{library_version()}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
+        grammars=grammars,
+        features=frozenset({"grammar"} if grammars else ()),
         memory={
             "weights": weights_bytes,
             "kv": cache.nbytes,
@@ -106,11 +112,17 @@ def _start(
     eos_token_ids: frozenset[int],
     threads: int,
     on_logits: OnLogits | None,
+    grammars: Grammars | None,
 ) -> TorchDevice:
     return TorchDevice(
         model,
         cache,
-        Sampler(slots=limits.slots, vocab_size=limits.vocab_size, eos_token_ids=eos_token_ids),
+        Sampler(
+            slots=limits.slots,
+            vocab_size=limits.vocab_size,
+            eos_token_ids=eos_token_ids,
+            constraints=Constraints(grammars, limits.vocab_size),
+        ),
         slots=limits.slots,
         pages_per_slot=pages_for_tokens(limits.context_len, limits.page_size),
         threads=threads,

@@ -114,6 +114,12 @@ class Grammars:
                 self._underway.discard(grammar.digest)
 
 
+def read_grammars(folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> Grammars | None:
+    """The grammars of a model folder; None where they cannot be served: no tokenizer of this kind, or no end."""
+    tokenizer_json, ends = folder / "tokenizer.json", frozenset(eos_token_ids)
+    return Grammars(tokenizer_json, vocab_size, ends) if ends and tokenizer_json.is_file() else None
+
+
 def _start(work: object) -> threading.Thread:
     before = threading.stack_size(COMPILE_STACK_BYTES)
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.baton import NUMBERS_MAX
+from shared.engine.grammars import Grammars
 from shared.engine.kv_cache import KVCache
 from shared.engine.memory_plan import UNBOUNDED, Budget
 from shared.engine.model_config import ModelConfig
@@ -64,6 +65,7 @@ class Engine:
     host_pages: int
     memory: Mapping[str, int]  # bytes set apart, by kind
     description: str  # device, dtype, pages and context, and the reason for each
+    grammars: Grammars | None = None  # what compiles them; None: it serves none
     features: frozenset[str] = frozenset()  # the sampling parameters it serves, see `SamplingParams.features`
 
 

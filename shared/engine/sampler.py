@@ -1,8 +1,9 @@
 """Chooses tokens: a pure function of (logits, params, the request's own tokens, seed, position).
 
-Position is the index in the output, counted from the end of the prompt across all attempts. Order of what is applied,
-as in vLLM and SGLang: penalties, bias and barred ends → temperature → top_k → top_p → min_p → Gumbel noise → argmax,
-ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last admitted one are admitted too.
+Position is the index in the output, counted from the end of the prompt across all attempts. What is applied, in
+this order, as in vLLM and SGLang: penalties, bias, barred ends, grammar → temperature → top_k → top_p → min_p → Gumbel
+noise → argmax, ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last admitted one
+are admitted too.
 
 The parameters of a slot lie in arrays indexed by slot, written when a request joins. The token history is kept on the
 device, so a step never waits for the CPU. A row's result does not depend on the other rows.
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.engine.constraints import Constraints
 from shared.engine.gumbel import gumbel_noise, row_keys, signed
 from shared.schedule_batch import SlotJoin
 
@@ -23,7 +25,17 @@ from shared.schedule_batch import SlotJoin
 class Sampler:
     """Sampling parameters and histories of all slots, and the choice itself."""
 
-    def __init__(self, *, slots: int, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        constraints: Constraints | None = None,
+    ) -> None:
+        """Without `constraints` no request may have a grammar."""
+        self._constraints = constraints or Constraints(None, vocab_size)
+        self.failed: dict[int, str] = {}  # the rows of the last `sample` that have no token, and why
         self._eos_token_ids = frozenset(eos_token_ids)
         self._token_ids = torch.arange(vocab_size)
         self._temperature = torch.zeros(slots)
@@ -62,6 +74,7 @@ class Sampler:
             output = tokens[join.prompt_len :]
             self._in_prompt[slot].zero_()[tokens[: join.prompt_len]] = True
             self._output_counts[slot] = torch.bincount(output, minlength=vocab_size).to(torch.int32)
+        self._constraints.join(join)
         self._bias.pop(slot, None)
         if params.logit_bias:
             ids, values = zip(*params.logit_bias.items(), strict=True)
@@ -80,6 +93,7 @@ class Sampler:
         positions = sequence_lens - self._prompt_len[slots]
         self._penalize(logits, slots)
         self._adjust(logits, slots, positions)
+        self.failed = self._constrain(logits, slots, positions) if self._constraints else {}
         drawn = torch.nonzero(self._temperature[slots] > 0)
         # One by one: a row of logits and its hashes fit a core's cache; several rows at once are 4 times slower.
         for rows in drawn:
@@ -88,6 +102,8 @@ class Sampler:
         remembered = torch.nonzero(self._needs_history[slots])[:, 0]
         if len(remembered):
             self._output_counts[slots[remembered], tokens[remembered]] += 1
+        if self._constraints:
+            self._constraints.take(slots.tolist(), tokens.tolist())
         return tokens
 
     def _penalize(self, logits: Tensor, slots: Tensor) -> None:
@@ -111,8 +127,25 @@ class Sampler:
             if slot in self._bias:
                 ids, values = self._bias[slot]
                 logits[row, ids] += values
-            if slot in self._ends and bool(barred[row]):
+            if slot in self._ends and bool(barred[row]) and slot not in self._constraints:
                 logits[row, self._ends[slot]] = -torch.inf
+
+    def _constrain(self, logits: Tensor, slots: Tensor, positions: Tensor) -> dict[int, str]:
+        """Bar what grammars do not allow, in place; the rows that have no token left, and why.
+
+        Ends that may not come yet are barred, too, unless nothing else is allowed.
+        """
+        failed: dict[int, str] = {}
+        for row, slot in enumerate(slots.tolist()):
+            if slot not in self._constraints:
+                continue
+            ends = self._ends.get(slot) if positions[row] < self._min_new_tokens[slot] else None
+            found = logits[row].numpy()
+            why = self._constraints.bar(slot, found, None if ends is None else ends.numpy())
+            if why:
+                failed[row] = why
+                found.fill(0.0)  # so that the row has a token at all
+        return failed
 
     def _perturb(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Temperature, filters and noise, in place; returns its argument."""

@@ -238,4 +238,4 @@ class TorchDevice:
             return Sampled([])
         tokens = self._sampler.sample(logits, sampled_slots, self._state.kv_lens[sampled_slots])
         self._state.last_tokens[sampled_slots] = tokens
-        return Sampled([int(token) for token in tokens.tolist()])
+        return Sampled([int(token) for token in tokens.tolist()], failed=self._sampler.failed)

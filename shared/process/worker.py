@@ -31,6 +31,7 @@ from shared.messages import Hello, Role
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
+from shared.process.grammar_gate import GrammarGate
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
@@ -103,7 +104,7 @@ def serve(
         scheduler,
         engine.device,
         transfer,
-        links,
+        links if engine.grammars is None else GrammarGate(links, engine.grammars),
         monotonic,
         _write_note,
         overlap=config.overlap,

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from shared.effects import Send, WorkerEffect
 from shared.kv.leases import LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import DrainAck, Draining, Hello, Load, Message, Release, Renew
+from shared.messages import DrainAck, Draining, Failed, Hello, Load, Message, Refused, Release, Renew
+from shared.req import Req
 
 
 class RouterSessions:
@@ -53,9 +54,16 @@ class RouterSessions:
     def understands(self, router: str, message: type[Message]) -> bool:
         """Whether such a message may be sent to this router; if not, do as was done before the message existed.
 
-        Protocol 1 has no such message yet; the simulation has one.
+        `Failed` is one.
         """
         return router in self._hellos and self._hellos[router].reads(message)
+
+    def fail(self, req: Req, why: str) -> None:
+        """Tell the router of a request that it cannot be served anywhere; an older router tries it elsewhere."""
+        message: Message = Failed(req.rid, req.attempt, 400, "grammar_too_complex", why)
+        if not self.understands(req.router, Failed):
+            message = Refused(req.rid, req.attempt, "internal", "what it asks for cannot be sampled")
+        self._effects.append(Send(req.router, message))
 
     def start_draining(self) -> None:
         """Accept no new requests from now on. All routers are sent `Draining`, those that connect later too."""

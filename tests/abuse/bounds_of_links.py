@@ -126,6 +126,13 @@ LINK_BOUNDS = (
         f"{BEYOND}[a grammar]",
         place="shared.grammar",
     ),
+    Bound(
+        "FAILED_CHARACTERS_MAX",
+        "the session ends",
+        "4 KiB a message",
+        f"{UNIT}/links/test_wire.py::test_a_worker_cannot_send_an_endless_sentence",
+        place="shared.messages",
+    ),
     *(
         Bound(
             name,

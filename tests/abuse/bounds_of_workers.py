@@ -120,6 +120,13 @@ WORKER_BOUNDS = (
         place=WORKER,
     ),
     Bound(
+        "WAITING_GRAMMARS_MAX",
+        "the request is refused, and the router tries another worker",
+        "64 requests that wait for a compile",
+        f"{UNIT}/grammars/test_grammar_gate.py::test_those_that_wait_are_bounded",
+        place="shared.process.grammar_gate",
+    ),
+    Bound(
         "drain_seconds",
         "the worker exits, and its requests continue elsewhere",
         "30 s",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from shared.messages import FinishReason
 from shared.sampling_params import SamplingParams
+from tests.simulation import toy_grammar
 
 VOCAB_SIZE = 64
 EOS_TOKEN_IDS = frozenset({0})  # one token in 64: streams of a few dozen tokens end either way
@@ -21,12 +22,25 @@ def kv_cell(before: Sequence[int], token_id: int) -> int:
     return hash((token_id, *before))
 
 
-def sample(cells: Sequence[int], params: SamplingParams, prompt_len: int, history: Sequence[int]) -> int:
-    """The token that follows `cells`; `history` (all tokens so far) matters only to penalties."""
+def sample(
+    cells: Sequence[int],
+    params: SamplingParams,
+    prompt_len: int,
+    history: Sequence[int],
+    allowed: frozenset[int] = frozenset(),
+) -> int:
+    """The token that follows `cells`; `history` (all tokens so far) matters only to penalties.
+
+    `allowed` are the tokens that a grammar allows; empty: all.
+    """
     position = len(cells) - prompt_len
     seed = params.seed if params.temperature else 0
-    seen = tuple(history) if params.needs_history else ()
+    seen = tuple(history) if params.penalized else ()
     token_id = hash((position, seed, seen, *cells)) % VOCAB_SIZE
+    if allowed:
+        ends = EOS_TOKEN_IDS.union(params.stop_token_ids) if position < params.min_new_tokens else frozenset()
+        allowed = allowed - ends or allowed
+        return min(allowed, key=lambda one: (one - token_id) % VOCAB_SIZE)
     if position < params.min_new_tokens:
         while token_id in EOS_TOKEN_IDS or token_id in params.stop_token_ids:
             token_id = (token_id + 1) % VOCAB_SIZE
@@ -41,14 +55,21 @@ def finish_reason(output: Sequence[int], params: SamplingParams) -> FinishReason
     return "length" if len(output) == params.max_new_tokens else None
 
 
-def expected_output(prompt: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], FinishReason]:
-    """All tokens of the answer, and why it ends."""
+def expected_output(
+    prompt: Sequence[int], params: SamplingParams
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """All tokens of the answer, and why it ends; None: its grammar allows no more."""
     token_ids, cells, output = list(prompt), list[int](), list[int]()
     reason = None
     while reason is None:
         for token_id in token_ids[len(cells) :]:
             cells.append(kv_cell(cells, token_id))
-        output.append(sample(cells, params, len(prompt), token_ids))
+        may_come = frozenset[int]()
+        if params.grammar is not None:
+            if toy_grammar.fails(params.grammar, toy_grammar.state_of(output)):
+                break
+            may_come = toy_grammar.allowed(toy_grammar.state_of(output), VOCAB_SIZE)
+        output.append(sample(cells, params, len(prompt), token_ids, may_come))
         token_ids.append(output[-1])
         reason = finish_reason(output, params)
     return tuple(output), reason

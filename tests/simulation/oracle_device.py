@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from shared.engine.constraints import Constraints
 from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from tests.simulation.oracle import kv_cell, sample
+from tests.simulation.oracle import VOCAB_SIZE, kv_cell, sample
 from tests.simulation.timeline import Action, TimelineProcess
 
 
@@ -53,7 +56,7 @@ class Step:
     extend: tuple[ExtendRow, ...]
     decode_slots: tuple[int, ...]
     completes_at: float
-    token_ids: list[int] | None = None  # once completed
+    sampled: Sampled | None = None  # once completed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class OracleDevice:
     speed: Speed
     rng: random.Random
     on_copied: Action  # wakes the worker
+    constraints: Constraints = field(default_factory=lambda: Constraints(None, VOCAB_SIZE))
     launched: int = 0
     settled: int = 0
     _completed: int = 0
@@ -118,8 +122,8 @@ class OracleDevice:
         self._complete(step)
         self._steps.popleft()
         self.settled = step
-        assert oldest.token_ids is not None
-        return Sampled(oldest.token_ids)
+        assert oldest.sampled is not None
+        return oldest.sampled
 
     def completed(self) -> int:
         return self._completed
@@ -155,35 +159,49 @@ class OracleDevice:
         for step in self._steps:
             if self._completed < step.batch.step <= number:
                 self._completed = step.batch.step
-                step.token_ids = self._execute(step)
+                step.sampled = self._execute(step)
 
-    def _execute(self, step: Step) -> list[int]:
+    def _execute(self, step: Step) -> Sampled:
         for join in step.batch.joins:
             self._slots[join.slot] = _joined(join)
+            self.constraints.join(join)
         for grant in step.batch.grants:
             self._slots[grant.slot].pages.extend(grant.pages)
-        token_ids = [self._extend(row) for row in step.extend]
-        token_ids += [self._decode(self._slots[slot]) for slot in step.decode_slots]
-        return [token_id for token_id in token_ids if token_id is not None]
+        rows = [self._extend(row) for row in step.extend]
+        rows += [self._decode(slot) for slot in step.decode_slots]
+        sampled = [row for row in rows if row is not None]
+        failed = {at: row for at, row in enumerate(sampled) if isinstance(row, str)}
+        return Sampled([0 if isinstance(row, str) else row for row in sampled], failed=failed)
 
-    def _extend(self, row: ExtendRow) -> int | None:
+    def _extend(self, row: ExtendRow) -> int | str | None:
         slot = self._slots[row.slot]
         cells = [self._read(slot, position) for position in range(row.start)]
         for token_id in row.token_ids:
             self._append(slot, cells, token_id)
         slot.kv_len = len(cells)
-        return self._sample(slot, cells) if row.samples else None
+        return self._sample(row.slot, cells) if row.samples else None
 
-    def _decode(self, slot: Slot) -> int:
+    def _decode(self, number: int) -> int | str:
+        slot = self._slots[number]
         cells = [self._read(slot, position) for position in range(slot.kv_len)]
         assert slot.last_token is not None, "a slot without a token to go on from"
         self._append(slot, cells, slot.last_token)
         slot.kv_len = len(cells)
-        return self._sample(slot, cells)
+        return self._sample(number, cells)
 
-    def _sample(self, slot: Slot, cells: list[int]) -> int:
-        slot.last_token = sample(cells, slot.params, slot.prompt_len, slot.history)
+    def _sample(self, number: int, cells: list[int]) -> int | str:
+        """The slot's next token, or why there is none."""
+        slot = self._slots[number]
+        allowed = frozenset[int]()
+        if number in self.constraints:
+            logits = np.zeros(VOCAB_SIZE, np.float32)
+            if why := self.constraints.bar(number, logits, None):
+                slot.last_token = 0
+                return why
+            allowed = frozenset(np.flatnonzero(logits == 0).tolist())
+        slot.last_token = sample(cells, slot.params, slot.prompt_len, slot.history, allowed)
         slot.history.append(slot.last_token)
+        self.constraints.take([number], [slot.last_token])
         return slot.last_token
 
     def _read(self, slot: Slot, position: int) -> int:
@@ -200,5 +218,5 @@ class OracleDevice:
 
 
 def _joined(join: SlotJoin) -> Slot:
-    history = list(join.token_ids) if join.params.needs_history else []
+    history = list(join.token_ids) if join.params.penalized else []
     return Slot(list(join.pages), join.kv_len, join.params, join.prompt_len, history, join.last_token)

@@ -28,6 +28,7 @@ AREAS = {
     "lifecycle",
     "placement",
     "fleets",
+    "grammars",
     "room",
     "siblings",
     "steps",

@@ -22,6 +22,7 @@ from tests.simulation.scenario import (
     ScenarioSizes,
     SimulationScenario,
 )
+from tests.simulation.toy_grammar import FIRM, FRAIL
 from tests.simulation.versions import way_of
 
 
@@ -247,6 +248,23 @@ def launches(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, sizes=replace(scenario.sizes, launches_cost=rng.random() < 0.6))
 
 
+def grammars(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds a good part of the requests have a grammar.
+
+    One that fails must be known to the routers as what it is, so only new ones get such; and a calm world fails nobody.
+    """
+    rng = scenario.random("grammars")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7))
+    frail = 0.5 if way_of(scenario.random) == "new" and not scenario.calm else 0.0
+
+    def constrained(planned: PlannedRequest) -> PlannedRequest:
+        grammar = FRAIL if rng.random() < frail else FIRM
+        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=grammar))
+
+    requests = [constrained(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     bounds,
     launches,
@@ -266,4 +284,5 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     nonsense,
     rollout_of_workers,
     with_groups,
+    grammars,
 )

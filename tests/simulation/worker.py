@@ -14,9 +14,11 @@ import msgspec
 
 from shared.baton import Holder
 from shared.effects import Note
+from shared.engine.constraints import Constraints
 from shared.links.events import LinkEvent, Received
 from shared.loop_watch import LoopWatch
 from shared.messages import Hello, Limits, Message, Role
+from shared.process.grammar_gate import GrammarGate
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.doubles.novelty import Novelty
@@ -28,6 +30,7 @@ from tests.simulation.oracle_device import OracleDevice, Pages
 from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
 from tests.simulation.settings import MODEL_NAME, decode_config, prefill_config
 from tests.simulation.timeline import TimelineProcess
+from tests.simulation.toy_grammar import ToyGrammars
 from tests.simulation.versions import Novelties
 from tests.simulation.witness import Witness
 
@@ -60,6 +63,7 @@ def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
         model="oracle 1",
         kv_format="odd pages" if odd else "oracle pages",
         determinism="oracle",
+        features=("grammar",),
         limits=Limits(slots=slots)
         if reticent
         else Limits(CONTEXT_LEN, sizes.page_size, sizes.pages(role, number), slots, VOCAB_SIZE),
@@ -78,6 +82,7 @@ class SimulatedWorker:
         self._network = world.network
         self.hello = msgspec.structs.replace(_hello(role, uid, epoch, sizes), understands=world.understands)
         kv_format = self.hello.kv_format
+        grammars = ToyGrammars(process, world.rng, VOCAB_SIZE, self.wake)
         self.device = OracleDevice(
             process=process,
             pages=Pages(pages, sizes.page_size, salt=epoch),
@@ -85,7 +90,9 @@ class SimulatedWorker:
             speed=scenario.speed.slowed(world.rng.choice((1, 1, 1, 5))),
             rng=world.rng,
             on_copied=self.wake,
+            constraints=Constraints(grammars, VOCAB_SIZE),
         )
+        self.gate = GrammarGate(self, grammars)
         self.agent = Agent(
             world.fabric,
             process,
@@ -107,7 +114,7 @@ class SimulatedWorker:
             self.witness,
             self.device,
             self.agent,
-            self,
+            self.gate,
             self._now,
             self.notes.append,
             overlap=sizes.overlap,

@@ -6,7 +6,7 @@ from typing import Any
 
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
-from shared.messages import Generated
+from shared.messages import UNDERSTOOD, Generated
 from tests.unit.scheduling.worker_bench import (
     EOS,
     HOLDER,
@@ -31,6 +31,7 @@ class DecodeBench(WorkerBench):
         words: int = 8,
         overlap: bool = True,
         routers: int = 1,
+        understands: tuple[str, ...] = UNDERSTOOD["router"],
         **settings: Any,
     ):
         defaults = {
@@ -51,7 +52,7 @@ class DecodeBench(WorkerBench):
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
         )
-        super().__init__("decode", self.core, overlap=overlap, routers=routers)
+        super().__init__("decode", self.core, overlap=overlap, routers=routers, understands=understands)
 
     @property
     def holds_nothing(self) -> bool:

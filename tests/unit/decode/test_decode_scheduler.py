@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Finished, Generated, Joined, Load, Refused
+from shared.messages import Cancel, Failed, Finished, Generated, Joined, Load, Refused
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, decode, prompt
@@ -134,6 +134,40 @@ def test_the_extra_token_of_a_request_that_has_ended_is_discarded(overlap: bool,
     assert bench.tokens("a") == [5, EOS]
     assert [(said.output_len, said.reason) for said in bench.said(Finished)] == [(3, "stop")]
     assert bench.core.counters.extra_tokens == extra
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_that_cannot_go_on_ends_by_its_own_fault_behind_its_tokens(overlap: bool) -> None:
+    bench = DecodeBench(overlap=overlap, flush_seconds=60.0)
+    bench.device.failures[1] = 3
+    bench.send(decode("a", prompt(8)), decode("b", prompt(8, family=2), seed=2, max_new_tokens=6))
+    bench.run()
+    assert bench.said(Failed) == [Failed("a", 1, 400, "grammar_too_complex", "scripted")]
+    assert bench.tokens("a") == [ORDINARY] * 2
+    assert bench.tokens("b") == [ORDINARY] * 5
+    assert [said.rid for said in bench.said(Finished)] == ["b"]
+    assert bench.holds_nothing
+
+
+def test_an_older_router_is_given_back_what_cannot_go_on() -> None:
+    bench = DecodeBench(understands=())
+    bench.device.failures[1] = 3
+    bench.send(decode("a", prompt(8)))
+    bench.run()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("a", "internal")]
+    assert bench.holds_nothing
+
+
+def test_a_request_that_has_ended_cannot_fail() -> None:
+    """Its extra row is discarded, whatever became of it."""
+    bench = DecodeBench()
+    bench.device.answers[1] = [ORDINARY, EOS]
+    bench.device.failures[1] = 2
+    bench.send(decode("a", prompt(8)))
+    bench.run()
+    assert bench.said(Failed) == []
+    assert [said.reason for said in bench.said(Finished)] == ["stop"]
     assert bench.holds_nothing
 
 

@@ -299,7 +299,7 @@ def test_a_request_may_end_with_the_very_step_it_was_retracted_at() -> None:
     bench, req = victim_with_a_row_in_flight()
     step = min(bench.core._batch._planned)  # in flight, and the last that the request takes part in
     place = bench.core._batch._planned[step].index(req)
-    bench.device._results[step][place] = EOS
+    bench.device._results[step].token_ids[place] = EOS
     bench.loop.finish()
     bench.run()
     assert finished(bench)[0] == req.rid

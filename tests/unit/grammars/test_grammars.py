@@ -6,13 +6,14 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from shared.engine import grammars as module
-from shared.engine.constraints import Constraints
+from shared.engine.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.grammars import Grammars
-from shared.errors import ModelError
+from shared.errors import InvariantError, ModelError
 from shared.grammar import Grammar
 from shared.guidance import library_version, problem
 from shared.sampling_params import SamplingParams
@@ -43,10 +44,14 @@ def joined(grammar: Grammar, output: list[int], slot: int = 3) -> SlotJoin:
     return SlotJoin(slot, (), 0, params, prompt_len=2, token_ids=(7, 7, *output))
 
 
-def allowed(constraints: Constraints, slot: int = 3) -> set[int]:
-    barred = constraints.barred(slot)
-    assert not isinstance(barred, str), barred
-    return {token for token in range(VOCAB_SIZE) if not barred[token]}
+def allowed(constraints: Constraints, slot: int = 3, ends: tuple[int, ...] | None = None) -> set[int]:
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    assert constraints.bar(slot, logits, None if ends is None else np.array(ends)) == ""
+    return set(np.flatnonzero(logits == 0).tolist())
+
+
+def failure(constraints: Constraints, slot: int = 3) -> str:
+    return constraints.bar(slot, np.zeros(VOCAB_SIZE, np.float32), None)
 
 
 def until_ready(grammars: Grammars, grammar: Grammar) -> None:
@@ -115,28 +120,30 @@ def test_a_matcher_is_made_of_the_output_alone_wherever_a_request_goes_on(
         joining.join(joined(schema, answer[:at]))
         assert token in allowed(whole)
         assert allowed(joining) == allowed(whole)
-        whole.take(3, token)
+        whole.take([2, 3], [5, token])
     assert allowed(whole) == {EOS}
 
 
 def test_a_row_past_its_end_finds_no_grammar(grammars: Grammars, tokenizer_json: Path) -> None:
     constraints = Constraints(grammars, VOCAB_SIZE)
     constraints.join(joined(TRUE, ids(tokenizer_json, "true")))
-    constraints.take(3, EOS)
+    constraints.take([3], [EOS])
     assert 3 not in constraints
 
 
 def test_output_that_the_grammar_refuses_is_an_error(grammars: Grammars, tokenizer_json: Path) -> None:
     constraints = Constraints(grammars, VOCAB_SIZE)
     constraints.join(joined(TRUE, ids(tokenizer_json, "x")))
-    assert isinstance(constraints.barred(3), str)
+    assert failure(constraints)
+    assert 3 not in constraints
 
 
 @pytest.mark.parametrize("grammar", [Grammar("json", '{"$ref": "#"}'), Grammar("regex", r"[^\s\S]")])
 def test_a_grammar_that_allows_nothing_is_an_error_and_no_token(grammars: Grammars, grammar: Grammar) -> None:
     constraints = Constraints(grammars, VOCAB_SIZE)
     constraints.join(joined(grammar, []))
-    assert isinstance(constraints.barred(3), str)
+    assert failure(constraints)
+    assert 3 not in constraints
 
 
 def test_a_slot_without_a_grammar_has_no_matcher(grammars: Grammars) -> None:
@@ -149,3 +156,30 @@ def test_a_slot_without_a_grammar_has_no_matcher(grammars: Grammars) -> None:
 
 def test_the_version_names_library_and_engine() -> None:
     assert library_version().startswith("llguidance@1.9")
+
+
+def test_ends_that_may_not_come_yet_yield_where_nothing_else_is_allowed(
+    grammars: Grammars, tokenizer_json: Path
+) -> None:
+    constraints = Constraints(grammars, VOCAB_SIZE)
+    constraints.join(joined(Grammar("regex", "tx?"), ids(tokenizer_json, "t")))
+    (x,) = ids(tokenizer_json, "x")
+    assert allowed(constraints) == {EOS, x}
+    assert allowed(constraints, ends=(EOS,)) == {x}
+    constraints.take([3], [x])
+    assert allowed(constraints, ends=(EOS,)) == {EOS}
+
+
+def test_what_others_have_barred_and_the_grammar_leaves_nothing(
+    grammars: Grammars, tokenizer_json: Path
+) -> None:
+    constraints = Constraints(grammars, VOCAB_SIZE)
+    constraints.join(joined(Grammar("regex", "t"), []))
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    logits[ids(tokenizer_json, "t")] = -np.inf
+    assert constraints.bar(3, logits, None) == NOTHING_ALLOWED
+
+
+def test_an_engine_without_grammars_takes_none() -> None:
+    with pytest.raises(InvariantError, match="grammar"):
+        Constraints(None, VOCAB_SIZE).join(joined(TRUE, []))

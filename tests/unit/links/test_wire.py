@@ -14,10 +14,12 @@ import pytest
 
 from shared import messages
 from shared.messages import (
+    FAILED_CHARACTERS_MAX,
     PROTOCOL_MESSAGES,
     READABLE,
     UNDERSTOOD,
     Cancel,
+    Failed,
     FinishReason,
     Generated,
     Hello,
@@ -143,3 +145,10 @@ def test_a_report_names_no_more_of_the_likeliest_than_the_bound() -> None:
     assert decode_from_worker(reported(TOP_LOGPROBS_MAX)) is not None
     with pytest.raises(msgspec.ValidationError, match="length <= 20"):
         decode_from_worker(reported(TOP_LOGPROBS_MAX + 1))
+
+
+def test_a_worker_cannot_send_an_endless_sentence() -> None:
+    longest = Failed("r", 1, 400, "code", "a" * FAILED_CHARACTERS_MAX)
+    assert decode_from_worker(encode(longest)) == longest
+    with pytest.raises(msgspec.ValidationError, match="message"):
+        decode_from_worker(encode(msgspec.structs.replace(longest, message=longest.message + "a")))

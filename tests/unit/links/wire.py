@@ -113,6 +113,7 @@ INSTANCES: tuple[Message, ...] = (
         accepting=False,
     ),
     messages.Draining(),
+    messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),
 )
 
 

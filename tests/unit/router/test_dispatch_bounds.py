@@ -7,7 +7,7 @@ import pytest
 from router.core.effects import RequestFailed
 from router.core.live_request import VISITS_MAX
 from shared.links.events import Received
-from shared.messages import Cancel, Decode, Limits, Load, Prefill
+from shared.messages import Cancel, Decode, Failed, Limits, Load, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
@@ -164,6 +164,17 @@ def test_a_worker_that_finds_it_too_long_ends_it_with_400() -> None:
     outcome = world.outcome("r")
     assert isinstance(outcome, RequestFailed)
     assert outcome.status == 400
+
+
+def test_a_request_that_a_worker_calls_at_fault_ends_and_is_not_tried_again() -> None:
+    world = ScriptedDeployment()
+    world.submit(request("r"))
+    world.prefilled("p0", "r", 10)
+    world.say("d0", Failed("r", 1, 400, "grammar_too_complex", "too many states"))
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.status, outcome.code, outcome.message) == (400, "grammar_too_complex", "too many states")
+    assert len(world.sent(Prefill)) == 1
 
 
 def test_prefill_workers_are_not_flooded_and_the_first_come_goes_first() -> None:

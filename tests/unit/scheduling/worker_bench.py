@@ -15,7 +15,7 @@ from shared.baton import Baton, Holder
 from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
-from shared.messages import Decode, Hello, Message, Prefill, Role
+from shared.messages import UNDERSTOOD, Decode, Hello, Message, Prefill, Role
 from shared.sampled import Sampled
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
@@ -38,6 +38,7 @@ class ScriptedDevice:
     """Implements `Device`."""
 
     answers: dict[int, Sequence[int]] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)  # seed → index of the token that cannot be sampled
     batches: list[ScheduleBatch] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)  # "launch 1", "settle 1", …
     copies: list[int] = field(default_factory=list)  # started, not done
@@ -46,7 +47,7 @@ class ScriptedDevice:
     _completed: int = 0
     _slots: dict[int, SlotJoin] = field(default_factory=dict)
     _kv_len: dict[int, int] = field(default_factory=dict)
-    _results: dict[int, list[int]] = field(default_factory=dict)
+    _results: dict[int, Sampled] = field(default_factory=dict)
 
     def launch(self, batch: ScheduleBatch) -> None:
         assert batch.step == len(self.batches) + 1
@@ -54,22 +55,24 @@ class ScriptedDevice:
         self.trace.append(f"launch {batch.step}")
         for join in batch.joins:
             self._slots[join.slot], self._kv_len[join.slot] = join, join.kv_len
-        sampled = []
+        slots = list[int]()
         for row in batch.extend:
             assert row.start == self._kv_len[row.slot]
             self._kv_len[row.slot] += len(row.token_ids)
             if row.samples:
-                sampled.append(self._sample(row.slot))
+                slots.append(row.slot)
         for slot in batch.decode_slots:
             self._kv_len[slot] += 1
-            sampled.append(self._sample(slot))
-        self._results[batch.step] = sampled
+            slots.append(slot)
+        sampled = [self._sample(slot) for slot in slots]
+        failed = {at: "scripted" for at, slot in enumerate(slots) if self._fails(slot)}
+        self._results[batch.step] = Sampled(sampled, failed=failed)
 
     def wait(self, step: int) -> Sampled:
         self.trace.append(f"settle {step}")
         self.on_wait()
         self._completed = step
-        return Sampled(self._results.pop(step))
+        return self._results.pop(step)
 
     def completed(self) -> int:
         return self._completed
@@ -94,10 +97,14 @@ class ScriptedDevice:
         """The steps of one mode so far."""
         return [batch for batch in self.batches if batch.mode is mode]
 
+    def _index(self, slot: int) -> int:
+        return self._kv_len[slot] - self._slots[slot].prompt_len
+
+    def _fails(self, slot: int) -> bool:
+        return self.failures.get(self._slots[slot].params.seed) == self._index(slot)
+
     def _sample(self, slot: int) -> int:
-        join = self._slots[slot]
-        answer = self.answers.get(join.params.seed, ())
-        index = self._kv_len[slot] - join.prompt_len
+        answer, index = self.answers.get(self._slots[slot].params.seed, ()), self._index(slot)
         return answer[index] if index < len(answer) else ORDINARY
 
 
@@ -167,14 +174,24 @@ class PlainWords:
 class WorkerBench:
     """One scheduler, turned by hand."""
 
-    def __init__(self, role: Role, scheduler: Scheduler, *, overlap: bool = True, routers: int = 1):
+    def __init__(
+        self,
+        role: Role,
+        scheduler: Scheduler,
+        *,
+        overlap: bool = True,
+        routers: int = 1,
+        understands: tuple[str, ...] = UNDERSTOOD["router"],
+    ):
         self.now = 100.0
         self.device = ScriptedDevice()
         self.fetcher = ScriptedFetcher()
         self.scheduler = scheduler
         self.links = MemoryLinks(Hello(session=1, role=role, uid="worker", epoch=1))
         self.routers = [
-            MemoryLinks(Hello(session=1, role="router", uid=f"router-{number}", epoch=1))
+            MemoryLinks(
+                Hello(session=1, role="router", uid=f"router-{number}", epoch=1, understands=understands)
+            )
             for number in range(routers)
         ]
         for router in self.routers:
