@@ -25,6 +25,9 @@ from tests.simulation.world import World
 LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
 # Router and worker disagree on end tokens: no oracle could judge that output.
 UNREACHED_ROWS = ["row ready Finished"]
+# A grammar that fails in the very step in which its request leaves: in none of 1,000 seeds.
+# tests/unit/decode/test_retraction.py and test_migration.py have it.
+UNREACHED_WORKER_ROWS = ["decode row migrating Failed", "decode row retracting Failed"]
 # "path joined in PREBUILT" is not expected: a request joins while no row has a page, in none of 300 seeds.
 # tests/unit/decode/test_decode_scheduler.py has it.
 ROWS = [f"row {state.value} {event.value}" for state, row in TRANSITIONS.rows.items() for event in row]
@@ -119,7 +122,7 @@ EXPECTED = [
     *(f"fault {kind}" for kind in FAULTS),
     *FABRIC,
     *NETWORK,
-    *WORKER_ROWS,
+    *(row for row in WORKER_ROWS if row not in UNREACHED_WORKER_ROWS),
     *(f"path cancelled while {where}" for where in FINER),
     "message Novelty",
     "path a new message is not sent to an older version",

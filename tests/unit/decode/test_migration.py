@@ -8,6 +8,7 @@ from shared.messages import (
     Cancel,
     DrainAck,
     Draining,
+    Failed,
     Finished,
     Generated,
     Joined,
@@ -67,6 +68,18 @@ def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
     bench.send(Migrate("a", 1))
     bench.run()
     assert [said.rid for said in bench.said(Finished)] == ["a"]
+    assert not bench.said(Migrating)
+    assert bench.holds_nothing
+
+
+def test_a_request_that_fails_with_its_step_in_flight_does_not_migrate() -> None:
+    bench = DecodeBench()
+    bench.device.failures[1] = 5
+    bench.send(decode("a", prompt(6), 60))
+    bench.run_until(lambda: bench.core.counters.generated_tokens == 4)
+    bench.send(Migrate("a", 1))
+    bench.run()
+    assert [said.rid for said in bench.said(Failed)] == ["a"]
     assert not bench.said(Migrating)
     assert bench.holds_nothing
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from decode.lifecycle import DecodeState
 from decode.retraction import Retraction
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Decode, Finished, Load, Message, Refused
+from shared.messages import Cancel, Decode, Failed, Finished, Load, Message, Refused
 from shared.req import Req
 from shared.schedule_batch import ForwardMode
 from tests.unit.decode.bench import DecodeBench
@@ -303,5 +305,17 @@ def test_a_request_may_end_with_the_very_step_it_was_retracted_at() -> None:
     bench.loop.finish()
     bench.run()
     assert finished(bench)[0] == req.rid
+    assert bench.core.counters.backups == 0
+    assert bench.holds_nothing
+
+
+def test_a_request_may_fail_with_the_very_step_it_was_retracted_at() -> None:
+    bench, req = victim_with_a_row_in_flight()
+    step = min(bench.core._batch._planned)
+    place = bench.core._batch._planned[step].index(req)
+    bench.device._results[step] = replace(bench.device._results[step], failed={place: "scripted"})
+    bench.loop.finish()
+    bench.run()
+    assert [said.rid for said in bench.said(Failed)] == [req.rid]
     assert bench.core.counters.backups == 0
     assert bench.holds_nothing
