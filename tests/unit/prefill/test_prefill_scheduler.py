@@ -8,7 +8,6 @@ from shared.messages import (
     Cancel,
     DrainAck,
     Draining,
-    Failed,
     Load,
     Message,
     Prefilled,
@@ -46,19 +45,6 @@ def test_a_request_that_ends_with_its_first_token_gets_no_baton(answer: list[int
     bench.run()
     (said,) = bench.said(Prefilled)
     assert (said.token_ids, said.baton, said.finish) == ((EOS,), None, "stop")
-    assert bench.holds_nothing
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_request_without_a_first_token_ends_by_its_own_fault(overlap: bool) -> None:
-    bench = PrefillBench(overlap=overlap)
-    bench.device.failures[1] = 0
-    bench.send(prefill("a", prompt(9)), prefill("b", prompt(9), seed=2))
-    bench.run()
-    assert bench.said(Failed) == [Failed("a", 1, 400, "grammar_too_complex", "scripted")]
-    assert [said.rid for said in bench.said(Prefilled)] == ["b"]
-    bench.send(Cancel("b", 1))
-    bench.run()
     assert bench.holds_nothing
 
 
