@@ -35,7 +35,7 @@ class SlowGrammars:
         return self.compiled[grammar]
 
 
-class ScriptedLinks:
+class GatedLinks:
     """Links that receive what a test puts into them."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Gated:
     """A gate with two routers, of which the second is of an older version."""
 
     def __init__(self) -> None:
-        self.links, self.grammars = ScriptedLinks(), SlowGrammars()
+        self.links, self.grammars = GatedLinks(), SlowGrammars()
         self.gate = GrammarGate(self.links, self.grammars)
         for peer, understands in (("new", ("Failed",)), ("old", ())):
             hello = Hello(session=1, role="router", uid=peer, epoch=1, understands=understands)
