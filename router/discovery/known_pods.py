@@ -122,6 +122,7 @@ class KnownPods:
         """`router` is the name of this router's pod."""
         self.ready = False  # a list and a watch have worked; stays true when the API server fails later
         self.reachable = False
+        self.routers_ready = 0  # routers that are Ready and do not terminate; asked for with each request
         self.waiting_for = "the first list of endpointslices"  # what is missing until `ready`
         self._router = router
         self._cell_workers_max = cell_workers_max
@@ -163,6 +164,8 @@ class KnownPods:
                 self._sliced.refresh(now)
         self._pods = {uid: pod for uid, pod in self._sliced.by_uid.items() if pod.role in WORKER_ROLES}
         self._divide()
+        routers = (pod for pod in self._sliced.by_uid.values() if pod.role == "router")
+        self.routers_ready = sum(pod.ready and not pod.terminating for pod in routers)
         if not isinstance(observation, TimePassed):
             self._heard_at = now
         if isinstance(observation, Watching):
@@ -187,12 +190,6 @@ class KnownPods:
         """The URL of each router, Ready or not, by the name of its pod."""
         pods = self._sliced.by_uid.values()
         return {pod.name: pod.url for pod in pods if pod.role == "router" and pod.url}
-
-    @property
-    def routers_ready(self) -> int:
-        """How many routers are Ready and not terminating."""
-        pods = self._sliced.by_uid.values()
-        return sum(pod.role == "router" and pod.ready and not pod.terminating for pod in pods)
 
     # ---- links -------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,8 @@ class KeyGuard:
         self._quotas = quotas
         self._accounts = accounts
         self._counters = ring.counters
-        self._settings = settings
+        self._model = settings.model_name
+        self._retry_after_seconds = settings.retry_after_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -55,9 +56,9 @@ class KeyGuard:
             self._counters.refusals["unknown" if presented else "missing"] += 1
             message = UNKNOWN if presented else MISSING
             await _refuse(scope, send, 401, message, "invalid_api_key", [CHALLENGE])
-        elif not key.may_use(self._settings.model_name):
+        elif not key.may_use(self._model):
             self._counters.requests[key.name, "model"] += 1
-            message = f"this API key is not for the model {self._settings.model_name}"
+            message = f"this API key is not for the model {self._model}"
             await _refuse(scope, send, 403, message, "model_not_allowed")
         else:
             await self._serve_within_quota(key, scope, receive, send)
@@ -67,7 +68,7 @@ class KeyGuard:
         quota = self._quotas.of(key, now)
         if refusal := quota.enter(now):
             self._counters.requests[key.name, refusal.limit] += 1
-            seconds = self._settings.retry_after_seconds if refusal.seconds is None else refusal.seconds
+            seconds = self._retry_after_seconds if refusal.seconds is None else refusal.seconds
             headers = [*retry_after(seconds), *quota.headers(now)]
             await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers)
             return

@@ -1,9 +1,11 @@
 """What a request and a token cost the router in CPU time: the real core and shell, workers that a script plays.
 
-    python -m tests.benchmarks.router [--requests 4096] [--prefill 2] [--decode 2]
+    python -m tests.benchmarks.router [--requests 4096] [--prefill 2] [--decode 2] [--keys]
 
 No HTTP, tokenizer or sockets: it is the part of a request that grows with the fleet and with the log. Log lines go to
-/dev/null, once for each level. The time is that of the whole process, so a thread that writes lines counts.
+/dev/null, once for each level. With --keys each request is one of an API key that has a limit of tokens, and is
+accounted; the look at its header is left out. The time is that of the whole process, so a thread that writes lines
+counts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ import uvloop
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, Outcome
+from router.http.key_counters import KeyCounters
+from router.http.quotas import Quotas
+from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import RouterShell
+from shared.api_keys import ApiKey
 from shared.baton import Baton, Holder
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
@@ -35,6 +41,7 @@ TOGETHER = 64  # requests at a time: as many messages come in one turn of the lo
 SHORT, LONG = 2, 52  # tokens of a request: two lengths tell its own cost from that of its tokens
 PROMPT = tuple(range(256))
 LIMITS = Limits(context_len=4096, page_size=16, pages=100_000, slots=256, vocab_size=1000)
+KEY = ApiKey("bench", b"", rpm=10**9, tpm=10**11, concurrent=10**6)
 HOLDER = Holder("p", 1, "agent", b"", 0, 64, 0)
 
 
@@ -70,12 +77,18 @@ class SilentSink:
 class Bench:
     """A router and its workers. `run` may be called again: a request of the bench has its own number."""
 
-    def __init__(self, prefill: int, decode: int):
+    def __init__(self, prefill: int, decode: int, keys: bool):
         self.links = ScriptedLinks()
         settings = RouterConfig(served_model_name="m", ready_max=1024)
         self.core = RouterCore(settings, asyncio.get_running_loop().time())
         self.shell = RouterShell(self.core, self.links)
         self._served = 0
+        self._accounts: UsageAccounts | None = None
+        if keys:
+            now = asyncio.get_running_loop().time
+            self._accounts = UsageAccounts(KeyCounters(), now, logged=False)
+            self._quotas = Quotas(lambda: 2, lambda: {KEY.name})
+            self.shell.meter = self._accounts.metered
         for role, count in (("prefill", prefill), ("decode", decode)):
             for number in range(count):
                 hello = _hello(role, f"{role}-{number}")  # type: ignore[arg-type]
@@ -86,12 +99,15 @@ class Bench:
         await self._turn()
         began = time.process_time()
         for _ in range(requests // TOGETHER):
-            rids = [f"request-{number}" for number in range(self._served, self._served + TOGETHER)]
+            rids = [f"request{number}" for number in range(self._served, self._served + TOGETHER)]
             self._served += TOGETHER
+            accounts = [self._open(rid) for rid in rids] if self._accounts else []
             await self._begin(rids)
             for index in range(1, tokens):
                 await self._step(rids, index)
             await self._say({rid: Finished(rid, 1, tokens, "length") for rid in rids})
+            for account in accounts:
+                self._close(account)
             for field in fields(self.core.counters):
                 if isinstance(value := getattr(self.core.counters, field.name), deque):
                     value.clear()  # as the shell does when it publishes
@@ -100,6 +116,20 @@ class Bench:
         spent = time.process_time() - began
         assert self.core.counters.requests["length"] == self._served
         return spent / (requests // TOGETHER * TOGETHER)
+
+    def _open(self, rid: str) -> UsageAccount:
+        """What the guard does before a request, but for its header."""
+        assert self._accounts is not None
+        now = self._accounts.now()
+        quota = self._quotas.of(KEY, now)
+        assert quota.enter(now) is None
+        quota.headers(now)
+        return self._accounts.open(rid, KEY, quota)
+
+    def _close(self, account: UsageAccount) -> None:
+        assert self._accounts is not None
+        account.quota.leave()
+        self._accounts.close(account)
 
     async def _begin(self, rids: list[str]) -> None:
         for rid in rids:
@@ -151,9 +181,9 @@ def _stderr_to_nowhere() -> Iterator[None]:
         os.close(nowhere)
 
 
-async def _measure(prefill: int, decode: int, requests: int) -> tuple[float, float]:
+async def _measure(prefill: int, decode: int, requests: int, keys: bool) -> tuple[float, float]:
     """CPU seconds of a request without its tokens, and of a token."""
-    bench = Bench(prefill, decode)
+    bench = Bench(prefill, decode, keys)
     await bench.run(requests // 4, SHORT)  # warm
     short = await bench.run(requests, SHORT)
     long = await bench.run(requests, LONG)
@@ -168,11 +198,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4096)
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers")
     parser.add_argument("--decode", type=int, default=2, help="decode workers")
+    parser.add_argument("--keys", action="store_true", help="with API keys")
     options = parser.parse_args()
     for level in ("warning", "info"):
         with _stderr_to_nowhere(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             logs.configure(level, "json", role="router", uid="router-0")
-            request, token = runner.run(_measure(options.prefill, options.decode, options.requests))
+            request, token = runner.run(
+                _measure(options.prefill, options.decode, options.requests, options.keys)
+            )
         sys.stdout.write(f"{level:8} {request * 1e6:7.1f} µs a request {token * 1e6:7.2f} µs a token\n")
 
 

@@ -88,6 +88,11 @@ def test_routers_are_known_by_name_ready_or_not_and_never_dialed() -> None:
     pods = known()
     assert pods.observe(listed(one, other, pod("3")), 0.0) == [DialPod(worker("3"))]
     assert pods.routers == {"router-1": "http://10.0.0.1:8000", "router-2": "http://10.0.0.2:8000"}
+    assert pods.routers_ready == 1
+    pods.observe(changed(replace(other, ready=True)), 0.0)
+    assert pods.routers_ready == 2
+    pods.observe(changed(replace(other, ready=True, terminating=True)), 0.0)
+    assert pods.routers_ready == 1
     assert pods.observe(Removed("1"), 0.0) == []
     assert pods.observe(changed(replace(other, url="")), 0.0) == []
     assert gone(pods) == []
