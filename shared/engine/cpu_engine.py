@@ -48,6 +48,7 @@ def load_on_cpu(
     blocks = PackedFile.open(folder)
     dtypes = dtypes_on_cpu(dtype, kv_cache_dtype, blocks=blocks is not None)
     config = read_model_config(folder)
+    config = config.at_context(context_bound(config, sizes.context_len)[0])
     chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = blocks if dtype == "auto" and chosen.library else None
     weights_bytes = _weights_bytes(config, packed, dtypes.weights)

@@ -8,35 +8,22 @@ answer nonsense. Knows no torch and no weights.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shared.engine.families import FAMILIES, Activation, Family, Norms, QKNorm
+from shared.engine.rope_config import Rope, read_ropes, stretched_context_len
 from shared.errors import ModelError
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-SUPPORTED_ROPE_TYPES = ("default", "llama3")
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's stretching of the low frequencies (`rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context_len: int  # tokens
+SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shapes and switches of a dense decoder; `windows[layer]` is None where attention sees everything."""
+    """Shapes and switches of a dense decoder; of each layer its window and its rotation, None where it has none."""
 
     architecture: str
     vocab_size: int
@@ -48,14 +35,23 @@ class ModelConfig:
     head_dim: int
     context_len: int  # tokens the model was made for
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Llama3Scaling | None
     tied_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int | None, ...]  # tokens, per layer
+    ropes: tuple[Rope | None, ...]  # per layer
+    attention_scale: float  # of scores
+    qk_norm: QKNorm = QKNorm.NONE
+    activation: Activation = Activation.SILU
+    norms: Norms = Norms.BEFORE
+    norm_offset: float = 0.0  # added to the weights of norms
+    packed: bool = False  # q, k and v are stored as one weight, and so are gate and up
+    attention_cap: float | None = None  # of scores: cap * tanh(score / cap)
+    logits_cap: float | None = None  # of logits, likewise
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and the MLP give, before it is added to the stream
+    logits_divisor: float = 1.0
 
     @property
     def parameters(self) -> int:
@@ -63,7 +59,8 @@ class ModelConfig:
         hidden, inner = self.hidden_size, self.intermediate_size
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         matrices = hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * inner
-        norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
+        qk_norms = {QKNorm.NONE: 0, QKNorm.HEAD: 2 * self.head_dim, QKNorm.WHOLE: q_size + kv_size}
+        norms = (4 if self.norms is Norms.AROUND else 2) * hidden + qk_norms[self.qk_norm]
         biases = (
             (q_size + 2 * kv_size) * self.qkv_bias
             + hidden * self.output_bias
@@ -76,6 +73,10 @@ class ModelConfig:
     def matrices(self) -> int:
         """How many matrices the weights are: seven a layer, the embedding, and the head if it is its own."""
         return 7 * self.layers + (1 if self.tied_embeddings else 2)
+
+    def at_context(self, context_len: int) -> ModelConfig:
+        """The model in an engine whose longest request has so many tokens: longrope rotates by that."""
+        return replace(self, ropes=tuple(rope and rope.at_context(context_len) for rope in self.ropes))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,39 +108,56 @@ def read_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     """Turn the content of a `config.json` into a `ModelConfig`, refusing what is not supported."""
     architecture = _architecture(config)
+    family = FAMILIES[architecture]
+    config = dict(family.defaults) | dict(config)
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     hidden_size = int(config["hidden_size"])
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
-    theta, scaling = _rope(config)
+    head_dim = int(config.get("head_dim") or hidden_size // heads)
     attention_bias = bool(config.get("attention_bias", False))
+    kinds = _layer_kinds(family, config)
+    ropes = read_ropes(config, kinds, head_dim, family.rope)
+
+    def multiplier(name: str) -> float:
+        return float(config.get(name, 1.0)) if family.multipliers else 1.0
+
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(config["vocab_size"]),
         hidden_size=hidden_size,
         intermediate_size=int(config["intermediate_size"]),
-        layers=int(config["num_hidden_layers"]),
+        layers=len(kinds),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=int(config.get("head_dim") or hidden_size // heads),
-        context_len=int(config["max_position_embeddings"]),
+        head_dim=head_dim,
+        context_len=stretched_context_len(config, ropes),
         rms_norm_eps=float(config["rms_norm_eps"]),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        tied_embeddings=bool(config.get("tie_word_embeddings", family.tied_embeddings)),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias and family.qkv_bias is None,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        windows=_windows(architecture, config),
+        windows=_windows(family, kinds, config),
+        ropes=ropes,
+        attention_scale=_attention_scale(family, config, head_dim),
+        qk_norm=family.qk_norm,
+        activation=family.activation,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        packed=family.packed,
+        attention_cap=_cap(family.attention_capped, config.get("attn_logit_softcapping")),
+        logits_cap=_cap(family.logits_capped, config.get("final_logit_softcapping")),
+        embedding_scale=hidden_size**0.5 if family.scaled_embeddings else multiplier("embedding_multiplier"),
+        residual_scale=multiplier("residual_multiplier"),
+        logits_divisor=multiplier("logits_scaling"),
     )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
     supported = "supported are " + ", ".join(SUPPORTED_ARCHITECTURES)
     names = config.get("architectures") or []
-    if len(names) != 1 or names[0] not in SUPPORTED_ARCHITECTURES:
+    if len(names) != 1 or names[0] not in FAMILIES:
         met = ", ".join(map(str, names)) or f"none named (model_type {config.get('model_type')!r})"
         raise ModelError(f"unsupported architecture: {met}; {supported}")
     if config.get("auto_map"):
@@ -151,48 +169,42 @@ def _architecture(config: Mapping[str, Any]) -> str:
         raise ModelError(
             f"unsupported quantization: {method}; supported are unquantized safetensors, and GGUF"
         )
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise ModelError(f"unsupported activation: {activation}; supported is silu")
+    if config.get("use_bidirectional_attention"):
+        raise ModelError("unsupported attention: bidirectional; a decoder reads what came before")
+    expected = FAMILIES[names[0]].activation_names
+    activation = config.get("hidden_activation") or config.get("hidden_act") or expected[0]
+    if activation not in expected:
+        raise ModelError(f"unsupported activation: {activation}; supported is {expected[-1]}")
     return str(names[0])
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
-    """Older files have `rope_theta` and `rope_scaling`; newer ones have both in `rope_parameters`."""
-    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1.0):
-        raise ModelError(f"unsupported partial_rotary_factor: {partial}; supported is 1.0")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in SUPPORTED_ROPE_TYPES:
-        raise ModelError(f"unsupported rope type: {kind}; supported are {', '.join(SUPPORTED_ROPE_TYPES)}")
-    if kind == "default":
-        return theta, None
-    return theta, Llama3Scaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_context_len=int(rope["original_max_position_embeddings"]),
-    )
-
-
-def _windows(architecture: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+def _layer_kinds(family: Family, config: Mapping[str, Any]) -> list[str]:
     layers = int(config["num_hidden_layers"])
-    window = config.get("sliding_window")
-    if architecture.startswith("Qwen"):
-        if not config.get("use_sliding_window", False):
-            window = None
-        first_windowed = int(config.get("max_window_layers", layers))
-    else:
-        first_windowed = 0 if architecture == "MistralForCausalLM" else layers
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if layer >= first_windowed else "full_attention" for layer in range(layers)
-    ]
+    kinds = list(config.get("layer_types") or family.kinds(config, layers))
     if unknown := sorted(set(kinds) - {"sliding_attention", "full_attention"}):
         raise ModelError(f"unsupported layer types: {', '.join(unknown)}")
     if len(kinds) != layers:
         raise ModelError(f"layer_types names {len(kinds)} layers, the model has {layers}")
+    return kinds
+
+
+def _windows(family: Family, kinds: list[str], config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if family.window_switch and not config.get("use_sliding_window", False):
+        window = None
     return tuple(int(window) if window and kind == "sliding_attention" else None for kind in kinds)
+
+
+def _attention_scale(family: Family, config: Mapping[str, Any], head_dim: int) -> float:
+    """Gemma 2 and 3 divide by the root of their own number, Granite multiplies."""
+    if family.multipliers:
+        return float(config["attention_multiplier"])
+    divisor = float(config.get("query_pre_attn_scalar") or head_dim)
+    return 1.0 / math.sqrt(divisor)
+
+
+def _cap(capped: bool, cap: float | None) -> float | None:
+    return float(cap) if capped and cap else None
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:

@@ -37,10 +37,14 @@ class Ops(Protocol):
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 · inner], gate first → [tokens, inner]."""
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_and_mul`, of GELU as approximated by tanh."""
+
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary embedding, halves rotated. q and k [tokens, heads, head_dim] may be overwritten.
 
-        positions [tokens] int32; cos_sin [context_len, head_dim] float32, cosines in the first half.
+        positions [tokens] int32; cos_sin [context_len, rotary_dim] float32, cosines in the first half: so many
+        dimensions of each head are rotated, the first ones.
         """
 
     def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ of a tensor another way than the rest). In narrower types each operation compute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from shared.engine.dense.linear import PlainLinear
 from shared.engine.ops import Linear
 from shared.engine.sampler import nucleus_floor
+
+_GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 
 
 class TorchOps:
@@ -52,6 +55,12 @@ class TorchOps:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`. (1 + tanh u) / 2 is 1 / (1 + e^-2u) (Hendrycks and Gimpel, 2016)."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        doubled = _GELU_SLOPE * (gate + 0.044715 * gate * gate * gate)
+        return (gate / (1.0 + torch.exp(-doubled)) * up).to(gate_up.dtype)
+
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops`."""
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
@@ -75,5 +84,8 @@ def _ranked(logits: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)  # a narrow one becomes float32 by the angles
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    size = cos.shape[-1]
+    first, second, kept = torch.split(x, [size, size, x.shape[-1] - 2 * size], dim=-1)
+    # A narrow one becomes float32 by the angles.
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned

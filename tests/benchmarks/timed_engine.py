@@ -39,14 +39,13 @@ _MODEL = ModelConfig(
     64,
     2**20,
     1e-6,
-    1e6,
-    None,
     True,
     False,
     False,
     False,
-    False,
     (None,),
+    (None,),
+    0.125,
 )
 
 

@@ -150,11 +150,13 @@ class FakeDecodeWrapper(_Planned):
         disable_split_kv: bool,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
+        sm_scale: float,
     ) -> None:
         """What `plan` and `fast_decode_plan` share."""
         assert len(last_page_len) == len(self.last_page_len) == len(indptr) - 1
         assert q_data_type == kv_data_type
         assert len(shape) == 4
+        self._scale = sm_scale
         self.write_plan([len(last_page_len), window_left, int(not disable_split_kv), 0, *indptr.tolist()])
         self._plan_info = [len(last_page_len), int(not disable_split_kv), self.library.extra_info]
 
@@ -174,6 +176,7 @@ class FakeDecodeWrapper(_Planned):
                 self.indices,
                 self.last_page_len,
                 window,
+                self._scale,
                 tokens,
             )
         )
@@ -214,6 +217,7 @@ class FakePrefillWrapper(_Planned):
         self.requests.append(len(seq_lens))
         self._kv_indices, self._tokens = kv_indices, int(seq_lens.max())
         self._rows = int(qo_indptr[-1])
+        self._scale = settings["sm_scale"]
         self._copies = [torch.empty_like(each) for each in (qo_indptr, last_page_len)]
         for copy, source in zip(self._copies, (qo_indptr, last_page_len), strict=True):
             self.library.stream.upload(copy, source)
@@ -226,7 +230,7 @@ class FakePrefillWrapper(_Planned):
         assert len(q) == self._rows
         assert q.shape == out.shape
         indptr, window = self.words(_HEADER, len(last_page_len) + 1), self.words(1, 1)
-        arrays = (qo_indptr, indptr, self._kv_indices, last_page_len, window, self._tokens)
+        arrays = (qo_indptr, indptr, self._kv_indices, last_page_len, window, self._scale, self._tokens)
         self.library.stream.run(lambda: attend_by_plan(out, q, paged_kv_cache, *arrays))
         return out
 
@@ -240,6 +244,7 @@ def attend_by_plan(
     kv_indices: Tensor,
     last_page_len: Tensor,
     window_left: Tensor,
+    scale: float,
     tokens: int,
 ) -> None:
     rows, page_size = torch.arange(len(q)), view.shape[3]
@@ -254,6 +259,6 @@ def attend_by_plan(
     keys, values = (
         view[pages, kind, :, token % page_size].float().repeat_interleave(shared, dim=2) for kind in (0, 1)
     )
-    scores = torch.einsum("qhd,qkhd->qhk", q.float(), keys) * q.shape[2] ** -0.5
+    scores = torch.einsum("qhd,qkhd->qhk", q.float(), keys) * scale
     weights = scores.masked_fill(~seen.unsqueeze(1), -torch.inf).softmax(-1)
     out.copy_(torch.einsum("qhk,qkhd->qhd", weights, values))

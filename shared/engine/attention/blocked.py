@@ -24,6 +24,7 @@ from torch import Tensor
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
+from shared.engine.soft_cap import soft_cap
 from shared.errors import ConfigError
 
 TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step
@@ -154,7 +155,7 @@ class BlockedStep:
         values[self._pages, :, self._page_slots] = v.clamp(-largest, largest).to(dtype)
         shared = config.heads // config.kv_heads  # query heads of a key-value head
         tiles = torch.zeros(self._tiles, config.kv_heads, TILE, shared, config.head_dim)
-        scaled = q.float() * config.head_dim**-0.5
+        scaled = q.float() * config.attention_scale
         tiles[self._row_tiles, :, self._row_slots] = scaled.view(-1, config.kv_heads, shared, config.head_dim)
         for group in self._groups:
             tiles[group.tiles] = self._attend_group(layer, group, tiles[group.tiles])
@@ -167,7 +168,9 @@ class BlockedStep:
         by_pair = values.view(pairs, heads, BLOCK, -1)
         by_pair[group.diagonal] = by_pair[group.diagonal].masked_fill_(group.unwritten, 0.0)
         q_pairs = q[group.pair_tiles].view(pairs * heads, -1, self._config.head_dim)
-        scores = torch.bmm(q_pairs, keys)  # [pairs · kv_heads, TILE · shared, BLOCK]
+        scores = soft_cap(
+            torch.bmm(q_pairs, keys), self._config.attention_cap
+        )  # [pairs · kv_heads, TILE · shared, BLOCK]
         mask = group.masks[self._config.windows[layer]]
         by_place = scores.view(pairs, *shape[:-1], BLOCK)
         by_place[mask.pairs] = by_place[mask.pairs].masked_fill_(mask.hidden, -torch.inf)

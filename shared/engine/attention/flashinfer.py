@@ -88,6 +88,8 @@ def check_bounds(
 ) -> None:
     """Raises `ConfigError` for what FlashInfer's kernels do not compute on a GPU of this compute capability."""
     gpu = ".".join(map(str, capability))
+    if config.norm_offset or config.attention_cap is not None:
+        raise ConfigError(f"{config.architecture} has not been brought to GPUs yet: use device cpu")
     if config.head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"FlashInfer has no kernels for head_dim {config.head_dim}, only for {_listed(HEAD_DIMS)}: use device cpu"
@@ -139,6 +141,7 @@ class FlashInferAttention:
         self._windows = config.windows
         self._distinct = tuple(dict.fromkeys(config.windows))
         self._page_size = cache.page_size
+        self._scale = config.attention_scale
         self._shape = (config.heads, config.kv_heads, config.head_dim, cache.page_size)
         self._group = config.heads // config.kv_heads
         self._views = [cache.paged_layer(layer) for layer in range(config.layers)]
@@ -291,6 +294,7 @@ class FlashInferAttention:
             "window_left": -1 if window is None else window - 1,
             "q_data_type": self._dtype,
             "kv_data_type": self._dtype,
+            "sm_scale": self._scale,
             "disable_split_kv": self._deterministic,
         }
 

@@ -16,6 +16,7 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
+from shared.engine.soft_cap import soft_cap
 from shared.engine.streams import Stream
 
 
@@ -115,7 +116,8 @@ class ReferenceStep:
         """q [requests, rows, heads, head_dim], place [requests, rows]: the position of each query → as q."""
         shared = self._config.heads // self._config.kv_heads  # query heads of a key-value head
         keys, values = (each.repeat_interleave(shared, dim=2) for each in (keys, values))
-        scores = torch.einsum("nqhd,nkhd->nhqk", q, keys) * self._config.head_dim**-0.5
+        scores = torch.einsum("nqhd,nkhd->nhqk", q, keys) * self._config.attention_scale
+        scores = soft_cap(scores, self._config.attention_cap)
         token = torch.arange(self._tokens, device=q.device)
         hidden = token > place.unsqueeze(2)
         if (window := self._config.windows[layer]) is not None:

@@ -14,7 +14,7 @@ from shared.engine.dense.weights import OnProgress, Weights, WeightSource, model
 from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cuda
 from shared.engine.kv_cache import KVCache, KVLayout, kv_format
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
-from shared.engine.parts import Engine, Sizes
+from shared.engine.parts import Engine, Sizes, context_bound
 from shared.engine.torch_device import OnLogits
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
@@ -32,6 +32,7 @@ def load_on(
 ) -> Engine:
     """Load the folder; see `shared.engine.engine.load`. What does not fit or is not supported is refused before."""
     config = read_model_config(folder)
+    config = config.at_context(context_bound(config, sizes.context_len)[0])
     dtypes = dtypes_on_cuda(
         dtype, kv_cache_dtype, stored=stored_dtype(folder), capability=platform.capability
     )

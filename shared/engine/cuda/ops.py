@@ -43,6 +43,11 @@ class FlashInferOps:
         product: Tensor = self._flashinfer.silu_and_mul(gate_up)
         return product
 
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`; of torch, as no family that needs it has been brought to GPUs yet."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops`; both are overwritten."""
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(

@@ -1,12 +1,13 @@
-"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 in one packed, ragged forward pass.
+"""The dense decoder: all families of `shared.engine.families` in one packed, ragged forward pass.
 
 Rows of all requests lie one after another, [tokens, …]; only attention knows where a request ends. What a layer is made
 of comes as `Ops`, so the same layers run on packed linears of a CPU and on the kernels of a GPU. `ModelConfig` says
-which layers have biases, norms or windows.
+what a family's layers have: biases, norms, windows, rotations, soft caps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,14 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import Attention, PlannedAttention
+from shared.engine.dense.names import DecoderWeights
 from shared.engine.dense.rope import cos_sin_table
 from shared.engine.dense.weights import OnProgress, WeightSource
+from shared.engine.families import Activation, QKNorm
 from shared.engine.model_config import ModelConfig
 from shared.engine.ops import Linear, Ops
+from shared.engine.rope_config import Rope
+from shared.engine.soft_cap import soft_cap
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,15 @@ class DecoderLayer:
     number: int
     config: ModelConfig
     ops: Ops
-    attention_norm: Tensor  # [hidden]
+    attention_norm: Tensor | None  # [hidden]
+    attention_post_norm: Tensor | None
     qkv: Linear
-    q_norm: Tensor | None  # [head_dim]
+    q_norm: Tensor | None  # [head_dim], or [heads · head_dim]
     k_norm: Tensor | None
+    cos_sin: Tensor | None  # [context_len, rotary_dim]; None: nothing is rotated
     output: Linear
-    mlp_norm: Tensor  # [hidden]
+    mlp_norm: Tensor | None
+    mlp_post_norm: Tensor | None
     gate_up: Linear
     down: Linear
 
@@ -41,32 +49,51 @@ class DecoderLayer:
         x: Tensor,
         residual: Tensor | None,
         positions: Tensor,
-        cos_sin: Tensor,
         attention: PlannedAttention,
     ) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] and the stream it is yet to be added to → the same. The first layer's x is the stream."""
-        x, residual = self._norm(x, residual, self.attention_norm)
+        x, residual = self._read(x, residual, self.attention_norm)
         q, k, v = self._qkv(x)
-        q, k = self.ops.rotate(q, k, positions, cos_sin)
+        if self.cos_sin is not None:
+            q, k = self.ops.rotate(q, k, positions, self.cos_sin)
         attended = attention.attend(self.number, q, k, v)
-        x, residual = self._norm(self.output(attended.reshape(len(x), -1)), residual, self.mlp_norm)
-        return self.down(self.ops.silu_and_mul(self.gate_up(x))), residual
+        x = self._given(self.output(attended.reshape(len(x), -1)), self.attention_post_norm)
+        x, residual = self._read(x, residual, self.mlp_norm)
+        return self._given(self.down(self._gated(self.gate_up(x))), self.mlp_post_norm), residual
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [tokens, hidden] → three of [tokens, heads, head_dim], those of q and k normalized in some families."""
         config = self.config
         sizes = [config.heads, config.kv_heads, config.kv_heads]
         q, k, v = torch.split(self.qkv(x).view(len(x), sum(sizes), config.head_dim), sizes, dim=1)
-        if self.q_norm is not None:
-            q = self.ops.rms_norm(q, self.q_norm, config.rms_norm_eps)
-        if self.k_norm is not None:
-            k = self.ops.rms_norm(k, self.k_norm, config.rms_norm_eps)
-        return q, k, v
+        return self._head_norm(q, self.q_norm), self._head_norm(k, self.k_norm), v
 
-    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _head_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        if self.config.qk_norm is QKNorm.HEAD:
+            return self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
+        return self.ops.rms_norm(x.flatten(1), weight, self.config.rms_norm_eps).view(x.shape)
+
+    def _read(self, x: Tensor, residual: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What attention or the MLP reads, and the stream."""
+        if weight is None:
+            stream = x if residual is None else residual + x
+            return stream, stream
         if residual is None:
             return self.ops.rms_norm(x, weight, self.config.rms_norm_eps), x
         return self.ops.add_rms_norm(x, residual, weight, self.config.rms_norm_eps)
+
+    def _given(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """What is added to the stream."""
+        if weight is not None:
+            x = self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
+        return x if self.config.residual_scale == 1 else x * self.config.residual_scale
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        if self.config.activation is Activation.GELU:
+            return self.ops.gelu_and_mul(gate_up)
+        return self.ops.silu_and_mul(gate_up)
 
 
 class DecoderModel:
@@ -92,18 +119,18 @@ class DecoderModel:
         self.layers_done = 0
         self._ops = ops
         self._attention = attention
-        self._cos_sin = cos_sin_table(config, context_len).to(device)
-        load = _Loader(config, weights, ops, dtype)
-        self._embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        tables = {rope: cos_sin_table(rope, context_len).to(device) for rope in set(config.ropes) if rope}
+        load = _Loader(config, DecoderWeights(config, weights), ops, dtype, tables)
+        self._embedding = load.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         self._layers = []
         for number in range(config.layers):
             self._layers.append(load.layer(number))
             on_progress("loading weights", (number + 1) / (config.layers + 1))
-        self._norm = load.tensor("model.norm.weight", config.hidden_size)
+        self._norm = load.weights.norm("model.norm", config.hidden_size, dtype)
         head = (
             self._embedding
             if config.tied_embeddings
-            else load.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+            else load.matrix("lm_head", config.vocab_size, config.hidden_size)
         )
         self._head = ops.head(head)
         on_progress("loading weights", 1.0)
@@ -122,8 +149,10 @@ class DecoderModel:
         captured as a CUDA graph.
         """
         x, residual = self._embedding.index_select(0, token_ids), None
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         for layer in self._layers:
-            x, residual = layer(x, residual, positions, self._cos_sin, attention)
+            x, residual = layer(x, residual, positions, attention)
             self.layers_done += 1
         assert residual is not None, "a decoder has layers"
         if sampled_rows is not None:
@@ -131,7 +160,10 @@ class DecoderModel:
                 return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
         x, _ = self._ops.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
-        return self._head(x)
+        logits = self._head(x)
+        if self.config.logits_divisor != 1:
+            logits = logits / self.config.logits_divisor
+        return soft_cap(logits, self.config.logits_cap)
 
 
 @dataclass(frozen=True)
@@ -139,46 +171,45 @@ class _Loader:
     """Hugging Face's names of weights."""
 
     config: ModelConfig
-    weights: WeightSource
+    weights: DecoderWeights
     ops: Ops
     dtype: torch.dtype
+    tables: Mapping[Rope, Tensor]  # [context_len, rotary_dim]
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        return self.weights.take(name, shape, self.dtype)
-
-    def head_norm(self, name: str) -> Tensor | None:
-        return self.tensor(name, self.config.head_dim) if self.config.qk_norm else None
+    def matrix(self, name: str, outputs: int, inputs: int) -> Tensor:
+        return self.weights.matrix(name, outputs, inputs, self.dtype)
 
     def linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> Linear:
         """One linear for several that share their input."""
         pairs = list(zip(names, sizes, strict=True))
-        weight = torch.cat([self.tensor(f"{name}.weight", size, inputs) for name, size in pairs])
-        return self.ops.linear(
-            weight, torch.cat([self.tensor(f"{name}.bias", size) for name, size in pairs]) if bias else None
-        )
+        weight = torch.cat([self.matrix(name, size, inputs) for name, size in pairs])
+        if not bias:
+            return self.ops.linear(weight, None)
+        biases = [self.weights.vector(f"{name}.bias", size, self.dtype) for name, size in pairs]
+        return self.ops.linear(weight, torch.cat(biases))
 
     def layer(self, number: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{number}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
+        rope = config.ropes[number]
         return DecoderLayer(
             number=number,
             config=config,
             ops=self.ops,
-            attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", hidden),
             qkv=self.linear(
                 [f"{attention}.{part}_proj" for part in "qkv"],
                 [q_size, kv_size, kv_size],
                 hidden,
                 bias=config.qkv_bias,
             ),
-            q_norm=self.head_norm(f"{attention}.q_norm.weight"),
-            k_norm=self.head_norm(f"{attention}.k_norm.weight"),
+            cos_sin=self.tables[rope] if rope else None,
             output=self.linear([f"{attention}.o_proj"], [hidden], q_size, bias=config.output_bias),
-            mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=self.linear(
                 [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], hidden, bias=config.mlp_bias
             ),
             down=self.linear([f"{mlp}.down_proj"], [hidden], inner, bias=config.mlp_bias),
+            **self.weights.layer_norms(number, self.dtype),
+            **self.weights.qk_norms(number, self.dtype),
         )

@@ -11,17 +11,58 @@ import math
 import torch
 from torch import Tensor
 
-from shared.engine.model_config import Llama3Scaling, ModelConfig
+from shared.engine.rope_config import (
+    FixedFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
+from shared.errors import InvariantError
 
 
-def cos_sin_table(config: ModelConfig, context_len: int) -> Tensor:
-    """Of all positions below `context_len`: float32 [context_len, head_dim], cosines first, then sines."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    if config.rope_scaling is not None:
-        frequencies = _stretch(frequencies, config.rope_scaling)
+def cos_sin_table(rope: Rope, context_len: int) -> Tensor:
+    """Of all positions below `context_len`: float32 [context_len, rotary_dim], cosines first, then sines."""
+    frequencies, factor = _frequencies(rope)
     angles = torch.outer(torch.arange(context_len, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=1)
+    return torch.cat((angles.cos(), angles.sin()), dim=1) * factor
+
+
+def _frequencies(rope: Rope) -> tuple[Tensor, float]:
+    """Radians a position, float32 [rotary_dim / 2], and the factor of cosines and sines."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
+    periods = rope.theta**exponents
+    match rope.scaling:
+        case LinearScaling(factor):
+            return 1.0 / periods / factor, 1.0
+        case Llama3Scaling() as scaling:
+            return _stretch(1.0 / periods, scaling), 1.0
+        case YarnScaling() as scaling:
+            return _ramped(periods, rope, scaling), scaling.attention_factor
+        case FixedFactors(factors, attention_factor):
+            return 1.0 / (torch.tensor(factors) * periods), attention_factor
+        case LongRopeScaling():
+            raise InvariantError("longrope without its context: `ModelConfig.at_context` chooses the factors")
+    return 1.0 / periods, 1.0
+
+
+def _ramped(periods: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
+    """YaRN: dimensions that rotate often are kept, those that rotate seldom divided by `factor`, a ramp between."""
+
+    def dimension(rotations: float) -> float:
+        """Which one rotates so often within the original context."""
+        within = scaling.original_context_len / (rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(within) / (2 * math.log(rope.theta))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.rotary_dim - 1)
+    width = last - first or 0.001
+    ramp = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -31,7 +31,8 @@ struct Tile {
 struct Attend {
     const Cache& cache;
     const Batch& batch;
-    int layer, window;
+    int layer;
+    Scores scores;
     const float* q;
     long q_stride;
     float* out;
@@ -59,10 +60,11 @@ public:
         const int head_dim = task_.cache.head_dim, padded = groups_of(head_dim) * LANES;
         gather_queries(head_dim, padded);
         const int first = position(0), last = position(tile_.pairs() - 1);
-        const int start = task_.window ? std::max(0, first - task_.window + 1) / BLOCK * BLOCK : 0;
+        const int start = task_.scores.window ? std::max(0, first - task_.scores.window + 1) / BLOCK * BLOCK : 0;
         for (int block = start; block <= last; block += BLOCK) {
             const int cells = std::min(BLOCK, last + 1 - block);
             score<PAIRS>(block, cells);
+            if (task_.scores.cap) cap(cells);
             hide(block, cells);
             weigh(cells, padded);
             add_values<PAIRS>(block, cells, padded);
@@ -102,11 +104,10 @@ private:
     void gather_queries(int head_dim, int padded) {
         scratch_.queries.resize((size_t)TILE_ROWS * head_dim);
         scratch_.weighted.assign((size_t)TILE_ROWS * padded, 0.0f);
-        const float scale = 1.0f / std::sqrt((float)head_dim);
         for (int pair = 0; pair < tile_.pairs(); pair++) {
             const float* from = task_.q + (tile_.first_row + pair / tile_.heads) * task_.q_stride +
                                 (tile_.first_head + pair % tile_.heads) * head_dim;
-            for (int at = 0; at < head_dim; at++) scratch_.queries[(size_t)pair * head_dim + at] = from[at] * scale;
+            for (int at = 0; at < head_dim; at++) scratch_.queries[(size_t)pair * head_dim + at] = from[at] * task_.scores.scale;
             scratch_.totals[pair] = Lanes::broadcast(0.0f);
             scratch_.highest[pair] = HIDDEN;
         }
@@ -136,13 +137,21 @@ private:
             sums[pair][group].store(&scratch_.scores[pair][(first + group) * LANES]);
     }
 
+    void cap(int cells) {
+        for (int pair = 0; pair < tile_.pairs(); pair++)
+            for (int group = 0; group < groups_of(cells); group++) {
+                float* scores = &scratch_.scores[pair][group * LANES];
+                soft_cap(Lanes::load(scores), task_.scores.cap).store(scores);
+            }
+    }
+
     void hide(int block, int cells) {
         const int end = groups_of(cells) * LANES;
         for (int pair = 0; pair < tile_.pairs(); pair++) {
             const int own = position(pair);
             for (int cell = std::max(0, own + 1 - block); cell < end; cell++) scratch_.scores[pair][cell] = HIDDEN;
-            if (task_.window)
-                for (int cell = 0; cell < std::min(end, own - task_.window + 1 - block); cell++)
+            if (task_.scores.window)
+                for (int cell = 0; cell < std::min(end, own - task_.scores.window + 1 - block); cell++)
                     scratch_.scores[pair][cell] = HIDDEN;
         }
     }
@@ -266,9 +275,9 @@ void write_cell(const Cache& cache, const Batch& batch, int layer, int row, cons
 }
 
 void attend(
-    Team& team, const Cache& cache, const Batch& batch, int layer, int heads, int window, const float* q, long q_stride,
-    float* out, long out_stride) {
-    const Attend task{cache, batch, layer, window, q, q_stride, out, out_stride};
+    Team& team, const Cache& cache, const Batch& batch, int layer, int heads, const Scores& scores, const float* q,
+    long q_stride, float* out, long out_stride) {
+    const Attend task{cache, batch, layer, scores, q, q_stride, out, out_stride};
     const std::vector<Tile> tiles = tiles_of(batch, heads, cache.kv_heads);
     team.share((int)tiles.size(), [&](int number) {
         static thread_local Scratch scratch;

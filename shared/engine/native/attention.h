@@ -41,9 +41,16 @@ struct Batch {
 // Write the key and value of a row, [kv_heads, head_dim] each, to its cell.
 void write_cell(const Cache& cache, const Batch& batch, int layer, int row, const float* keys, const float* values);
 
-// Attend with every row of q, [rows, q_stride] with heads · head_dim values each; `window` in tokens, 0 for none.
+// What becomes of the products of queries and keys.
+struct Scores {
+    int window;   // tokens; 0: a row sees all before it
+    float scale;  // of a product
+    float cap;    // of a score: cap * tanh(score / cap); 0: none
+};
+
+// Attend with every row of q, [rows, q_stride] with heads · head_dim values each.
 void attend(
-    Team& team, const Cache& cache, const Batch& batch, int layer, int heads, int window, const float* q, long q_stride,
-    float* out, long out_stride);
+    Team& team, const Cache& cache, const Batch& batch, int layer, int heads, const Scores& scores, const float* q,
+    long q_stride, float* out, long out_stride);
 
 }  // namespace segue

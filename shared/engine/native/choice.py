@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
-_COMPILED = "compiled-1"  # raised when the compiled kernels may round differently
+_COMPILED = "compiled-2"  # raised when the compiled kernels may round differently
 _TORCH = "blocked-2"  # the same for attention and linears on torch
 
 

@@ -1,4 +1,4 @@
-// The dense decoder (Llama, Mistral, Qwen2, Qwen3) from token ids to logits in one call, and the C interface to it.
+// The dense decoder of all families from token ids to logits in one call, and the C interface to it.
 //
 // The same mathematics as the model on torch, with the small steps fused into the rows they belong to. Nothing is
 // checked here: shapes, page tables and positions come from Python, which has checked them.
@@ -18,16 +18,23 @@ extern "C" {
 
 struct SegueShape {
     int32_t hidden, inner, heads, head_dim, vocab;
-    float epsilon;               // of RMS norms
-    const float *cosines, *sines;  // [context_len, head_dim / 2]
+    int32_t rotary_dim;       // of head_dim, the first ones; even
+    int32_t gelu;             // 1: of the gate, approximated by tanh; 0: SiLU
+    int32_t whole_qk_norm;    // 1: norms of queries and keys are over all heads; 0: over each
+    float epsilon;            // of RMS norms
+    float embedding_scale, residual_scale, logits_divisor;
+    float logits_cap;         // 0: none
+    float attention_scale, attention_cap;
     Cache cache;
     Matrix embedding, head;
     const float* norm;  // [hidden]
 };
 
 struct SegueLayer {
-    const float *attention_norm, *mlp_norm;  // [hidden]
-    const float *q_norm, *k_norm;            // [head_dim], or null
+    const float *attention_norm, *mlp_norm;            // [hidden], or null: of what attention and the MLP read
+    const float *attention_post_norm, *mlp_post_norm;  // [hidden], or null: of what they give
+    const float *q_norm, *k_norm;                      // [head_dim] or [heads * head_dim], or null
+    const float *cosines, *sines;                      // [context_len, rotary_dim / 2], or null: nothing is rotated
     Matrix qkv[3], output, gate_up[2], down;
     int32_t window;  // tokens; 0: sees everything
 };
@@ -51,9 +58,9 @@ void normalize(const float* x, const float* weight, int size, float epsilon, flo
     }
 }
 
-// Rotate halves by the angles of a position, in place.
-void rotate(float* x, int head_dim, const float* cosines, const float* sines) {
-    const int half = head_dim / 2;
+// Rotate halves of the first `rotary_dim` values by the angles of a position, in place.
+void rotate(float* x, int rotary_dim, const float* cosines, const float* sines) {
+    const int half = rotary_dim / 2;
     for (int at = 0; at < half; at++) {
         const float first = x[at], second = x[at + half];
         x[at] = first * cosines[at] - second * sines[at];
@@ -61,14 +68,32 @@ void rotate(float* x, int head_dim, const float* cosines, const float* sines) {
     }
 }
 
-// gate = silu(gate) * up
-void silu_multiply(float* gate, const float* up, int size) {
+// gate = gate / (1 + e^-slope) * up: the slope is the gate itself for SiLU, 2u for GELU, as (1 + tanh u) / 2 is that.
+void activate_multiply(float* gate, const float* up, int size, bool gelu) {
+    const Lanes one = Lanes::broadcast(1.0f), cubic = Lanes::broadcast(0.044715f);
+    const Lanes doubled = Lanes::broadcast(1.5957691216f);  // 2 * sqrt(2 / pi)
     for (int at = 0; at < size; at += LANES) {
         const int count = std::min(LANES, size - at);
-        const Lanes x = Lanes::load(gate + at, count), one = Lanes::broadcast(1.0f);
-        // e^-x would overflow below -88
-        const Lanes inverse = one + exp(Lanes::broadcast(0.0f) - larger(x, Lanes::broadcast(-88.0f)));
+        const Lanes x = Lanes::load(gate + at, count);
+        const Lanes slope = gelu ? doubled * fma(cubic * x * x, x, x) : x;
+        // e^-slope would overflow below -88
+        const Lanes inverse = one + exp(Lanes::broadcast(0.0f) - larger(slope, Lanes::broadcast(-88.0f)));
         (x / inverse * Lanes::load(up + at, count)).store(gate + at, count);
+    }
+}
+
+// What is added to the residual stream: normalized and scaled in the families that do so.
+void add_to(float* stream, float* given, const float* weight, const SegueShape& shape) {
+    if (weight) normalize(given, weight, shape.hidden, shape.epsilon, given);
+    for (int at = 0; at < shape.hidden; at++) stream[at] += given[at] * shape.residual_scale;
+}
+
+void finish_logits(float* logits, const SegueShape& shape) {
+    const Lanes divisor = Lanes::broadcast(shape.logits_divisor);
+    for (int at = 0; at < shape.vocab; at += LANES) {
+        const int count = std::min(LANES, shape.vocab - at);
+        const Lanes divided = Lanes::load(logits + at, count) / divisor;
+        (shape.logits_cap ? soft_cap(divided, shape.logits_cap) : divided).store(logits + at, count);
     }
 }
 
@@ -85,29 +110,30 @@ struct SegueDecoder {
         int rows = batch.rows;
         x.resize((size_t)rows * hidden);
         normal.resize((size_t)rows * std::max((long)hidden, q_size));
-        wide.resize((size_t)rows * std::max(qkv_size, 2L * shape.inner));
-        each_row(rows, [&](int row) { unpack_row(shape.embedding, (int)batch.token_ids[row], &x[(size_t)row * hidden]); });
+        wide.resize((size_t)rows * std::max({qkv_size, 2L * shape.inner, (long)hidden}));
+        each_row(rows, [&](int row) { embed(batch, row); });
         for (int number = 0; number < (int)layers.size(); number++) {
             const SegueLayer& layer = layers[number];
-            normalize_rows(rows, layer.attention_norm);
-            gemm(team, layer.qkv, 3, normal.data(), hidden, rows, wide.data(), qkv_size, false);
+            const float* read = normalize_rows(rows, layer.attention_norm);
+            gemm(team, layer.qkv, 3, read, hidden, rows, wide.data(), qkv_size, false);
             each_row(rows, [&](int row) { place(batch, layer, number, row, &wide[row * qkv_size]); });
-            attend(
-                team, shape.cache, batch, number, heads, layer.window, wide.data(), qkv_size, normal.data(), q_size);
+            const Scores scores{layer.window, shape.attention_scale, shape.attention_cap};
+            attend(team, shape.cache, batch, number, heads, scores, wide.data(), qkv_size, normal.data(), q_size);
             if (number + 1 == (int)layers.size()) rows = keep_sampled(batch, q_size);
-            gemm(team, &layer.output, 1, normal.data(), q_size, rows, x.data(), hidden, true);
-            normalize_rows(rows, layer.mlp_norm);
+            give(layer.output, normal.data(), q_size, rows, layer.attention_post_norm, wide);
+            read = normalize_rows(rows, layer.mlp_norm);
             const long inner = shape.inner;
-            gemm(team, layer.gate_up, 2, normal.data(), hidden, rows, wide.data(), 2 * inner, false);
+            gemm(team, layer.gate_up, 2, read, hidden, rows, wide.data(), 2 * inner, false);
             each_row(rows, [&](int row) {
                 float* gate = &wide[row * 2 * inner];
-                silu_multiply(gate, gate + inner, (int)inner);
+                activate_multiply(gate, gate + inner, (int)inner, shape.gelu);
             });
-            gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, x.data(), hidden, true);
+            give(layer.down, wide.data(), 2 * inner, rows, layer.mlp_post_norm, normal);
             layers_done.fetch_add(1, std::memory_order_relaxed);
         }
-        normalize_rows(rows, shape.norm);
-        gemm(team, &shape.head, 1, normal.data(), hidden, rows, logits, shape.vocab, false);
+        gemm(team, &shape.head, 1, normalize_rows(rows, shape.norm), hidden, rows, logits, shape.vocab, false);
+        if (shape.logits_divisor != 1.0f || shape.logits_cap)
+            each_row(rows, [&](int row) { finish_logits(logits + (long)row * shape.vocab, shape); });
     }
 
     SegueShape shape;
@@ -126,11 +152,33 @@ private:
         });
     }
 
-    void normalize_rows(int rows, const float* weight) {
+    void embed(const Batch& batch, int row) {
+        float* to = &x[(size_t)row * shape.hidden];
+        unpack_row(shape.embedding, (int)batch.token_ids[row], to);
+        if (shape.embedding_scale != 1.0f)
+            for (int at = 0; at < shape.hidden; at++) to[at] *= shape.embedding_scale;
+    }
+
+    // Add what a matrix gives to the stream, by way of `between` where something is done to it before.
+    void give(const Matrix& matrix, const float* from, long stride, int rows, const float* weight, std::vector<float>& between) {
+        const int hidden = shape.hidden;
+        if (!weight && shape.residual_scale == 1.0f)
+            return gemm(team, &matrix, 1, from, stride, rows, x.data(), hidden, true);
+        gemm(team, &matrix, 1, from, stride, rows, between.data(), hidden, false);
+        each_row(rows, [&](int row) {
+            const size_t start = (size_t)row * hidden;
+            add_to(&x[start], &between[start], weight, shape);
+        });
+    }
+
+    // What attention or the MLP reads: the stream itself where the family does not normalize it.
+    const float* normalize_rows(int rows, const float* weight) {
+        if (!weight) return x.data();
         each_row(rows, [&](int row) {
             const size_t start = (size_t)row * shape.hidden;
             normalize(&x[start], weight, shape.hidden, shape.epsilon, &normal[start]);
         });
+        return normal.data();
     }
 
     // Once the last keys and values are cached, only the rows that get logits go on: brought together at the front.
@@ -147,12 +195,16 @@ private:
     // Norms of queries and keys, rotation, and the row's cell in the cache.
     void place(const Batch& batch, const SegueLayer& layer, int number, int row, float* qkv) {
         const int heads = shape.heads, kv_heads = shape.cache.kv_heads, head_dim = shape.head_dim;
-        const long angle = (long)batch.positions[row] * (head_dim / 2);
+        const long angle = (long)batch.positions[row] * (shape.rotary_dim / 2);
+        if (layer.q_norm && shape.whole_qk_norm) {
+            normalize(qkv, layer.q_norm, heads * head_dim, shape.epsilon, qkv);
+            normalize(qkv + heads * head_dim, layer.k_norm, kv_heads * head_dim, shape.epsilon, qkv + heads * head_dim);
+        }
         for (int head = 0; head < heads + kv_heads; head++) {
             float* vector = qkv + head * head_dim;
-            if (const float* weight = head < heads ? layer.q_norm : layer.k_norm)
-                normalize(vector, weight, head_dim, shape.epsilon, vector);
-            rotate(vector, head_dim, shape.cosines + angle, shape.sines + angle);
+            const float* weight = head < heads ? layer.q_norm : layer.k_norm;
+            if (weight && !shape.whole_qk_norm) normalize(vector, weight, head_dim, shape.epsilon, vector);
+            if (layer.cosines) rotate(vector, shape.rotary_dim, layer.cosines + angle, layer.sines + angle);
         }
         const float* keys = qkv + heads * head_dim;
         write_cell(shape.cache, batch, number, row, keys, keys + kv_heads * head_dim);

@@ -8,6 +8,7 @@ of threads, and with quantized weights the bits of the dequantized ones.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from ctypes import byref, c_void_p
 from dataclasses import dataclass, field
 
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
+from shared.engine.dense.names import DecoderWeights
 from shared.engine.dense.rope import cos_sin_table
 from shared.engine.dense.weights import OnProgress, Weights
+from shared.engine.families import Activation, QKNorm
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
+from shared.engine.rope_config import Rope
 from shared.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
@@ -54,12 +58,13 @@ class NativeDecoder:
         self._config = config
         self._cache = cache
         self._context_len = context_len
-        self._memory = _Memory(config, weights, packed)
+        tables = {rope: cos_sin_table(rope, context_len) for rope in set(config.ropes) if rope}
+        self._memory = _Memory(config, DecoderWeights(config, weights), packed, tables)
         layers = (kernels.NativeLayer * config.layers)()
         for number in range(config.layers):
             layers[number] = self._memory.layer(number)
             on_progress("loading weights", (number + 1) / (config.layers + 1))
-        shape = self._memory.shape(cache, cos_sin_table(config, context_len))
+        shape = self._memory.shape(cache)
         self._decoder = library.decoder_new(byref(shape), layers, config.layers, threads)
         if self._decoder is None:
             raise ConfigError(f"{threads} threads cannot be started: ask for fewer")
@@ -118,37 +123,40 @@ class _Memory:
     """Weights in the structs of the kernels; the tensors they point into stay alive here."""
 
     config: ModelConfig
-    weights: Weights
+    weights: DecoderWeights
     packed: PackedFile | None
+    tables: Mapping[Rope, Tensor]  # [context_len, rotary_dim]
     kept: list[Tensor] = field(default_factory=list)
+    halves: dict[Rope, tuple[int, int]] = field(default_factory=dict)  # addresses of cosines and sines
 
     def address(self, tensor: Tensor) -> int:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
-    def vector(self, name: str, size: int) -> int:
-        return self.address(self.weights.take(name, (size,), torch.float32).contiguous())
+    def vector(self, tensor: Tensor | None) -> int | None:
+        return None if tensor is None else self.address(tensor.contiguous())
 
     def matrix(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> kernels.NativeMatrix:
-        weight = self._packed_weight(f"{name}.weight", outputs, inputs)
+        weight = self._packed_weight(name, outputs, inputs)
         return kernels.NativeMatrix(
             kind=KIND_NUMBERS[weight.kind],
             outputs=outputs,
             inputs=inputs,
             panels=self.address(weight.data),
-            bias=self.vector(f"{name}.bias", outputs) if bias else None,
+            bias=self.vector(self.weights.vector(f"{name}.bias", outputs, torch.float32)) if bias else None,
         )
 
     def _packed_weight(self, name: str, outputs: int, inputs: int) -> PackedWeight:
-        if self.packed is not None and name in self.packed:
-            weight = self.packed.take(name)
+        stored = f"{name}.weight"
+        if self.packed is not None and stored in self.packed:
+            weight = self.packed.take(stored)
             if (weight.outputs, weight.inputs) != (outputs, inputs):
                 raise ModelError(
-                    f"packed weight {name} should have shape {[outputs, inputs]}, "
+                    f"packed weight {stored} should have shape {[outputs, inputs]}, "
                     f"has {[weight.outputs, weight.inputs]}"
                 )
             return weight
-        full = self.weights.take(name, (outputs, inputs), torch.float32)
+        full = self.weights.matrix(name, outputs, inputs, torch.float32)
         return PackedWeight("f32", outputs, inputs, pack_float(full))
 
     def layer(self, number: int) -> kernels.NativeLayer:
@@ -163,11 +171,12 @@ class _Memory:
         gate_up = [
             self.matrix(f"{mlp}.{part}_proj", inner, hidden, bias=config.mlp_bias) for part in ("gate", "up")
         ]
+        norms = self.weights.layer_norms(number, torch.float32) | self.weights.qk_norms(number, torch.float32)
+        cosines, sines = self.angles(config.ropes[number])
         return kernels.NativeLayer(
-            attention_norm=self.vector(f"{prefix}.input_layernorm.weight", hidden),
-            mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
-            q_norm=self.vector(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
-            k_norm=self.vector(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
+            **{place: self.vector(norm) for place, norm in norms.items()},
+            cosines=cosines,
+            sines=sines,
             qkv=(kernels.NativeMatrix * 3)(*qkv),
             output=self.matrix(f"{attention}.o_proj", hidden, q_size, bias=config.output_bias),
             gate_up=(kernels.NativeMatrix * 2)(*gate_up),
@@ -175,9 +184,17 @@ class _Memory:
             window=config.windows[number] or 0,
         )
 
-    def shape(self, cache: KVCache, cos_sin: Tensor) -> kernels.NativeShape:
+    def angles(self, rope: Rope | None) -> tuple[int | None, int | None]:
+        """Where cosines and sines of all positions lie, each [context_len, rotary_dim / 2]."""
+        if rope is None:
+            return None, None
+        if rope not in self.halves:
+            cosines, sines = (half.contiguous() for half in self.tables[rope].chunk(2, dim=1))
+            self.halves[rope] = (self.address(cosines), self.address(sines))
+        return self.halves[rope]
+
+    def shape(self, cache: KVCache) -> kernels.NativeShape:
         config = self.config
-        cosines, sines = (half.contiguous() for half in cos_sin.chunk(2, dim=1))
         embedding = self.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         return kernels.NativeShape(
             hidden=config.hidden_size,
@@ -185,9 +202,16 @@ class _Memory:
             heads=config.heads,
             head_dim=config.head_dim,
             vocab=config.vocab_size,
+            rotary_dim=max((rope.rotary_dim for rope in config.ropes if rope), default=0),
+            gelu=config.activation is Activation.GELU,
+            whole_qk_norm=config.qk_norm is QKNorm.WHOLE,
             epsilon=config.rms_norm_eps,
-            cosines=self.address(cosines),
-            sines=self.address(sines),
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            logits_divisor=config.logits_divisor,
+            logits_cap=config.logits_cap or 0.0,
+            attention_scale=config.attention_scale,
+            attention_cap=config.attention_cap or 0.0,
             cache=kernels.NativeCache(
                 pages=cache.address,
                 type=_KV_TYPES[cache.store.dtype],
@@ -202,5 +226,5 @@ class _Memory:
                 if config.tied_embeddings
                 else self.matrix("lm_head", config.vocab_size, config.hidden_size)
             ),
-            norm=self.vector("model.norm.weight", config.hidden_size),
+            norm=self.vector(self.weights.norm("model.norm", config.hidden_size, torch.float32)),
         )

@@ -199,4 +199,13 @@ inline Lanes exp(const Lanes& x) {
     return power;
 }
 
+// cap * tanh(x / cap), by e to the 2x / cap; beyond 44 caps a tanh is 1
+inline Lanes soft_cap(const Lanes& x, float cap) {
+    const Lanes one = Lanes::broadcast(1.0f), zero = Lanes::broadcast(0.0f), most = Lanes::broadcast(88.0f);
+    Lanes doubled = x * Lanes::broadcast(2.0f / cap);
+    doubled = larger(doubled, zero - most);
+    const Lanes power = exp(zero - larger(zero - doubled, zero - most));
+    return Lanes::broadcast(cap) * ((power - one) / (power + one));
+}
+
 }  // namespace segue

@@ -25,14 +25,21 @@ class Driver:
     """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order."""
 
     def __init__(
-        self, folder: Path, *, pages: int = 128, page_size: int = 16, slots: int = 16, **settings: Any
+        self,
+        folder: Path,
+        *,
+        pages: int = 128,
+        page_size: int = 16,
+        slots: int = 16,
+        sizes: Sizes | None = None,
+        **settings: Any,
     ) -> None:
         self.logits: dict[int, list[Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.step = 0
         self.engine: Engine = load(
             folder,
-            Sizes(pages=pages, page_size=page_size, slots=slots, host_fraction=0.25),
+            sizes or Sizes(pages=pages, page_size=page_size, slots=slots, host_fraction=0.25),
             **settings,
             on_logits=self._record,
         )

@@ -70,7 +70,8 @@ class LateModel:
 
     def __init__(self, folder: Path, family: str = FAMILY) -> None:
         tiny_model(family, folder)
-        self.config: ModelConfig = read_model_config(folder)
+        found = read_model_config(folder)
+        self.config: ModelConfig = found.at_context(found.context_len)
         self.folder = folder
         ops = host_platform_on(*_streams(random.Random(0))).ops
         with Weights(folder) as weights, torch.inference_mode():

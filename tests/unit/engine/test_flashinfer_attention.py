@@ -35,14 +35,13 @@ CONFIG = ModelConfig(
     head_dim=8,
     context_len=PAGE_SIZE * WIDTH,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
     tied_embeddings=True,
     qkv_bias=False,
     output_bias=False,
     mlp_bias=False,
-    qk_norm=False,
     windows=(None, 6, None, 17),
+    ropes=(None,) * 4,
+    attention_scale=8**-0.5,
 )
 
 

@@ -62,6 +62,7 @@ def test_ops_calls_bind_and_compute_what_torch_ops_do(package: Any) -> None:
     expected = wanted.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
     torch.testing.assert_close(ours.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5), expected)
     torch.testing.assert_close(ours.silu_and_mul(x), wanted.silu_and_mul(x))
+    torch.testing.assert_close(ours.gelu_and_mul(x), wanted.gelu_and_mul(x))
     qkv, positions = torch.randn(5, 4, 8), torch.tensor([0, 3, 1, 7, 2]).int()
     angles = torch.rand(9, 4)
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -155,7 +155,8 @@ def _run(
     assert int(words[0]) == window_left
     indptr = words[1 : len(last_page_len) + 2]
     view = torch.stack([k, v], dim=1)
-    attend_by_plan(out, q, view, qo_indptr, indptr, indices, last_page_len, words[:1], PAGE_SIZE * WIDTH)
+    scale, tokens = q.shape[2] ** -0.5, PAGE_SIZE * WIDTH
+    attend_by_plan(out, q, view, qo_indptr, indptr, indices, last_page_len, words[:1], scale, tokens)
 
 
 def _append(k: Tensor, v: Tensor, requests: Tensor, positions: Tensor, *rest: Any) -> None:

@@ -6,15 +6,27 @@ Measured largest gap of any logit: 7.2e-6 of the largest logit, by any kernel; t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.engine import cpu_engine
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.dense.decoder import DecoderModel
+from shared.engine.model_config import read_model_config
+from shared.engine.parts import Sizes
+from shared.engine.torch_ops import TorchOps
 from shared.schedule_batch import ForwardMode
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
-from tests.unit.engine.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
+from tests.unit.engine.published_models import MetaWeights
+from tests.unit.engine.tiny_models import (
+    FAMILIES,
+    VOCAB_SIZE,
+    phi3_with_longrope,
+    save_model,
+    tiny_model,
+)
 
 RELATIVE_GAP_MAX = 4e-5
 NEAR_TIE = 1e-3
@@ -65,6 +77,37 @@ def test_plain_attention_over_pages_gives_the_logits_of_transformers(
     for logits, expected in zip(driver.logits[0], found, strict=True):
         assert float((logits - expected).abs().max() / expected.abs().max()) < RELATIVE_GAP_MAX
     driver.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_weights_are_read_once_and_planned_for(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, tmp_path)
+    config, weights = read_model_config(tmp_path), MetaWeights()
+    DecoderModel(
+        config.at_context(16), weights, TorchOps(), context_len=16, dtype=torch.float32, device="meta"
+    )
+    of_transformers = sum(parameter.numel() for parameter in model.parameters())
+    assert config.parameters == sum(weights.taken.values()) == of_transformers
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_longrope_takes_the_factors_of_the_longest_request_there_can_be(kernels: str, tmp_path: Path) -> None:
+    """transformers changes them as a sequence grows; keys that are cached, or fetched from elsewhere, cannot change."""
+    model: Any = save_model(phi3_with_longrope, tmp_path)
+    found = []
+    for pages, length in ((4, 40), (32, 200)):  # 64 tokens are the original context
+        sizes = Sizes(pages=pages, page_size=16, slots=1, context_len=16 * pages)
+        driver = Driver(tmp_path, sizes=sizes, kernels=kernels)
+        prompt = tokens_of(length, length, VOCAB_SIZE)
+        driver.prefill(0, prompt, range(pages), chunk=30)
+        driver.decode([0], 8)
+        with torch.inference_mode():
+            wanted = model(torch.tensor([[*prompt, *driver.tokens[0][:-1]]])).logits[0, length - 1 :]
+        for logits, expected in zip(driver.logits[0], wanted, strict=True):
+            assert float((logits - expected).abs().max() / expected.abs().max()) < RELATIVE_GAP_MAX
+        found.append(driver.engine.model_fingerprint)
+        driver.close()
+    assert found[0] != found[1], "pages of one are nothing to the other"
 
 
 def test_sharded_weights_are_the_same_model(tmp_path: Path) -> None:

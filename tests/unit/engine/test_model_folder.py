@@ -16,6 +16,7 @@ from shared.engine.engine import load
 from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.parts import Sizes
+from shared.engine.rope_config import FixedFactors, LinearScaling, Rope
 from shared.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
@@ -41,10 +42,22 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
         ({"quantization_config": {"quant_method": "awq"}}, "unsupported quantization: awq"),
         ({"hidden_act": "gelu"}, "unsupported activation: gelu"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "unsupported rope type: yarn; supported are default, llama3",
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "unsupported rope type: dynamic; supported are default, linear, llama3, yarn, longrope",
         ),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "unsupported rope type: longrope"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+            "longrope should have 8 short and long factors, has 1 and 1",
+        ),
+        ({"use_bidirectional_attention": True}, "unsupported attention: bidirectional"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "unsupported architecture: Gemma3ForConditionalGeneration",
+        ),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
+            "no_rope_layers names 2 layers, the model has 3",
+        ),
         ({"partial_rotary_factor": 0.5}, "unsupported partial_rotary_factor"),
         (
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
@@ -70,8 +83,10 @@ def test_rope_is_read_from_old_and_new_files() -> None:
     old = parse_model_config(LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling})
     new = parse_model_config(LLAMA | {"rope_parameters": scaling | {"rope_theta": 5e5}})
     assert old == new
-    assert old.rope_theta == 5e5
-    assert old.rope_scaling is not None
+    (rope,) = set(old.ropes)
+    assert rope is not None
+    assert rope.theta == 5e5
+    assert rope.scaling is not None
 
 
 @pytest.mark.parametrize(
@@ -86,6 +101,57 @@ def test_rope_is_read_from_old_and_new_files() -> None:
 )
 def test_windows_are_those_of_the_family(config: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert parse_model_config(config).windows == windows
+
+
+GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "sliding_window": 9}
+SMOLLM3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 5}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
+LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+def test_gemma3_has_a_rope_for_windowed_layers_and_one_for_the_sixth() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = parse_model_config(
+        GEMMA3 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaling}
+    )
+    local, distant = Rope(1e4, 256), Rope(1e6, 256, LinearScaling(8.0))
+    assert config.windows == (9, 9, 9, 9, 9, None, 9)
+    assert config.ropes == (local, local, local, local, local, distant, local)
+    by_kind = {
+        "full_attention": scaling | {"rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert parse_model_config(GEMMA3 | {"rope_parameters": by_kind}).ropes == config.ropes
+    assert config.tied_embeddings, "Gemma's files leave it out"
+
+
+def test_a_fourth_of_smollm3_does_not_rotate() -> None:
+    rotating = [rope is not None for rope in parse_model_config(SMOLLM3).ropes]
+    assert rotating == [True, True, True, False, True]
+    listed = parse_model_config(SMOLLM3 | {"no_rope_layers": [0, 1, 1, 1, 0]}).ropes
+    assert [rope is not None for rope in listed] == [False, True, True, True, False]
+
+
+def test_the_context_chooses_the_factors_of_longrope() -> None:
+    config = parse_model_config(PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 512})
+    short, long = (config.at_context(context_len).ropes[0] for context_len in (512, 513))
+    assert short is not None
+    assert long is not None
+    assert isinstance(short.scaling, FixedFactors)
+    assert isinstance(long.scaling, FixedFactors)
+    assert (short.scaling.factors[0], long.scaling.factors[0]) == (1.0, 2.0)
+    assert config.at_context(9).at_context(513) == config.at_context(9), "it is chosen once"
+    plain = parse_model_config(LLAMA)
+    assert plain.at_context(1) == plain
+
+
+def test_yarn_stretches_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    assert parse_model_config(LLAMA | {"rope_scaling": yarn}).context_len == 4096
+    assert (
+        parse_model_config(LLAMA | {"rope_scaling": yarn, "max_position_embeddings": 5000}).context_len
+        == 5000
+    )
 
 
 def _truncate(folder: Path) -> None:

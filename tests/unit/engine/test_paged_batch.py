@@ -27,14 +27,13 @@ CONFIG = ModelConfig(
     head_dim=24,
     context_len=512,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_scaling=None,
     tied_embeddings=True,
     qkv_bias=False,
     output_bias=False,
     mlp_bias=False,
-    qk_norm=False,
     windows=(None, 37),
+    ropes=(None, None),
+    attention_scale=24**-0.5,
 )
 
 

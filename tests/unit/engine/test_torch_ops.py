@@ -55,6 +55,17 @@ def test_silu_rounds_once(dtype: torch.dtype) -> None:
 
 
 @every_dtype
+def test_gelu_is_the_approximation_by_tanh(dtype: torch.dtype) -> None:
+    gate_up = (4 * drawn(4, 2 * 130)).to(dtype)
+    gate_up[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -3.0])
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    found = OPS.gelu_and_mul(gate_up)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@every_dtype
 def test_rotation_turns_pairs_of_halves_by_the_angles_of_a_position(dtype: torch.dtype) -> None:
     heads, kv_heads, head_dim = 6, 2, 24
     angles = torch.outer(torch.arange(50.0), 0.7 ** torch.arange(12.0))

@@ -15,15 +15,29 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from shared.engine.gguf.packing import PackedWeight, pack_blocks, write_packed
@@ -90,6 +104,98 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40))
 
 
+_THETA = 10_000.0
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": _THETA,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 8,
+}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": _THETA,
+    "short_factor": [1.0 + 0.05 * number for number in range(8)],
+    "long_factor": [1.5 + 0.7 * number for number in range(8)],
+    "original_max_position_embeddings": 64,
+}
+
+
+def _llama_with_linear_rope() -> PreTrainedModel:
+    linear = {"rope_type": "linear", "rope_theta": _THETA, "factor": 3.0}
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, rope_parameters=linear))
+
+
+def _qwen3_with_yarn() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40, rope_parameters=_YARN))
+
+
+def _gemma() -> PreTrainedModel:
+    return GemmaForCausalLM(GemmaConfig(**_SIZES, head_dim=24))
+
+
+def _gemma2() -> PreTrainedModel:
+    caps: dict[str, Any] = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
+    windows: dict[str, Any] = {"sliding_window": 20, "query_pre_attn_scalar": 50}
+    return Gemma2ForCausalLM(
+        Gemma2Config(**_SIZES, head_dim=24, **caps, **windows, tie_word_embeddings=False)
+    )
+
+
+def _gemma3() -> PreTrainedModel:
+    ropes: dict[str, Any] = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 2.0},
+    }
+    switches: dict[str, Any] = {"sliding_window": 20, "query_pre_attn_scalar": 30, "rope_parameters": ropes}
+    switches |= {"layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, head_dim=24, **switches))
+
+
+def _phi3() -> PreTrainedModel:
+    partial = {"rope_type": "default", "rope_theta": _THETA, "partial_rotary_factor": 0.5}
+    sizes = _SIZES | {"hidden_size": 96, "pad_token_id": 0}
+    return Phi3ForCausalLM(Phi3Config(**sizes, sliding_window=150, rope_parameters=partial))
+
+
+def phi3_with_longrope() -> PreTrainedModel:
+    """As transformers has it: short factors until a sequence exceeds 64 tokens, long ones from there."""
+    sizes = _SIZES | {"hidden_size": 96, "pad_token_id": 0}
+    return Phi3ForCausalLM(
+        Phi3Config(**sizes, original_max_position_embeddings=64, rope_parameters=dict(LONGROPE))
+    )
+
+
+def _phi3_with_long_factors() -> PreTrainedModel:
+    """As an engine has it whose context is longer than 64 tokens: long factors for all."""
+    model: Any = phi3_with_longrope()
+    model.config.rope_parameters["short_factor"] = LONGROPE["long_factor"]
+    rotary = type(model.model.rotary_emb)(model.config)
+    model.config.rope_parameters["short_factor"] = LONGROPE["short_factor"]
+    model.model.rotary_emb = rotary
+    found: PreTrainedModel = model
+    return found
+
+
+def _olmo2() -> PreTrainedModel:
+    return Olmo2ForCausalLM(Olmo2Config(**_SIZES))
+
+
+def _granite() -> PreTrainedModel:
+    switches: dict[str, Any] = {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+    }
+    return GraniteForCausalLM(GraniteConfig(**_SIZES, **switches))
+
+
+def _smollm3() -> PreTrainedModel:
+    sizes = _SIZES | {"num_hidden_layers": 4, "pad_token_id": 0}
+    return SmolLM3ForCausalLM(SmolLM3Config(**sizes, no_rope_layer_interval=2))
+
+
 def _mistral_of_whole_blocks() -> PreTrainedModel:
     return MistralForCausalLM(
         MistralConfig(**_SIZES | {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32})
@@ -106,6 +212,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2, one query head per kv head": _qwen2,
     "qwen2, window in upper layers": _qwen2_with_window_in_upper_layers,
     "qwen3, qk-norm, head_dim 40": _qwen3,
+    "llama, linear rope": _llama_with_linear_rope,
+    "qwen3, yarn": _qwen3_with_yarn,
+    "gemma": _gemma,
+    "gemma2, caps and windows": _gemma2,
+    "gemma3, two ropes": _gemma3,
+    "phi3, partial rotation, window": _phi3,
+    "phi3, longrope": _phi3_with_long_factors,
+    "olmo2": _olmo2,
+    "granite": _granite,
+    "smollm3": _smollm3,
 }
 
 
@@ -147,12 +263,12 @@ GPU_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 def tiny_model(family: str, folder: Path, *, shard_bytes: int = 10**9) -> PreTrainedModel:
     """Make a model of this family with weights from a fixed seed, and save it to `folder`."""
-    return _save((FAMILIES | GPU_FAMILIES)[family], folder, shard_bytes)
+    return save_model((FAMILIES | GPU_FAMILIES)[family], folder, shard_bytes)
 
 
 def tiny_model_of_blocks(folder: Path) -> None:
     """A model whose matrices are of 4-bit blocks, with the packed blocks beside their float weights, as converted."""
-    _save(_mistral_of_whole_blocks, folder, shard_bytes=10**9)
+    save_model(_mistral_of_whole_blocks, folder)
     weights, packed = load_file(folder / "model.safetensors"), {}
     for name, weight in weights.items():
         if weight.dim() == 2:
@@ -166,7 +282,10 @@ def tiny_model_of_blocks(folder: Path) -> None:
     write_packed(folder, packed)
 
 
-def _save(make: Callable[[], PreTrainedModel], folder: Path, shard_bytes: int) -> PreTrainedModel:
+def save_model(
+    make: Callable[[], PreTrainedModel], folder: Path, shard_bytes: int = 10**9
+) -> PreTrainedModel:
+    """Give the model weights from a fixed seed, and save it to `folder`."""
     torch.manual_seed(17)
     model = make()
     model.train(False)
