@@ -179,6 +179,11 @@ class RouterConfig(ProcessConfig):
         description="Requests that wait for a tokenizer thread, each with its body as it came. A further one is "
         "answered with 429.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Whether fields of sampling that a request leaves out are those of the model's "
+        "generation_config.json. none: temperature 1 and no filters.",
+    )
     template_seconds_max: Seconds = Field(
         default=5.0,
         description="Seconds that the model's chat template may take for one chat. Then the answer is 400.",

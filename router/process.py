@@ -38,6 +38,7 @@ from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.http.serving import OpenAIServing
 from router.shell import RouterShell
+from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
 from shared.links.keys import LinkKeys, read_keys
@@ -73,8 +74,11 @@ def serve(config: RouterConfig) -> None:
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
     tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
+    defaults = _sampling_defaults(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, discover, keys, ring, listener, tokenizer, health, metrics, admin))
+        runner.run(
+            _serve(config, discover, keys, ring, listener, tokenizer, defaults, health, metrics, admin)
+        )
 
 
 def _discovery(config: RouterConfig) -> Discover:
@@ -111,6 +115,7 @@ async def _serve(
     ring: KeyRing | None,
     listener: socket.socket,
     tokenizer: Tokenizer,
+    sampling_defaults: dict[str, float],
     health: Health,
     metrics: Metrics,
     admin: AdminPort,
@@ -128,7 +133,7 @@ async def _serve(
     breakage = Breakage()
     shell = RouterShell(core, links, health.become_ready if listed else lambda: None, breakage.happened)
     prompts = Prompts(tokenizer, config)
-    serving = OpenAIServing(shell, tokenizer, prompts, config)
+    serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults)
     discovery = discover(links, health)
     clients = ClientConnections(config)
     keyed = KeyedClients(ring, config, shell, discovery.routers_ready) if ring else None
@@ -240,6 +245,16 @@ class MetricsPublisher:
         for role, count in workers.items():
             self._metrics.set(gauges.WORKERS, count, worker_role=role)
         self._health.facts = {"workers_up": sum(workers.values())}
+
+
+def _sampling_defaults(config: RouterConfig) -> dict[str, float]:
+    """Of the model's folder, unless they are not wanted."""
+    if config.generation_config == "none":
+        return {}
+    defaults = read_sampling_defaults(Path(config.model))
+    if defaults:
+        log.info("router.sampling_defaults", **defaults)
+    return defaults
 
 
 def _hello(config: RouterConfig) -> Hello:

@@ -21,6 +21,7 @@ from typing import Protocol
 from router.core.dispatch import RouterCore
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
+from router.core.fleet import Backend
 from shared.effects import Note
 from shared.links.events import Links
 from shared.links.inbox import EVENTS_A_TAKE
@@ -107,6 +108,10 @@ class RouterShell:
     def context_len(self, model: str) -> int | None:
         """Tokens, prompt and output together, that the workers serve; None while no worker has named them."""
         return self._core.fleet.context_len(model)
+
+    def backends(self) -> frozenset[Backend]:
+        """What computes for clients now, by fingerprints."""
+        return self._core.fleet.backends
 
     def close(self) -> None:
         """Stop the timer; the links are closed by their owner."""

@@ -21,6 +21,10 @@ MODELS_MAX = 64  # names remembered after their last worker has gone
 
 Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill and a decode worker must share
 
+Backend = tuple[
+    str, str, str
+]  # a model's name, and the fingerprints of its weights and of what computes with them
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -245,6 +249,7 @@ class Fleet:
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in WORKER_ROLES}
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
+        self._backends: Counter[Backend] = Counter()  # … and those that drain
         self._arrivals = 0
         self._choices = 0
 
@@ -266,6 +271,7 @@ class Fleet:
         self._by_role[hello.role].append(worker)
         self._note_whether_open(worker)
         self._count(worker, 1)
+        self._backends[_backend(hello)] += 1
         self._remember(hello.model_name)
         return worker
 
@@ -277,6 +283,7 @@ class Fleet:
             self.prefixes.down(peer)
             self._by_role[worker.hello.role].remove(worker)
             self._note_whether_open(worker)
+            self._backends -= Counter((_backend(worker.hello),))
             if not worker.draining:
                 self._count(worker, -1)
         return worker
@@ -325,6 +332,11 @@ class Fleet:
         """Tokens of prompt and output together that the largest workers serve; None: not known yet."""
         return self._models.get(model)
 
+    @property
+    def backends(self) -> frozenset[Backend]:
+        """What computes here: equal as long as nothing changes that tokens depend on."""
+        return frozenset(self._backends)
+
     def prompt_len_max(self, model: str) -> int | None:
         """Tokens that the largest prefill worker can hold at once; None: not known."""
         prefill = [w.capacity for w in self.of_role("prefill") if w.hello.model_name == model]
@@ -356,3 +368,7 @@ class Fleet:
         for name in [name for name in self._models if name not in serving]:
             if len(self._models) > MODELS_MAX:
                 del self._models[name]
+
+
+def _backend(hello: Hello) -> Backend:
+    return (hello.model_name, hello.model, hello.determinism)

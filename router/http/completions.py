@@ -81,7 +81,9 @@ class CompletionEndpoint:
                     rid=rid if len(prompts) == 1 else f"{rid}-{index}",
                     model=self._settings.model_name,
                     token_ids=token_ids,
-                    params=sampling_params(fields, max_tokens, tokenizer.vocab_size),
+                    params=sampling_params(
+                        fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults
+                    ),
                     tenant=tenant,
                     cache_salt=_opaque(fields.cache_salt),
                     session=_opaque(fields.prompt_cache_key),
@@ -118,6 +120,7 @@ class CompletionEndpoint:
             answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
             created=int(time.time()),
             model=fields.model,
+            system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),
         )
         return ChatObjects(head) if self._chat else CompletionObjects(head)

@@ -38,6 +38,7 @@ class ObjectHead:
     answer_id: str
     created: int  # seconds since 1970
     model: str
+    system_fingerprint: str | None
     chunk_usage: bool  # chunks say `usage: null` when the last one has it
 
     def chunk(self, kind: str, choices: list[Json]) -> Json:
@@ -50,7 +51,7 @@ class ObjectHead:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
+            "system_fingerprint": self.system_fingerprint,
             "choices": choices,
         }
 

@@ -8,6 +8,7 @@ in `prompts`.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -185,22 +186,27 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
     return room if isinstance(fields, ChatFields) else min(room, COMPLETION_MAX_TOKENS)
 
 
-def sampling_params(fields: GenerationFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+def sampling_params(
+    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: Mapping[str, float]
+) -> SamplingParams:
     """The engine's parameters; raises `RequestError` naming the field that is out of bounds."""
     if fields.min_tokens is not None and not 0 <= fields.min_tokens <= max_tokens:
         raise RequestError(
             f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {brief(fields.min_tokens)}",
             param="min_tokens",
         )
-    given = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
+    given: dict[str, Any] = {
+        name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None
+    }
+    if fields.top_k == -1:
+        given["top_k"] = 0
     params = SamplingParams(
         max_new_tokens=max_tokens,
         seed=secrets.randbits(63) if fields.seed is None else fields.seed,
-        top_k=0 if fields.top_k is None or fields.top_k == -1 else fields.top_k,
         min_new_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias or {}),
-        **given,
+        **{**defaults, **given},
     )
     validate(params, vocab_size)
     return params
@@ -209,6 +215,7 @@ def sampling_params(fields: GenerationFields, max_tokens: int, vocab_size: int) 
 _SAME_NAMES = (
     "temperature",
     "top_p",
+    "top_k",
     "min_p",
     "repetition_penalty",
     "frequency_penalty",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import structlog
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
+from router.core.fleet import Backend
 from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
 from router.http.response_stream import Choice, ResponseStream
@@ -36,7 +39,16 @@ class TextOptions:
 class OpenAIServing:
     """What the endpoints share: the parts of the router, and the answers being written."""
 
-    def __init__(self, shell: RouterShell, tokenizer: Tokenizer, prompts: Prompts, settings: RouterConfig):
+    def __init__(
+        self,
+        shell: RouterShell,
+        tokenizer: Tokenizer,
+        prompts: Prompts,
+        settings: RouterConfig,
+        sampling_defaults: Mapping[str, float],
+    ):
+        """`sampling_defaults`: the fields of `SamplingParams` that a request may leave out."""
+        self.sampling_defaults = sampling_defaults
         self.settings = settings
         self.tokenizer = tokenizer
         self.prompts = prompts
@@ -51,6 +63,10 @@ class OpenAIServing:
         if not known:
             raise RequestError("no worker has named the model's context length yet", status=503)
         return min(known)
+
+    def system_fingerprint(self) -> str | None:
+        """Equal as long as the same seed gives the same output here; None while no worker serves the model."""
+        return _fingerprint(self._shell.backends(), self.settings.model_name)
 
     def check_model(self, name: str) -> None:
         """Raise `RequestError` (404) for a model that is not served here."""
@@ -112,3 +128,9 @@ class OpenAIServing:
             stop_token_ids=ends,
             with_token_ids=options.token_ids,
         )
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(backends: frozenset[Backend], model_name: str) -> str | None:
+    mine = sorted(backend for backend in backends if backend[0] == model_name)
+    return f"fp_{hashlib.sha256(repr(mine).encode()).hexdigest()[:12]}" if mine else None

@@ -12,7 +12,6 @@ transformers imports torch wherever it is installed, which costs a router second
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
+from router.text.model_folder import read_config, read_eos_token_ids, token_ids
 from router.text.seams import NoSeamError, find_seams
 from router.text.time_limit import TimeLimit
 from shared.errors import ModelError
@@ -51,7 +51,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path, template_seconds_max: float):
         """Load `folder`; raises `ModelError` naming what is missing or broken."""
-        config = _read_config(folder)
+        config = read_config(folder)
         tokenizer = _load(folder)
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer, TimeLimit(template_seconds_max))
@@ -69,7 +69,7 @@ class Tokenizer:
         self.vocab_size = int(config.get("vocab_size") or 0) or max(vocabulary.values()) + 1
         self.longest_token_chars = max(map(len, vocabulary))
         self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
-        self.eos_token_ids = _eos_token_ids(folder, config) | _own_eos(tokenizer.eos_token_id)
+        self.eos_token_ids = read_eos_token_ids(folder, config) | token_ids(tokenizer.eos_token_id)
         texts = self._backend.decode_batch([[i] for i in vocabulary.values() if i not in added])
         self._seams = find_seams(self._encode_once, texts, [token.content for token in added.values()])
         self._before, self._behind = self._frame()
@@ -190,33 +190,3 @@ def _load(folder: Path) -> Any:
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{folder} has no tokenizer.json; only such tokenizers are supported")
     return tokenizer
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder: the router reads a model in Hugging Face's layout")
-    return _read_json(folder / "config.json", required=True)
-
-
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        if required:
-            raise ModelError(f"{path} is missing") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {type(error).__name__}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return content
-
-
-def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    generation = _read_json(folder / "generation_config.json")
-    return _own_eos(config.get("eos_token_id")) | _own_eos(generation.get("eos_token_id"))
-
-
-def _own_eos(value: object) -> frozenset[int]:
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(token_id for token_id in ids if isinstance(token_id, int))

@@ -30,6 +30,7 @@ from router.http.prompts import Prompts
 from router.http.server import Server, listen
 from router.http.serving import OpenAIServing
 from router.shell import RouterShell
+from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
 from shared.links.events import PeerDown, Received
@@ -218,6 +219,7 @@ class RunningRouter:
         self.keyed: KeyedClients | None = None
         self.workers = ScriptedWorkers(limits=limits)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
+        self._folder = folder
         self._tokenizer = Tokenizer(folder, self._settings.template_seconds_max)
         self._linked = linked
         self.health = Health(60)
@@ -271,7 +273,8 @@ class RunningRouter:
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
         prompts = Prompts(self._tokenizer, self._settings)
-        self.serving = serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings)
+        defaults = read_sampling_defaults(self._folder)
+        self.serving = serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings, defaults)
         if self._linked:
             self.workers.link()
             self.shell.links_ready()

@@ -32,7 +32,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     settings = RouterConfig(served_model_name=MODEL)
     tokenizer = Tokenizer(model_folder, template_seconds_max=5)
     prompts = Prompts(tokenizer, settings)
-    serving = OpenAIServing(None, tokenizer, prompts, settings)  # type: ignore[arg-type]
+    serving = OpenAIServing(None, tokenizer, prompts, settings, {})  # type: ignore[arg-type]
     endpoint = CompletionEndpoint(serving, chat="messages" in fields)
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
     kept = endpoint._requests("r", "somebody", body, 256)
