@@ -1,0 +1,247 @@
+"""An answer's text becomes content, thoughts and calls of tools, while it comes.
+
+transformers' `ResponseParser` finds where thoughts and calls begin and end, by an `AnswerFormat`; `call_scanner` reads
+what models write as JSON within a call. Whatever way the text is cut into pieces, the same comes out: an answer that
+is not streamed is the joined pieces of a stream.
+
+    content     <think>…</think>\\n\\n        text            <tool_call>{"name": …}</tool_call>
+    kind                reasoning   (left out)  content     call, then arguments
+
+Blank space between the parts belongs to none. A call that cannot be read is content, with the marks around it, and
+nothing is logged: it is the client's text. This file knows neither tokens, nor requests, nor stop strings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from router.text.answer_formats import AnswerFormat
+from router.text.call_scanner import CallPart, CallScanner
+
+DeltaKind = Literal["content", "reasoning", "call", "arguments"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What is new of an answer. The text of a `call` is its name; `call` counts calls from 0."""
+
+    kind: DeltaKind
+    text: str
+    call: int = 0
+
+
+class AnswerFormatReader:
+    """Makes the parsers of one format. The templates are compiled once."""
+
+    def __init__(self, answer_format: AnswerFormat):
+        self.format = answer_format
+        self._templates = {calls: answer_format.template(calls=calls) for calls in (False, True)}
+
+    def parser(self, *, calls: bool, prefix: str, tools: Sequence[Any] = ()) -> AnswerParser | None:
+        """Reads one answer; None where it is text alone.
+
+        `prefix` is the end of the prompt, which may have begun the answer; `tools` as they came in the request.
+        """
+        template = self._templates[calls]
+        if template is None:
+            return None
+        if not template.start_anchor_re.search(prefix):
+            prefix = ""
+        return AnswerParser(self.format, template, prefix, tools)
+
+
+class AnswerParser:
+    """Reads one answer."""
+
+    def __init__(self, answer_format: AnswerFormat, template: Any, prefix: str, tools: Sequence[Any]):
+        from transformers.utils.chat_parsing import ResponseParser
+
+        self._format = answer_format
+        self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
+        self._broken = False
+        self._deltas: list[AnswerDelta] = []
+        self._calls = 0
+        self._content = _Blank(keep_first=True)
+        self._thoughts = _Blank(keep_first=False)
+        self._body: list[str] = []  # of a call that is read at its end
+        self._scanner: CallScanner | None = None
+        for event in self._parser.initial_events:  # the prompt's own, but for what is open behind it
+            self._event(event, at_end=False)
+        self._deltas.clear()
+        self._content = self._content.continued()
+        self.begins_in_thoughts = bool(self._parser.initial_events) and self._in_thoughts()
+
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._calls
+
+    def push(self, text: str) -> list[AnswerDelta]:
+        """What is certain now."""
+        if not text:
+            return []
+        self._read(text)
+        return self._take()
+
+    def finish(self) -> list[AnswerDelta]:
+        """The rest. The text may have ended anywhere."""
+        if not self._broken:
+            self._read(None)
+        self._put("content", self._content.finish())
+        return self._take()
+
+    def _take(self) -> list[AnswerDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _in_thoughts(self) -> bool:
+        last = self._parser.initial_events[-1]
+        return bool(last["field"] == "reasoning_content" and last["type"] != "region_close")
+
+    def _read(self, text: str | None) -> None:
+        """Feed the parser; what it cannot take at all is content from there on."""
+        if self._broken:
+            self._say_content(text or "")
+            return
+        try:
+            events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
+        except Exception:  # of a content parser: numbers with 5,000 digits, 1,000 nested lists
+            self._broken = True
+            self._say_content("".join(self._body) + (text or ""))
+            return
+        for event in events:
+            self._event(event, at_end=text is None)
+
+    def _event(self, event: dict[str, Any], *, at_end: bool) -> None:
+        region, kind = event["field"], event["type"]
+        if region == "tool_calls":
+            if kind == "region_open":
+                self._begin_calls()
+            elif kind == "region_chunk":
+                self._call_text(event["text"])
+            else:
+                self._end_calls(event["value"], at_end)
+        elif region == "reasoning_content":
+            if kind == "region_open":
+                self._thoughts = _Blank(keep_first=False)
+            elif kind == "region_chunk":
+                self._put("reasoning", self._thoughts.push(event["text"]))
+            else:
+                self._content = _Blank(keep_first=False)
+        elif region == "content" and kind == "region_chunk":
+            self._say_content(event["text"])
+
+    def _say_content(self, text: str) -> None:
+        self._put("content", self._content.push(text))
+
+    def _put(self, kind: DeltaKind, text: str) -> None:
+        if text:
+            self._deltas.append(AnswerDelta(kind, text, max(self._calls - 1, 0)))
+
+    # ---- calls --------------------------------------------------------------------------------------------------
+
+    def _begin_calls(self) -> None:
+        self._body = []
+        self._scanner = (
+            None if self._format.body == "value" else CallScanner(named=self._format.body == "named")
+        )
+
+    def _call_text(self, text: str) -> None:
+        self._body.append(text)
+        if self._scanner:
+            self._call_parts(self._scanner, self._scanner.push(text))
+
+    def _call_parts(self, scanner: CallScanner, parts: list[CallPart]) -> None:
+        for part in parts:
+            if part.kind == "name":
+                self._say_call(part.text)
+            elif part.kind == "arguments":
+                self._put("arguments", part.text)
+            elif scanner.calls:
+                self._say_content(part.text)
+
+    def _end_calls(self, value: Any, at_end: bool) -> None:
+        """A region for calls is closed, or the answer has ended in it."""
+        if self._scanner:
+            self._call_parts(self._scanner, self._scanner.finish())
+            called = self._scanner.calls > 0
+        else:
+            called = self._say_values(value)
+        if not called:
+            mark = value.get("open", "") if isinstance(value, dict) else ""
+            self._say_content(mark + "".join(self._body) + ("" if at_end else self._format.close))
+        self._body = []
+
+    def _say_values(self, value: Any) -> bool:
+        """The calls that a content parser has read; False if it has read none."""
+        values = value if isinstance(value, list) else [value]
+        called = [one.get("function") if isinstance(one, dict) else None for one in values]
+        pattern = self._format.fields["tool_calls"].get("content_args", {}).get("tag_pattern")
+        unread = re.sub(pattern, "", "".join(self._body), flags=re.DOTALL) if pattern else ""
+        if (
+            unread.strip() != (self._format.body_end if pattern else "")
+            or not called
+            or not all(map(_is_call, called))
+        ):
+            return False
+        for one in called:
+            assert one is not None
+            self._say_call(one["name"])
+            arguments = one.get("arguments") or {}
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self._put("arguments", text)
+        return True
+
+    def _say_call(self, name: str) -> None:
+        self._calls += 1
+        self._content = _Blank(keep_first=False)
+        self._put("call", name)
+
+
+class _Blank:
+    """Holds blank space back until it is known to stand within a text; leaves it out before, unless `keep_first`."""
+
+    def __init__(self, *, keep_first: bool):
+        self.keep_first = keep_first
+        self._held: list[str] = []
+
+    def push(self, text: str) -> str:
+        """What stands within the text for certain."""
+        if not self.keep_first:
+            text = text.lstrip()
+        ink = text.rstrip()
+        if not ink:
+            self._held += [text] if text else []
+            return ""
+        before, self._held = "".join(self._held), [text[len(ink) :]]
+        self.keep_first = True
+        return before + ink
+
+    def finish(self) -> str:
+        """The blank space at the end."""
+        held, self._held = "".join(self._held), []
+        return held
+
+    def continued(self) -> _Blank:
+        """For what follows this text."""
+        return _Blank(keep_first=self.keep_first)
+
+
+def _is_call(value: Any) -> bool:
+    """Whether a content parser has read a call."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    arguments = value.get("arguments", {})
+    return isinstance(arguments, dict) or value.get("arguments") is None
+
+
+def _typed(tool: Any) -> Any:
+    """A tool whose parameters' types `ResponseParser` reads: it needs an object for each."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return tool if isinstance(properties, dict) else {}

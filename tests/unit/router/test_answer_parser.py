@@ -1,0 +1,231 @@
+"""Every format's answers are read alike whole and cut at every character, and as the fixtures say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.text.answer_formats import AnswerFormat, choose_format, joined
+from router.text.answer_parser import AnswerDelta, AnswerFormatReader, AnswerParser
+from shared.errors import ModelError
+
+FIXTURES = Path(__file__).parent / "answers"
+
+
+class WrittenAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """A text as a model writes it, and what is in it."""
+
+    what: str
+    text: str
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = []  # name and arguments
+    prefix: str = ""
+    tools: list[dict[str, Any]] = []
+
+
+class FormatFixtures(msgspec.Struct, forbid_unknown_fields=True):
+    """One file."""
+
+    tools: str
+    reasoning: str
+    answers: list[WrittenAnswer]
+
+
+def fixtures() -> list[tuple[str, FormatFixtures]]:
+    return [
+        (path.stem, msgspec.json.decode(path.read_bytes(), type=FormatFixtures))
+        for path in sorted(FIXTURES.glob("*.json"))
+    ]
+
+
+ANSWERS = [
+    pytest.param(read, answer, id=f"{name}: {answer.what}")
+    for name, read in fixtures()
+    for answer in read.answers
+]
+
+
+@dataclass
+class ReadAnswer:
+    """The joined pieces of one answer."""
+
+    content: str
+    reasoning: str
+    calls: list[tuple[str, str]]
+
+
+def parser_of(read: FormatFixtures, answer: WrittenAnswer) -> AnswerParser:
+    reader = AnswerFormatReader(joined(read.tools, read.reasoning))
+    parser = reader.parser(calls=read.tools != "none", prefix=answer.prefix, tools=answer.tools)
+    assert parser is not None
+    return parser
+
+
+def pieces(parser: AnswerParser, parts: Iterable[str]) -> list[AnswerDelta]:
+    return [delta for part in parts for delta in parser.push(part)] + parser.finish()
+
+
+def join(deltas: Sequence[AnswerDelta]) -> ReadAnswer:
+    read = ReadAnswer("", "", [])
+    for delta in deltas:
+        match delta.kind:
+            case "content":
+                read.content += delta.text
+            case "reasoning":
+                read.reasoning += delta.text
+            case "call":
+                assert delta.call == len(read.calls)
+                read.calls.append((delta.text, ""))
+            case "arguments":
+                name, arguments = read.calls[delta.call]
+                read.calls[delta.call] = name, arguments + delta.text
+    return read
+
+
+@pytest.mark.parametrize(("read", "answer"), ANSWERS)
+def test_an_answer_is_read_as_its_fixture_says(read: FormatFixtures, answer: WrittenAnswer) -> None:
+    met = join(pieces(parser_of(read, answer), [answer.text]))
+    assert met == ReadAnswer(answer.content, answer.reasoning, answer.calls)
+
+
+@pytest.mark.parametrize(("read", "answer"), ANSWERS)
+def test_an_answer_is_read_alike_however_it_is_cut(read: FormatFixtures, answer: WrittenAnswer) -> None:
+    whole = join(pieces(parser_of(read, answer), [answer.text]))
+    assert join(pieces(parser_of(read, answer), answer.text)) == whole
+    for at in range(len(answer.text)):
+        assert join(pieces(parser_of(read, answer), [answer.text[:at], answer.text[at:]])) == whole, at
+
+
+@pytest.mark.parametrize(("read", "answer"), ANSWERS)
+def test_an_answer_that_ends_anywhere_loses_no_call_that_was_told(
+    read: FormatFixtures, answer: WrittenAnswer
+) -> None:
+    for at in range(len(answer.text)):
+        parser = parser_of(read, answer)
+        told = join(parser.push(answer.text[:at]))
+        ended = join(pieces(parser_of(read, answer), [answer.text[:at]]))
+        assert ended.calls[: len(told.calls)] == told.calls
+        assert ended.content.startswith(told.content)
+
+
+def test_every_format_has_fixtures() -> None:
+    tested = set(itertools.chain.from_iterable((read.tools, read.reasoning) for _, read in fixtures()))
+    data = Path(__file__).parents[3] / "router" / "response_templates"
+    assert {path.stem for path in data.glob("*.json")} <= tested
+
+
+MARKS = [
+    "<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": {"a": "b"}}', "<think>", "</think>", "{", "}",
+    '"', "\\", " ", "\n\n", "word", "<function=f>", "<parameter=a>", "</parameter>", "</function>", "[TOOL_CALLS]",
+    "[ARGS]", "[", "]", ",", ":", '"name"', "<|tool_call>call:f", "<tool_call|>", "<|python_tag|>", "1",
+]  # fmt: skip
+
+
+@given(
+    tools=st.sampled_from(["hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4"]),
+    parts=st.lists(st.sampled_from(MARKS), max_size=25),
+)
+def test_any_mixture_of_marks_is_read_alike_however_it_is_cut(tools: str, parts: list[str]) -> None:
+    reader = AnswerFormatReader(joined(tools, "gemma4" if tools == "gemma4" else "deepseek_r1"))
+    text = "".join(parts)
+    read = []
+    for cut in ([text], parts, list(text)):
+        parser = reader.parser(calls=True, prefix="")
+        assert parser is not None
+        read.append(join(pieces(parser, cut)))
+    assert read[0] == read[1] == read[2]
+
+
+def test_text_without_marks_comes_out_as_it_came() -> None:
+    text = "  Two lines,\n\n and {braces} [too] < > \n"
+    parser = AnswerFormatReader(joined("hermes", "deepseek_r1")).parser(calls=True, prefix="")
+    assert parser is not None
+    assert join(pieces(parser, text)) == ReadAnswer(text, "", [])
+
+
+def test_what_the_content_parser_cannot_take_is_content() -> None:
+    text = "<|tool_call>call:f{a:" + "[" * 100_000 + "}<tool_call|> and more"
+    parser = AnswerFormatReader(joined("gemma4", "none")).parser(calls=True, prefix="")
+    assert parser is not None
+    read = join(pieces(parser, [text]))
+    assert read.calls == []
+    assert read.content.endswith("and more")
+
+
+# ---- which format a model has ---------------------------------------------------------------------------------------
+
+
+def tokenizer(chat_template: str | None, **others: object) -> Any:
+    return SimpleNamespace(chat_template=chat_template, get_chat_template=lambda: chat_template, **others)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "tools", "thinks"),
+    [
+        ("… <tool_call> … <think> …", "</tool_call>", True),
+        ("… <tool_call> …", "</tool_call>", False),
+        ("… <tool_call> <function= … <think>", "</tool_call>", True),
+        ('… {"name": "x", "parameters": dictionary of …', "", False),
+        ("… [TOOL_CALLS] …", "", False),
+        ("… <|tool_call> …", "<tool_call|>", True),
+        ("{{ messages }}", None, False),
+        (None, None, False),
+    ],
+)
+def test_a_format_is_known_by_the_chat_template(
+    chat_template: str | None, tools: str | None, thinks: bool
+) -> None:
+    found = choose_format("auto", "auto", tokenizer(chat_template))
+    assert (found.close if found.calls else None) == tools
+    assert found.thinks == thinks
+
+
+def test_settings_go_before_what_a_chat_template_shows() -> None:
+    shown = tokenizer("… <tool_call> … <think> …")
+    assert not choose_format("none", "none", shown).calls
+    chosen = choose_format("mistral", "none", shown)
+    assert chosen == joined("mistral", "none", given=True)
+
+
+def own_template() -> dict[str, Any]:
+    return {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
+            "tool_calls": {
+                "open": "<call>", "close": "</call>", "repeats": True, "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"content": "text"},
+        },
+    }  # fmt: skip
+
+
+def test_a_tokenizers_own_template_is_taken_as_it_is() -> None:
+    found = choose_format("auto", "auto", tokenizer(None, response_template=own_template()))
+    text = '<t>hm</t>\n\nLook: <call>{"name": "f", "arguments": {"a": 1}}</call>'
+    for cut in ([text], list(text)):
+        parser = AnswerFormatReader(found).parser(calls=True, prefix="")
+        assert parser is not None
+        assert join(pieces(parser, cut)) == ReadAnswer("Look:", "hm", [("f", '{"a": 1}')])
+
+
+def test_a_broken_template_of_a_tokenizer_is_refused() -> None:
+    broken = tokenizer(None, response_template={"fields": {}})
+    with pytest.raises(ModelError, match="response_template is broken"):
+        choose_format("auto", "auto", broken)
+
+
+def test_a_format_without_calls_or_thoughts_needs_no_parser() -> None:
+    assert AnswerFormatReader(AnswerFormat()).parser(calls=False, prefix="") is None
+    assert AnswerFormatReader(joined("hermes", "none")).parser(calls=False, prefix="") is None
