@@ -28,7 +28,7 @@ def refusal(
         return RequestFailed(400, "The prompt is empty; send at least one token.", param="prompt")
     if waiting >= settings.max_queued_requests:
         return _full(fleet, settings)
-    return _too_long(request, fleet)
+    return _unserved(request, fleet) or _too_long(request, fleet)
 
 
 def tenant_refusal(tokens: int, tenant: Tenant, settings: RouterConfig, now: float) -> RequestFailed | None:
@@ -70,6 +70,18 @@ def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
     waiting_max = settings.max_queued_requests
     message = f"There is no {missing} worker, and {waiting_max} requests wait for one. Try again later."
     return RequestFailed(503, message, retry, code="no_worker")
+
+
+def _unserved(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:
+    """Sampling that no worker of a role knows: waiting would not help."""
+    asked = request.params.features
+    for role in WORKER_ROLES if asked else ():
+        known = [worker.features for worker in fleet.of_role(role)]
+        if known and not any(asked <= features for features in known):
+            missing = sorted(asked - frozenset.union(*known)) or sorted(asked)
+            message = f"The {role} workers of this deployment do not serve {', '.join(missing)}."
+            return RequestFailed(400, message, code="not_served")
+    return None
 
 
 def _too_long(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:

@@ -32,6 +32,7 @@ from router.http.request_fields import (
     truncation,
 )
 from router.http.serving import OpenAIServing
+from router.http.structured_output import asked_grammar
 from shared.errors import RequestError
 
 
@@ -71,6 +72,7 @@ class CompletionEndpoint:
     ) -> tuple[GenerationFields, list[ClientRequest]]:
         """The fields of a body, and one request to the core for each prompt. On a thread, with all bounds checked."""
         fields = self._fields(body)
+        grammar = asked_grammar(fields)
         prompts = self._token_ids(fields, context_len)
         tokenizer = self._serving.tokenizer
         requests = []
@@ -82,7 +84,7 @@ class CompletionEndpoint:
                     model=self._settings.model_name,
                     token_ids=token_ids,
                     params=sampling_params(
-                        fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults
+                        fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar
                     ),
                     tenant=tenant,
                     cache_salt=_opaque(fields.cache_salt),

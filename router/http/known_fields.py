@@ -55,7 +55,6 @@ def _refused(
 
 _LATER = "this version does not have it"
 _TEXT_ONLY = "this server reads and writes text only"
-_SCHEMA = "this version does not constrain its output"
 _TOOLS = "this version does not call tools"
 _LOGPROBS = "this version does not report logprobs"
 _NO_CODE = "code from a request is never run; use logit_bias, allowed_token_ids or bad_words"
@@ -83,6 +82,11 @@ _OPENAI = (
         },
     ),
     *_served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
+    *_served(
+        "OpenAI",
+        CHAT,
+        {"response_format": "json_schema, json_object; a keyword that cannot be kept is refused"},
+    ),
     *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
     *_served(
         "OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}
@@ -115,7 +119,6 @@ _OPENAI = (
             "tool_choice": (_TOOLS, ("none", "auto")),
             "functions": ("the name of today is tools", ([],)),
             "function_call": ("the name of today is tool_choice", ("none", "auto")),
-            "response_format": (_SCHEMA, ({"type": "text"},)),
             "audio": _TEXT_ONLY,
             "modalities": (_TEXT_ONLY, (["text"],)),
             "prediction": "nothing is predicted from text that comes with a request",
@@ -140,6 +143,18 @@ _OPENAI = (
 )
 
 _VLLM = (
+    *_served(
+        "vLLM",
+        BOTH,
+        {
+            "structured_outputs": "one of json, json_object, regex, choice, grammar, structural_tag",
+            "guided_json": "the former name of structured_outputs.json",
+            "guided_regex": "the former name of structured_outputs.regex",
+            "guided_choice": "the former name of structured_outputs.choice",
+            "guided_grammar": "the former name of structured_outputs.grammar",
+        },
+    ),
+    *_served("vLLM", COMPLETIONS, {"response_format": "as in chats"}),
     *_served(
         "vLLM",
         BOTH,
@@ -184,14 +199,8 @@ _VLLM = (
             "early_stopping": ("it belongs to beam search", (False,)),
             "logits_processors": (_NO_CODE, ([],)),
             "prompt_embeds": "prompts are text or token ids",
-            "structured_outputs": _SCHEMA,
-            "guided_json": _SCHEMA,
-            "guided_regex": _SCHEMA,
-            "guided_choice": _SCHEMA,
-            "guided_grammar": _SCHEMA,
             "guided_decoding_backend": "there is one: llguidance; leave it out",
-            "guided_whitespace_pattern": _SCHEMA,
-            "structural_tag": _SCHEMA,
+            "guided_whitespace_pattern": "it is structured_outputs.whitespace_pattern",
             "thinking_token_budget": "max_tokens bounds thoughts and answer together",
             "kv_transfer_params": (_ROUTED, ({},)),
             "vllm_xargs": ("they belong to plugins of vLLM", ({},)),
@@ -221,14 +230,21 @@ _VLLM = (
 )
 
 _SGLANG = (
+    *_served(
+        "SGLang",
+        BOTH,
+        {
+            "json_schema": "a JSON schema, as its text or as an object",
+            "regex": "a regular expression that the whole answer matches",
+            "ebnf": "a grammar in GBNF or Lark",
+            "structural_tag": "structures of begin, schema and end, and their triggers",
+        },
+    ),
     *_served("SGLang", BOTH, {"no_stop_trim": "the same as include_stop_str_in_output"}),
     *_refused(
         "SGLang",
         BOTH,
         {
-            "regex": _SCHEMA,
-            "ebnf": _SCHEMA,
-            "json_schema": _SCHEMA,
             "stop_regex": ("stop takes strings", ([], "")),
             "lora_path": "this server has one model and no adapters",
             "session_params": "prompt_cache_key keeps the requests of a session together",
@@ -273,7 +289,7 @@ _OTHERS = (
         "others",
         BOTH,
         {
-            "grammar": _SCHEMA,
+            "grammar": "the name here is structured_outputs.grammar",
             "format": "it is Ollama's; the name here is response_format",
             "options": "it is Ollama's; its entries are fields of their own here",
             "num_predict": _OWN_NAME.format("max_tokens"),

@@ -16,9 +16,11 @@ import msgspec
 from router.http.field_table import read_by_table
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
+from router.http.structured_output import StructuredFields
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from shared.errors import RequestError
+from shared.grammar import Grammar
 from shared.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
@@ -32,7 +34,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(StructuredFields, kw_only=True):
     """What completions and chat completions have in common; null means the default everywhere."""
 
     model: str
@@ -187,13 +189,21 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
 
 
 def sampling_params(
-    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: Mapping[str, float]
+    fields: GenerationFields,
+    max_tokens: int,
+    vocab_size: int,
+    defaults: Mapping[str, float],
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """The engine's parameters; raises `RequestError` naming the field that is out of bounds."""
     if fields.min_tokens is not None and not 0 <= fields.min_tokens <= max_tokens:
         raise RequestError(
             f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {brief(fields.min_tokens)}",
             param="min_tokens",
+        )
+    if grammar is not None and fields.ignore_eos:
+        raise RequestError(
+            "ignore_eos cannot go with a grammar, which says where the answer ends", param="ignore_eos"
         )
     given: dict[str, Any] = {
         name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None
@@ -206,6 +216,7 @@ def sampling_params(
         min_new_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias or {}),
+        grammar=grammar,
         **{**defaults, **given},
     )
     validate(params, vocab_size)

@@ -31,6 +31,20 @@ ROUTER_BOUNDS = (
         "10 KiB each: 40 MiB of one address",
         f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
     ),
+    *(
+        Bound(
+            name,
+            "400",
+            fixed,
+            f"{UNIT}/test_structured_output.py::test_each_bound_of_a_field_is_a_400[{case}]",
+            place="router.http.structured_output",
+        )
+        for name, fixed, case in (
+            ("REGEX_FIELD_CHARACTERS_MAX", "8 KiB", "regex"),
+            ("CHOICES_MAX", "2,000 choices", "choices"),
+            ("GBNF_CHARACTERS_MAX", "0.1 s of a converter in Python", "gbnf"),
+        )
+    ),
     Bound(
         "DESCRIPTOR_RESERVE",
         "connections wait in the kernel",

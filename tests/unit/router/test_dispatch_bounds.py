@@ -6,8 +6,10 @@ import pytest
 
 from router.core.effects import RequestFailed
 from router.core.live_request import VISITS_MAX
+from shared.grammar import Grammar
 from shared.links.events import Received
 from shared.messages import Cancel, Decode, Failed, Limits, Load, Prefill
+from shared.sampling_params import SamplingParams
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 
@@ -175,6 +177,18 @@ def test_a_request_that_a_worker_calls_at_fault_ends_and_is_not_tried_again() ->
     assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.code, outcome.message) == (400, "grammar_too_complex", "too many states")
     assert len(world.sent(Prefill)) == 1
+
+
+def test_sampling_that_no_worker_knows_is_refused_at_once() -> None:
+    world = ScriptedDeployment()
+    world.submit(
+        request("r", params=SamplingParams(max_new_tokens=8, seed=0, grammar=Grammar("regex", "a+")))
+    )
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.status, outcome.code) == (400, "not_served")
+    assert outcome.message == "The prefill workers of this deployment do not serve grammar."
+    assert not world.sent(Prefill)
 
 
 def test_prefill_workers_are_not_flooded_and_the_first_come_goes_first() -> None:

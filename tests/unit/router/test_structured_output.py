@@ -1,0 +1,234 @@
+"""What fields of three APIs ask of an answer becomes one grammar, or an error that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.http.request_fields import (
+    ChatFields,
+    CompletionFields,
+    max_new_tokens,
+    read_fields,
+    sampling_params,
+)
+from router.http.structured_output import (
+    CHOICES_MAX,
+    GBNF_CHARACTERS_MAX,
+    REGEX_FIELD_CHARACTERS_MAX,
+    asked_grammar,
+)
+from shared.errors import RequestError
+from shared.grammar import Grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+KEPT = SCHEMA | {"x-guidance": {"whitespace_pattern": " ?"}}
+GBNF = 'root ::= "a" | b\nb ::= [a-z]+'
+LARK = 'start: "a" | "b"'
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f=add>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+
+
+def chat(**fields: Any) -> ChatFields:
+    return read_fields(json.dumps({"model": "m", "messages": []} | fields).encode(), ChatFields)
+
+
+def asked(**fields: Any) -> Grammar:
+    grammar = asked_grammar(chat(**fields))
+    assert grammar is not None
+    return grammar
+
+
+def refusal(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        asked_grammar(chat(**fields))
+    assert raised.value.status == 400
+    return raised.value
+
+
+def decoded(grammar: Grammar) -> Any:
+    assert grammar.kind == "json"
+    return json.loads(grammar.text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+        {"json_schema": json.dumps(SCHEMA)},
+    ],
+)
+def test_a_schema_is_the_same_in_every_spelling(fields: dict[str, Any]) -> None:
+    assert decoded(asked(**fields)) == KEPT
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
+def test_any_object(fields: dict[str, Any]) -> None:
+    assert decoded(asked(**fields))["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"structured_outputs": {"regex": r"\d+"}}, {"guided_regex": r"\d+"}, {"regex": r"\d+"}]
+)
+def test_digits_are_ten(fields: dict[str, Any]) -> None:
+    assert asked(**fields) == Grammar("regex", "[0-9]+")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"structured_outputs": {"choice": ["a.b", "c"]}}, {"guided_choice": ["a.b", "c"]}]
+)
+def test_choices_are_texts_and_no_expressions(fields: dict[str, Any]) -> None:
+    assert asked(**fields) == Grammar("regex", r"(a\.b|c)")
+
+
+@pytest.mark.parametrize("name", ["ebnf", "guided_grammar"])
+def test_gbnf_becomes_lark_and_lark_stays(name: str) -> None:
+    assert asked(**{name: LARK}) == Grammar("lark", LARK)
+    converted = asked(**{name: GBNF})
+    assert converted.kind == "lark"
+    assert "start" in converted.text
+    assert asked(structured_outputs={"grammar": GBNF}) == converted
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": TAGS},
+        {"structural_tag": json.dumps(TAGS)},
+        {"structured_outputs": {"structural_tag": TAGS}},
+    ],
+)
+def test_tags_become_lark(fields: dict[str, Any]) -> None:
+    grammar = asked(**fields)
+    assert grammar.kind == "lark"
+    assert '"<f="' in grammar.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"response_format": None},
+        {"structured_outputs": {"json_object": False}},
+    ],
+)
+def test_what_asks_for_nothing_is_free(fields: dict[str, Any]) -> None:
+    assert asked_grammar(chat(**fields)) is None
+
+
+def test_a_completion_is_constrained_alike() -> None:
+    body = {"model": "m", "prompt": "fox", "response_format": {"type": "json_object"}}
+    assert asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields)) is not None
+
+
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("uniqueItems", {"type": "array", "uniqueItems": True}),
+        ("not", {"not": {"type": "string"}}),
+        ("if", {"if": {}, "then": {}}),
+        ("oneOf", {"oneOf": [{"type": "string", "minLength": 1}, {"type": "string", "maxLength": 9}]}),
+        ("format", {"type": "string", "format": "martian"}),
+        ("contains", {"type": "array", "contains": {}}),
+        ("http://x/y", {"$ref": "http://x/y"}),
+    ],
+)
+def test_a_keyword_that_cannot_be_kept_is_named(keyword: str, schema: dict[str, Any]) -> None:
+    error = refusal(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    assert keyword in str(error)
+    assert (error.param, error.code) == ("response_format", "invalid_grammar")
+
+
+def test_a_client_that_wants_no_strictness_gets_what_can_be_kept() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    grammar = asked(
+        response_format={"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
+    )
+    assert decoded(grammar)["x-guidance"]["lenient"] is True
+
+
+def test_options_of_the_library_are_not_the_clients() -> None:
+    schema = {"not": {}, "x-guidance": {"lenient": True}}
+    assert "not" in str(refusal(guided_json=schema))
+
+
+def test_whitespace_is_the_clients_choice() -> None:
+    free = asked(structured_outputs={"json": SCHEMA, "whitespace_pattern": r"\s*"})
+    assert decoded(free)["x-guidance"] == {"whitespace_pattern": r"\s*"}
+    none = asked(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+    assert decoded(none)["x-guidance"] == {"whitespace_flexible": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guided_json": 5}, "JSON schema"),
+        ({"guided_json": "no json"}, "JSON"),
+        ({"guided_regex": "["}, "regex"),
+        ({"guided_regex": r"(?=a)b"}, "look-around"),
+        ({"guided_regex": 5}, "must be a string"),
+        ({"guided_choice": []}, "at least one"),
+        ({"guided_choice": [1]}, "string"),
+        ({"ebnf": 'start: "a" nothing'}, "nothing"),
+        ({"ebnf": "root ::= ((("}, "GBNF"),
+        ({"response_format": {"type": "yaml"}}, "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "has json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "has schema"),
+        ({"response_format": 5}, "object"),
+        ({"structured_outputs": {}}, "exactly one"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one"),
+        ({"structured_outputs": {"jsn": {}}}, "jsn"),
+        ({"structured_outputs": 5}, "object"),
+        ({"structural_tag": {"structures": [], "triggers": []}}, "structures"),
+        ({"structural_tag": TAGS | {"triggers": ["<g="]}}, "trigger"),
+        ({"regex": "a", "guided_regex": "b"}, "only one"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], words: str) -> None:
+    error = refusal(**fields)
+    assert words in str(error)
+    assert error.param is not None
+    assert error.param.split(".")[0] in fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        pytest.param({"regex": "a" * (REGEX_FIELD_CHARACTERS_MAX + 1)}, "characters", id="regex"),
+        pytest.param({"guided_choice": ["a"] * (CHOICES_MAX + 1)}, "choices", id="choices"),
+        pytest.param({"ebnf": 'root ::= "' + "a" * GBNF_CHARACTERS_MAX + '"'}, "GBNF", id="gbnf"),
+    ],
+)
+def test_each_bound_of_a_field_is_a_400(fields: dict[str, Any], word: str) -> None:
+    error = refusal(**fields)
+    assert word in str(error)
+    assert error.code == "grammar_too_complex"
+
+
+def test_the_grammar_is_a_sampling_parameter() -> None:
+    fields = chat(regex="a+", max_tokens=5)
+    grammar = asked_grammar(fields)
+    params = sampling_params(fields, max_new_tokens(fields, 1, 100), 100, {}, grammar)
+    assert params.grammar == Grammar("regex", "a+")
+    assert params.features == {"grammar"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=type(params)) == params
+
+
+def test_a_grammar_says_where_the_answer_ends() -> None:
+    fields = chat(regex="a+", ignore_eos=True)
+    with pytest.raises(RequestError, match="grammar") as raised:
+        sampling_params(fields, 5, 100, {}, asked_grammar(fields))
+    assert raised.value.param == "ignore_eos"
