@@ -124,6 +124,9 @@ class Kernels:
         self.decoder_layers_done = loaded.segue_decoder_layers_done
         self.decoder_layers_done.argtypes = (c_void_p,)
         self.decoder_layers_done.restype = c_int64
+        self.logprobs = loaded.segue_logprobs
+        self.logprobs.argtypes = (c_void_p, c_int32, c_int32, c_int32, *(c_void_p,) * 4)
+        self.logprobs.restype = c_int32
         self.gemm = loaded.segue_gemm  # of the micro-benchmark
         self.gemm.argtypes = (c_void_p, POINTER(NativeMatrix), c_void_p, c_int32, c_void_p)
         self.gemm.restype = None
