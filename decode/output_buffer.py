@@ -62,7 +62,9 @@ def _messages(reqs: Iterable[Req]) -> list[Send]:
     for req in reqs:
         token_ids = req.token_ids
         start, req.sent_len = req.sent_len, len(token_ids)
-        row = Row(req.rid, req.attempt, start - req.prompt_len, tuple(token_ids[start:]))
+        row = Row(req.rid, req.attempt, start - req.prompt_len, tuple(token_ids[start:]), tuple(req.logprobs))
+        if req.logprobs:
+            req.logprobs = []
         if req.router in by_router:
             by_router[req.router].append(row)
         else:

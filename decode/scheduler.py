@@ -175,7 +175,7 @@ class DecodeScheduler:
         self._admission.on_change()
         for row, why in sampled.failed.items():
             self._fail(rows[row], why)
-        extra, ended = self._append(rows, sampled.token_ids)
+        extra, ended = self._append(rows, sampled)
         self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
         self._flush_due(now)
@@ -184,14 +184,14 @@ class DecodeScheduler:
         self._lease_settled(now)
         self._back_up_settled()
 
-    def _append(
-        self, rows: list[Req], token_ids: list[int]
-    ) -> tuple[list[Req], list[tuple[Req, FinishReason]]]:
+    def _append(self, rows: list[Req], sampled: Sampled) -> tuple[list[Req], list[tuple[Req, FinishReason]]]:
         """Append each row's token; the rows of requests that had ended before, and those that end now."""
         extra: list[Req] = []
         ended: list[tuple[Req, FinishReason]] = []
         running, eos_token_ids = DecodeState.RUNNING, self._eos_token_ids
-        for req, token_id in zip(rows, token_ids, strict=True):
+        for row, logprobs in sampled.logprobs.items():
+            rows[row].logprobs.append(logprobs)
+        for req, token_id in zip(rows, sampled.token_ids, strict=True):
             if req.state is not running and req.state in ENDED:
                 extra.append(req)
                 continue

@@ -26,7 +26,7 @@ from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.req import Req
-from shared.sampled import Sampled
+from shared.sampled import Sampled, TokenLogprobs
 from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
@@ -151,7 +151,7 @@ class PrefillScheduler:
             elif row in sampled.failed:
                 self._fail(req, sampled.failed[row])
             else:
-                self._hand_over(req, token_id, now)
+                self._hand_over(req, token_id, sampled.logprobs.get(row), now)
 
     # ---- what goes out ----
 
@@ -287,7 +287,7 @@ class PrefillScheduler:
         self.waiting.remove(req)
         self.batch.start(req, now)
 
-    def _hand_over(self, req: Req, token_id: int, now: float) -> None:
+    def _hand_over(self, req: Req, token_id: int, logprobs: TokenLogprobs | None, now: float) -> None:
         """The prompt is computed and the first token sampled: lease the pages, or end here."""
         self.batch.leave(req)
         self.memory.commit_and_dedupe(req)
@@ -307,6 +307,7 @@ class PrefillScheduler:
             cached_tokens=req.cached_len,
             queue_seconds=req.started_at - req.arrived_at,
             compute_seconds=now - req.started_at,
+            logprobs=() if logprobs is None else (logprobs,),
         )
         self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
         self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)

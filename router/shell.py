@@ -28,6 +28,7 @@ from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Message
 from shared.process.failures import describe_failure
 from shared.process.logs import write_note
+from shared.sampled import Logprobs
 
 FAILED = RequestFailed(500, "the router failed; its log says where")
 OnBroken = Callable[[BaseException], None]
@@ -37,7 +38,7 @@ Meter = Callable[[ClientRequest, "TokenSink"], tuple[ClientRequest, "TokenSink"]
 class TokenSink(Protocol):
     """Receives the output of one request; `ended` is the last call."""
 
-    def tokens(self, token_ids: tuple[int, ...]) -> None: ...
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
 
@@ -128,12 +129,12 @@ class RouterShell:
         """Write a log line."""
         write_note(note, "router.core")
 
-    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """Give tokens to the request's sink, in order."""
         del index
         if sink := self._sinks.get(rid):
             try:
-                sink.tokens(token_ids)
+                sink.tokens(token_ids, logprobs)
             except BaseException as error:  # a tokenizer's panic is no Exception
                 self._give_up(rid, sink, error)
 

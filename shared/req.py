@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.messages import Decode, FinishReason, Prefill
+from shared.sampled import TokenLogprobs
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
 from shared.state_table import Word
@@ -51,6 +52,9 @@ class Req:
     launched_len: int = 0
     launched_max: int = 0  # decode: to this length it has pages, and does not end
     sent_len: int = field(init=False)  # of token_ids: those that its router has or was sent
+    logprobs: list[TokenLogprobs] = field(
+        default_factory=list
+    )  # of the tokens that were not sent, if asked for
     slot: int | None = None
     retractions: int = 0
     final_kv_len: int = field(init=False)  # tokens whose KV it can ever need: all but the very last one

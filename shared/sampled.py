@@ -24,6 +24,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: Annotated[tuple[tuple[int, float], ...], msgspec.Meta(max_length=TOP_LOGPROBS_MAX)] = ()
 
 
+Logprobs = tuple[TokenLogprobs, ...]  # of some tokens, in their order; empty: nobody asked
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The results of one step, in row order of its batch.

@@ -14,6 +14,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import NewTokens, Outcome, RequestEnded, RouterEffect
 from shared.effects import Note, Send
 from shared.messages import Message
+from shared.sampled import Logprobs
 
 
 class EffectSink(Protocol):
@@ -23,7 +24,7 @@ class EffectSink(Protocol):
 
     def note(self, note: Note) -> None: ...
 
-    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None: ...
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None: ...
 
     def ended(self, rid: str, outcome: Outcome) -> None: ...
 
@@ -61,7 +62,7 @@ class EffectPass:
 
     def _carry_out(self, effect: RouterEffect) -> None:
         if isinstance(effect, NewTokens):  # by far the most frequent first
-            self._sink.tokens(effect.rid, effect.index, effect.token_ids)
+            self._sink.tokens(effect.rid, effect.index, effect.token_ids, effect.logprobs)
         elif isinstance(effect, Send):
             self._sink.send(effect.peer, effect.message)
         elif isinstance(effect, Note):

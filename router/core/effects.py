@@ -12,6 +12,7 @@ import msgspec
 
 from shared.effects import Note, Send
 from shared.messages import FinishReason
+from shared.sampled import Logprobs
 from shared.sampling_params import SamplingParams
 
 
@@ -87,6 +88,7 @@ class NewTokens(msgspec.Struct, frozen=True):
     rid: str
     index: int
     token_ids: tuple[int, ...]
+    logprobs: Logprobs = ()
 
 
 @dataclass(frozen=True, slots=True)

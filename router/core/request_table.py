@@ -44,6 +44,7 @@ from shared import messages
 from shared.baton import Baton
 from shared.effects import Note
 from shared.errors import InvariantError
+from shared.sampled import Logprobs
 
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
@@ -162,18 +163,18 @@ class RequestTable:
             self._counters.migrations["migrated"] += 1
         self._note_joined(live)
 
-    def generate(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
+    def generate(self, live: LiveRequest, token_ids: tuple[int, ...], logprobs: Logprobs, now: float) -> None:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
         if not live.joined:
             self._note_joined(live)
-        self.deliver(live, token_ids, now)
+        self.deliver(live, token_ids, logprobs, now)
 
-    def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], now: float) -> None:
+    def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], logprobs: Logprobs, now: float) -> None:
         """Give tokens to the client: the one place where the output grows."""
         if not token_ids:
             return
-        self._effects.append(NewTokens(live.rid, len(live.output), token_ids))
+        self._effects.append(NewTokens(live.rid, len(live.output), token_ids, logprobs))
         gap = now - live.token_at
         inter_token = token_ids if live.output else token_ids[1:]
         if not live.output:

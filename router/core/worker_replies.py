@@ -113,7 +113,7 @@ class WorkerReplies:
         return None
 
     def _prefilled(self, live: LiveRequest, worker: Worker, message: messages.Prefilled, now: float) -> None:
-        if message.index != len(live.output) or not message.token_ids:
+        if message.index != len(live.output) or not message.token_ids or not _has_logprobs(live, message):
             self._lost(live, worker, "gap", now)
             return
         self._requests.claims.waiting.served(live)
@@ -126,7 +126,7 @@ class WorkerReplies:
         self._requests.claims.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
-        self._requests.deliver(live, message.token_ids, now)
+        self._requests.deliver(live, message.token_ids, message.logprobs, now)
         reason = message.finish or live.finish_reason()
         if reason is not None:
             self._complete(live, worker, reason, now, worker_has_released=message.baton is None)
@@ -142,12 +142,12 @@ class WorkerReplies:
 
     def _generated(self, live: LiveRequest, worker: Worker, row: messages.Row, now: float) -> None:
         known = len(live.output) - row.index
-        if known < 0:
+        if known < 0 or not _has_logprobs(live, row):
             self._lost(live, worker, "gap", now)
         elif known >= len(row.token_ids):
             self._counters.dropped_messages["repeat"] += 1
         else:
-            self._requests.generate(live, row.token_ids[known:], now)
+            self._requests.generate(live, row.token_ids[known:], row.logprobs[known:], now)
 
     def _migrating(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:
         if message.output_len != len(live.output):
@@ -251,3 +251,9 @@ class WorkerReplies:
         pages = worker.pages_for(live.need.tokens)
         worker.pause(pages, now + self._settings.no_room_seconds, now)
         self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)
+
+
+def _has_logprobs(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:
+    """Whether the tokens come with logprobs, if they were asked for: a worker that lost them cannot be trusted."""
+    asked = live.request.params.logprobs >= 0
+    return len(tokens.logprobs) == (len(tokens.token_ids) if asked else 0)

@@ -20,6 +20,7 @@ from typing import Literal
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
+from shared.sampled import Logprobs
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
 
@@ -148,8 +149,9 @@ class Choice:
         self._with_token_ids = with_token_ids
         self._last: int | None = None
 
-    def tokens(self, token_ids: tuple[int, ...]) -> None:
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens of this choice; ignored after a stop string."""
+        del logprobs
         if self._stopped:
             return
         self._last = token_ids[-1]

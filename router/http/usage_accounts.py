@@ -22,6 +22,7 @@ from router.http.key_counters import KeyCounters
 from router.http.quotas import KeyQuota
 from router.shell import TokenSink
 from shared.api_keys import ApiKey
+from shared.sampled import Logprobs
 
 log = structlog.get_logger(__name__)
 
@@ -107,11 +108,11 @@ class MeteredSink:
         self._came = 0
         self._ended = False
 
-    def tokens(self, token_ids: tuple[int, ...]) -> None:
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens: paid for at once, so that a client that hangs up has paid."""
         self._came += len(token_ids)
         self._account.quota.spend(len(token_ids), self._accounts.now())
-        self._sink.tokens(token_ids)
+        self._sink.tokens(token_ids, logprobs)
 
     def ended(self, outcome: Outcome) -> None:
         """The end; a second one, after a fault of the sink, counts nothing."""

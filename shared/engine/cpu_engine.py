@@ -15,10 +15,12 @@ from shared.engine.dtypes import dtype_name, dtypes_on_cpu
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.grammars import Grammars, read_grammars
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
+from shared.engine.logprobs import LogprobRows
 from shared.engine.memory_plan import Demand, choose_pages
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
 from shared.engine.native.choice import KernelChoice, choose_kernels
 from shared.engine.native.decoder import NativeDecoder
+from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, Sizes, context_bound
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
@@ -60,7 +62,7 @@ def load_on_cpu(
     on = f"{chosen.description}, {threads} {'thread' if threads == 1 else 'threads'}"
     grammars = read_grammars(folder, config.vocab_size, eos_token_ids)
     return Engine(
-        device=_start(model, cache, limits, eos_token_ids, threads, on_logits, grammars),
+        device=_start(model, cache, limits, eos_token_ids, threads, on_logits, grammars, chosen.library),
         cache=cache,
         config=config,
         limits=limits,
@@ -70,7 +72,7 @@ def load_on_cpu(
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
         grammars=grammars,
-        features=frozenset({"grammar"} if grammars else ()),
+        features=frozenset({"logprobs", "grammar"} if grammars else {"logprobs"}),
         memory={
             "weights": weights_bytes,
             "kv": cache.nbytes,
@@ -114,6 +116,7 @@ def _start(
     threads: int,
     on_logits: OnLogits | None,
     grammars: Grammars | None,
+    kernels: Kernels | None,
 ) -> TorchDevice:
     return TorchDevice(
         model,
@@ -127,6 +130,7 @@ def _start(
         slots=limits.slots,
         pages_per_slot=pages_for_tokens(limits.context_len, limits.page_size),
         threads=threads,
+        logprobs=LogprobRows(limits.slots, kernels),
         on_logits=on_logits,
     )
 

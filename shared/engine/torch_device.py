@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.logprobs import LogprobRows
 from shared.engine.sampler import Sampler
 from shared.errors import InvariantError
 from shared.sampled import Sampled
@@ -87,9 +88,11 @@ class TorchDevice:
         slots: int,
         pages_per_slot: int,
         threads: int,
+        logprobs: LogprobRows | None = None,
         on_logits: OnLogits | None = None,
     ) -> None:
         self._model = model
+        self._logprobs = logprobs or LogprobRows(slots, None)
         self._cache = cache
         self._sampler = sampler
         self._state = SlotState(slots, pages_per_slot)
@@ -192,6 +195,7 @@ class TorchDevice:
         for join in batch.joins:
             self._state.join(join)
             self._sampler.join(join)
+            self._logprobs.join(join)
         for grant in batch.grants:
             self._state.grant(grant)
         if batch.mode is ForwardMode.EXTEND:
@@ -236,6 +240,8 @@ class TorchDevice:
             self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
         if not len(sampled_slots):
             return Sampled([])
+        asked = self._logprobs.raw(logits, sampled_slots)
         tokens = self._sampler.sample(logits, sampled_slots, self._state.kv_lens[sampled_slots])
         self._state.last_tokens[sampled_slots] = tokens
-        return Sampled([int(token) for token in tokens.tolist()], failed=self._sampler.failed)
+        chosen: list[int] = tokens.tolist()
+        return Sampled(chosen, self._logprobs.chosen(asked, chosen), failed=self._sampler.failed)

@@ -35,6 +35,7 @@ from shared.baton import Baton, Holder
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
 from shared.process import logs
+from shared.sampled import Logprobs
 from shared.sampling_params import SamplingParams
 
 TOGETHER = 64  # requests at a time: as many messages come in one turn of the loop
@@ -67,7 +68,7 @@ class ScriptedLinks:
 class SilentSink:
     """A client that reads everything at once."""
 
-    def tokens(self, token_ids: tuple[int, ...]) -> None:
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """Tokens have come."""
 
     def ended(self, outcome: Outcome) -> None:

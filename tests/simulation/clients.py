@@ -19,9 +19,10 @@ from router.core.siblings import siblings
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
 from shared.messages import FinishReason, Hello, Message
+from shared.sampled import Logprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
-from tests.simulation.oracle import EOS_TOKEN_IDS, expected_output
+from tests.simulation.oracle import EOS_TOKEN_IDS, expected_logprobs, expected_output
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.settings import MODEL_NAME, router_config
 from tests.simulation.timeline import TimelineProcess
@@ -48,14 +49,16 @@ class SimulatedClient:
     def ended(self) -> bool:
         return self.outcome is not None or self.disconnected
 
-    def tokens(self, index: int, token_ids: tuple[int, ...]) -> None:
-        """Every token comes once, in order, and as the oracle says."""
+    def tokens(self, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
+        """Every token comes once, in order, and as the oracle says; and so do its logprobs, if asked for."""
         rid, known = self.planned.rid, len(self.output)
         assert self.outcome is None, f"{rid}: tokens after the end"
         assert index == known, f"{rid}: tokens {index} … after {known}"
         self.output.extend(token_ids)
         expected = self.answer[0][: len(self.output)]
         assert tuple(self.output) == expected, f"{rid}: output {self.output}, expected {list(expected)}"
+        told = expected_logprobs(self.planned.prompt, self.output, self.planned.params)
+        assert logprobs == told[index:], f"{rid}: logprobs {logprobs} from {index} on"
 
     def end(self, outcome: Outcome) -> None:
         """A request ends once: complete with all its tokens, stopped or gone at the client's wish, or refused."""
@@ -248,10 +251,10 @@ class Router:
     def note(self, note: Note) -> None:
         self._journal("", note)
 
-    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         self._journal(rid, token_ids)
         client = self.clients[rid]
-        client.tokens(index, token_ids)
+        client.tokens(index, token_ids, logprobs)
         self._hear(client)
 
     def ended(self, rid: str, outcome: Outcome) -> None:

@@ -171,6 +171,7 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
         min_new_tokens=rng.choice((0, 0, most // 2)),
         stop_token_ids=rng.choice(((), (7,), (11, 13))),
         ignore_eos=rng.random() < 0.2,
+        logprobs=rng.choice((-1, -1, 0, 2)),
     )
 
 

@@ -21,7 +21,7 @@ from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
 from shared.req import Req
-from shared.sampled import Sampled
+from shared.sampled import Logprobs, Sampled
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.protocol import FetchLanded, FetchStale
 from tests.simulation import worker
@@ -250,7 +250,7 @@ def _deaf_while_settling() -> list[Patch]:
 @_mistake("decode", "rows are settled in another order")
 def _rows_swapped() -> list[Patch]:
     def settle(self: DecodeScheduler, batch: Any, sampled: Sampled, now: float) -> None:
-        real(self, batch, Sampled(sampled.token_ids[::-1]), now)
+        real(self, batch, dataclasses.replace(sampled, token_ids=sampled.token_ids[::-1]), now)
 
     real = DecodeScheduler.settle
     return [(DecodeScheduler, "settle", settle)]
@@ -258,8 +258,8 @@ def _rows_swapped() -> list[Patch]:
 
 @_mistake("decode", "the output index starts anew with each attempt")
 def _index_of_attempt() -> list[Patch]:
-    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...]) -> Row:
-        return Row(rid, attempt, index if attempt == 1 else index - 1, token_ids)
+    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> Row:
+        return Row(rid, attempt, index if attempt == 1 else index - 1, token_ids, logprobs)
 
     return [(output_buffer, "Row", row)]
 

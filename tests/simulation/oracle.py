@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.messages import FinishReason
+from shared.sampled import Logprobs, TokenLogprobs
 from shared.sampling_params import SamplingParams
 from tests.simulation import toy_grammar
 
@@ -45,6 +46,25 @@ def sample(
         while token_id in EOS_TOKEN_IDS or token_id in params.stop_token_ids:
             token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
+
+
+def logprobs_of(cells: Sequence[int], token_id: int, most: int) -> TokenLogprobs:
+    """What is told of a token that follows `cells`: a function of both, as the token is."""
+    at = hash((token_id, *cells)) % 1000
+    return TokenLogprobs(-at / 8, 1 + at % 3, tuple((at % VOCAB_SIZE, -float(rank)) for rank in range(most)))
+
+
+def expected_logprobs(prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Logprobs:
+    """Of each token of an output; none if nobody asked."""
+    if params.logprobs < 0:
+        return ()
+    cells, told = list[int](), list[TokenLogprobs]()
+    for token_id in prompt:
+        cells.append(kv_cell(cells, token_id))
+    for token_id in output:
+        told.append(logprobs_of(cells, token_id, params.logprobs))
+        cells.append(kv_cell(cells, token_id))
+    return tuple(told)
 
 
 def finish_reason(output: Sequence[int], params: SamplingParams) -> FinishReason | None:

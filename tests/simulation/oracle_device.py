@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.engine.constraints import Constraints
-from shared.sampled import Sampled
+from shared.sampled import Sampled, TokenLogprobs
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from tests.simulation.oracle import VOCAB_SIZE, kv_cell, sample
+from tests.simulation.oracle import VOCAB_SIZE, kv_cell, logprobs_of, sample
 from tests.simulation.timeline import Action, TimelineProcess
 
 
@@ -46,6 +46,7 @@ class Slot:
     prompt_len: int
     history: list[int]
     last_token: int | None
+    told: TokenLogprobs | None = None  # of the last token, if the request asks
 
 
 @dataclass(slots=True)
@@ -171,7 +172,14 @@ class OracleDevice:
         rows += [self._decode(slot) for slot in step.decode_slots]
         sampled = [row for row in rows if row is not None]
         failed = {at: row for at, row in enumerate(sampled) if isinstance(row, str)}
-        return Sampled([0 if isinstance(row, str) else row for row in sampled], failed=failed)
+        token_ids = [0 if isinstance(row, str) else row for row in sampled]
+        return Sampled(token_ids, self._told(step), failed=failed)
+
+    def _told(self, step: Step) -> dict[int, TokenLogprobs]:
+        """The logprobs of the rows whose request asks."""
+        numbers = [row.slot for row in step.extend if row.samples] + list(step.decode_slots)
+        slots = [self._slots[number] for number in numbers]
+        return {at: slot.told for at, slot in enumerate(slots) if slot.told is not None}
 
     def _extend(self, row: ExtendRow) -> int | str | None:
         slot = self._slots[row.slot]
@@ -201,6 +209,8 @@ class OracleDevice:
             allowed = frozenset(np.flatnonzero(logits == 0).tolist())
         slot.last_token = sample(cells, slot.params, slot.prompt_len, slot.history, allowed)
         slot.history.append(slot.last_token)
+        most = slot.params.logprobs
+        slot.told = logprobs_of(cells, slot.last_token, most) if most >= 0 else None
         self.constraints.take([number], [slot.last_token])
         return slot.last_token
 

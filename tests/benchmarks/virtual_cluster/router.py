@@ -17,6 +17,7 @@ from router.core.effects import ClientRequest, Outcome
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
 from shared.messages import Generated, Hello, Load, Message
+from shared.sampled import Logprobs
 from shared.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, output_seed
 from tests.benchmarks.virtual_cluster.figures import AnswerRecord, RunRecorder
@@ -149,8 +150,8 @@ class VirtualRouter:
     def note(self, note: Note) -> None:
         self.notes[note.event] += 1
 
-    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...]) -> None:
-        del index
+    def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
+        del index, logprobs
         self._recorder.tokens(self.open[rid], self.process.now, len(token_ids))
 
     def ended(self, rid: str, outcome: Outcome) -> None:

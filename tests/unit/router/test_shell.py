@@ -14,6 +14,7 @@ from router.shell import RouterShell
 from shared.links.events import LinkEvent, Received
 from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Hello, Load
+from shared.sampled import Logprobs
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.deployment import request
 
@@ -24,8 +25,8 @@ class EndOf:
     def __init__(self) -> None:
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    def tokens(self, token_ids: tuple[int, ...]) -> None:
-        raise AssertionError(f"no worker is there, but tokens came: {token_ids}")
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
+        raise AssertionError(f"no worker is there, but tokens came: {token_ids} {logprobs}")
 
     def ended(self, outcome: Outcome) -> None:
         self.outcome.set_result(outcome)
