@@ -172,7 +172,8 @@ class RouterConfig(ProcessConfig):
         "router's own address always may.",
     )
     prompts_max: PositiveInt = Field(
-        default=64, description="Prompts in one HTTP request. Each is a request to the workers."
+        default=64,
+        description="Prompts in one HTTP request, times n answers to each. Each answer is a request to the workers.",
     )
     tokenizing_max: Count = Field(
         default=256,

@@ -31,14 +31,16 @@ def refusal(
     return _unserved(request, fleet) or _too_long(request, fleet)
 
 
-def tenant_refusal(tokens: int, tenant: Tenant, settings: RouterConfig, now: float) -> RequestFailed | None:
-    """Why a request that is charged `tokens` is not admitted because of its tenant; None if it is. `now` in seconds."""
+def tenant_refusal(
+    request: ClientRequest, tenant: Tenant, settings: RouterConfig, now: float
+) -> RequestFailed | None:
+    """Why a request is not admitted because of its tenant; None if it is admitted. `now` in seconds."""
     share = share_of(settings.max_queued_requests, settings.tenant_share_max)
     waiting_max = min(settings.tenant_waiting_max or share, share)
     if tenant.waiting >= waiting_max:
         message = f"{waiting_max} requests of this client wait already. Try again later."
         return RequestFailed(429, message, settings.retry_after_seconds, code="tenant_queue_full")
-    seconds = tenant.seconds_until(tokens, now)
+    seconds = tenant.seconds_until(request.charged_tokens, now)
     if seconds > 0:
         per_minute = settings.tenant_tokens_per_minute
         message = (

@@ -48,7 +48,7 @@ class Claims:
         """Put it into the queue of its state, with the deadline that it has there."""
         live.refresh_need()
         if live.state is RequestState.WAITING:
-            self.waiting.push(live, live.charged_tokens)
+            self.waiting.push(live, live.request.charged_tokens)
             self.deadlines.set(("wait", live.rid), live.wait_until)
         elif live.state is RequestState.READY:
             self.ready.push(live, live.request.params.max_new_tokens)
@@ -68,7 +68,7 @@ class Claims:
     def assign(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
         """The chosen worker has `tokens` of it to work on from now on."""
         worker = choice.worker
-        pages = worker.pages_for(live.need.tokens)
+        pages = worker.pages_for(live.need.tokens, choice.shared_tokens)
         worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens)
         self._prefixes.insert(worker.peer, live.need.blocks)
         live.worker = worker
@@ -167,5 +167,5 @@ class Claims:
         """
         self.deadlines.clear(("request", live.rid))
         self.deadlines.clear(("rest", live.rid))
-        self.waiting.ended(live, 0 if live.visits else live.charged_tokens)
+        self.waiting.ended(live, 0 if live.visits else live.request.charged_tokens)
         self.ready.ended(live, live.request.params.max_new_tokens - len(live.output))

@@ -12,7 +12,7 @@ ones for a while (`overtaking`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from router.config import RouterConfig
 from router.core import placement
@@ -73,8 +73,7 @@ class RouterCore:
         """A client's request; the answer, also a refusal, comes as effects."""
         tenant = self._requests.tenants.find(request.tenant, now)
         failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
-        tokens = self._requests.siblings.charged_tokens(request)
-        if failed is None and (failed := tenant_refusal(tokens, tenant, self.settings, now)) is not None:
+        if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is None:
             seconds = self._backpressure.seconds_to_wait(self._requests.claims.waiting, request, now)
@@ -325,8 +324,10 @@ class RouterCore:
         One that could not read from their holder lately is asked only where no other has room.
         """
         assert live.waits_on is not None, live.rid
+        if (choice := self._beside_sibling(live, live.waits_on, now)) is not None:
+            return choice, True
         some_fit = False
-        for workers in self._decode_rounds(live, live.waits_on, now):
+        for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._untried(live, workers)
             some_fit |= bool(untried)
             for readers in self._partitions.readers(live.waits_on, untried, now):
@@ -335,12 +336,19 @@ class RouterCore:
                     return choice, True
         return None, some_fit
 
-    def _decode_rounds(self, live: LiveRequest, holder: Worker, now: float) -> Iterator[Sequence[Worker]]:
-        """Workers to choose from, in turn: first the one that has the prompt from a sibling."""
+    def _beside_sibling(self, live: LiveRequest, holder: Worker, now: float) -> Placement | None:
+        """The decode worker that has the prompt from a sibling, if it has room and can fetch the rest."""
         reader = live.siblings.reader if live.siblings is not None else None
-        if reader is not None and placement.could_decode(live.need, reader, self.fleet):
-            yield next(self._partitions.readers(holder, [reader], now))
-        yield from placement.decode_rounds(live.need, self.fleet, self.settings)
+        if (
+            live.siblings is None
+            or reader is None
+            or not placement.could_decode(live.need, reader, self.fleet)
+        ):
+            return None
+        if reader.peer in live.unread_by or not next(self._partitions.readers(holder, [reader], now)):
+            return None
+        shared = len(live.request.token_ids) if live.siblings.is_at_reader else 0
+        return placement.place_beside_sibling(live.need, reader, shared, self.settings, now)
 
     def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Those of the decode workers that have not failed to fetch its pages."""

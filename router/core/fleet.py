@@ -122,10 +122,10 @@ class Worker:
         """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
         return self.tokens / (self.pool_tokens or 1)
 
-    def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens take here."""
+    def pages_for(self, tokens: int, shared: int = 0) -> int:
+        """Pages that `tokens` tokens take here, beside those of the first `shared`, which are here already."""
         page_size = self.hello.limits.page_size
-        return pages_for_tokens(tokens, page_size) if page_size else 0
+        return pages_for_tokens(tokens, page_size) - shared // page_size if page_size else 0
 
     def fits(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens could ever be held."""

@@ -44,7 +44,6 @@ class LiveRequest:
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
     rid: str = field(init=False)
     state: RequestState = TRANSITIONS.start
-    charged_tokens: int = 0  # of its prompt; none, if a sibling is charged for it
     siblings: SiblingGroup | None = None
     extra_key: str = ""  # names its prefix caches
     blocks: tuple[int, ...] = ()
@@ -103,8 +102,8 @@ class LiveRequest:
 
     @property
     def usage(self) -> Usage:
-        cached = self.cached_tokens or 0
-        return Usage(self.charged_tokens, len(self.output), min(cached, self.charged_tokens))
+        charged, cached = self.request.charged_tokens, self.cached_tokens or 0
+        return Usage(charged, len(self.output), min(cached, charged))
 
     def count_loss(self, peer: str, now: float, event_seconds: float) -> None:
         """It has lost the worker `peer`. Workers that die together are one loss, and the second of them makes it rest.
@@ -173,7 +172,7 @@ class LiveRequest:
             "losses": self.losses,
             "priority": self.request.priority,
             "prompt_tokens": len(self.request.token_ids),
-            "charged_tokens": self.charged_tokens,
+            "charged_tokens": self.request.charged_tokens,
             "completion_tokens": len(self.output),
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,

@@ -50,6 +50,7 @@ class Placement:
     worker: Worker
     why: str
     hit_tokens: int = 0  # expected in its prefix cache
+    shared_tokens: int = 0  # whose pages a sibling holds there
 
 
 def prefill_workers(need: Need, fleet: Fleet) -> list[Worker]:
@@ -151,6 +152,16 @@ def place_decode(
         if worker.has_room(pages[worker.hello.limits.page_size], tenant, share_max, now)
     ]
     return _choose(need, roomy, prefixes, settings.decode_policy, settings)
+
+
+def place_beside_sibling(
+    need: Need, worker: Worker, shared_tokens: int, settings: RouterConfig, now: float
+) -> Placement | None:
+    """The decode worker where a sibling holds the pages of `shared_tokens`, if it has room for the rest."""
+    pages = worker.pages_for(need.tokens, shared_tokens)
+    if not worker.has_room(pages, need.tenant, settings.tenant_share_max, now):
+        return None
+    return Placement(worker, "its sibling's worker", shared_tokens=shared_tokens)
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:

@@ -89,7 +89,6 @@ class RequestTable:
             arrival=self._arrivals,
             arrived_at=now,
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
-            charged_tokens=self.siblings.charged_tokens(request),
             siblings=self.siblings.enter(request),
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
@@ -97,8 +96,8 @@ class RequestTable:
         )
         self.live[request.rid] = live
         self.tenants.enter(tenant)
-        tenant.spend(live.charged_tokens, now)
-        self._counters.prompt_tokens += live.charged_tokens
+        tenant.spend(request.charged_tokens, now)
+        self._counters.prompt_tokens += request.charged_tokens
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
             self.claims.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
@@ -281,7 +280,7 @@ class RequestTable:
         del self.live[live.rid]
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
-        self.siblings.leave(live.siblings)
+        self.siblings.leave(live.siblings, live.rid)
         self.ended.add(live)
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)

@@ -9,7 +9,7 @@ of them goes first is not said before: it is whoever is placed while no worker h
 or a client that gives up one of them, costs one more prompt and nothing else.
 
 A sibling's noise is that of the next seed. So the first of a group answers what it would answer alone. What the prompt
-costs is charged to the one that opens the group.
+costs is charged to the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,7 +50,7 @@ class SiblingGroup:
     """The live requests of one prompt. It decides for none of them: it knows where the prompt is. `now` in seconds."""
 
     name: str
-    live: int = 0  # of the group
+    rids: dict[str, None] = field(default_factory=dict)  # of those that are live
     computed_at: float = -math.inf  # when a worker last said that it has computed the prompt
     _computing: LiveRequest | None = None  # the last one that was placed while no worker had the prompt
     _prefill: Worker | None = None  # has computed the prompt
@@ -93,6 +93,11 @@ class SiblingGroup:
         """The decode worker that has the prompt or fetches it, while it takes requests."""
         return self._decode if self._decode is not None and _stays(self._decode) else None
 
+    @property
+    def is_at_reader(self) -> bool:
+        """Whether one of them holds the pages of the prompt at `reader`, or fetches them."""
+        return self._decode is not None and any(rid in self._decode.assigned for rid in self.rids)
+
 
 def _stays(worker: Worker) -> bool:
     return worker.up and not worker.draining
@@ -107,21 +112,17 @@ class SiblingGroups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def charged_tokens(self, request: ClientRequest) -> int:
-        """Tokens of its prompt that a request is charged for: none, if the prompt is charged already."""
-        return 0 if request.siblings in self._groups else len(request.token_ids)
-
     def enter(self, request: ClientRequest) -> SiblingGroup | None:
         """The group of a request that is live from now on; None: it has no siblings."""
         if not request.siblings:
             return None
         group = self._groups.setdefault(request.siblings, SiblingGroup(request.siblings))
-        group.live += 1
+        group.rids[request.rid] = None
         return group
 
-    def leave(self, group: SiblingGroup | None) -> None:
+    def leave(self, group: SiblingGroup | None, rid: str) -> None:
         """One of the group has ended."""
         if group is not None:
-            group.live -= 1
-            if not group.live:
+            del group.rids[rid]
+            if not group.rids:
                 del self._groups[group.name]

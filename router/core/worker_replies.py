@@ -122,7 +122,7 @@ class WorkerReplies:
             self._computed(live.siblings, worker, now)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
-            self._counters.cached_tokens += min(message.cached_tokens, live.charged_tokens)
+            self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
         self._requests.claims.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
@@ -248,7 +248,7 @@ class WorkerReplies:
         return cached_tokens
 
     def _pause(self, worker: Worker, live: LiveRequest, now: float) -> None:
-        pages = worker.pages_for(live.need.tokens)
+        pages = worker.assigned[live.rid].pages
         worker.pause(pages, now + self._settings.no_room_seconds, now)
         self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)
 

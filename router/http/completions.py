@@ -12,6 +12,7 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from router.core.effects import ClientRequest
+from router.core.siblings import siblings
 from router.http.answer_writer import AnswerWriter
 from router.http.client_address import tenant_of
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
@@ -23,6 +24,7 @@ from router.http.request_fields import (
     GenerationFields,
     asked_max_tokens,
     chat_options,
+    choice_count,
     include_usage,
     max_new_tokens,
     read_fields,
@@ -61,6 +63,7 @@ class CompletionEndpoint:
     def _fields(self, body: bytearray) -> GenerationFields:
         fields = read_fields(body, ChatFields) if self._chat else read_fields(body, CompletionFields)
         self._serving.check_model(fields.model)
+        choice_count(fields, self._settings.prompts_max)
         asked_max_tokens(fields)
         include_usage(fields)
         stop_strings(fields)
@@ -70,28 +73,30 @@ class CompletionEndpoint:
     def _requests(
         self, rid: str, tenant: str, body: bytearray, context_len: int
     ) -> tuple[GenerationFields, list[ClientRequest]]:
-        """The fields of a body, and one request to the core for each prompt. On a thread, with all bounds checked."""
+        """The fields of a body, and the requests to the core for each prompt. On a thread, with all bounds checked."""
         fields = self._fields(body)
         grammar = asked_grammar(fields)
         prompts = self._token_ids(fields, context_len)
         tokenizer = self._serving.tokenizer
+        count = choice_count(fields, self._settings.prompts_max)
+        total = count * len(prompts)
+        rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
         requests = []
         for index, token_ids in enumerate(prompts):
             max_tokens = max_new_tokens(fields, len(token_ids), context_len)
-            requests.append(
-                ClientRequest(
-                    rid=rid if len(prompts) == 1 else f"{rid}-{index}",
-                    model=self._settings.model_name,
-                    token_ids=token_ids,
-                    params=sampling_params(
-                        fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar
-                    ),
-                    tenant=tenant,
-                    cache_salt=_opaque(fields.cache_salt),
-                    session=_opaque(fields.prompt_cache_key),
-                    eos_token_ids=tokenizer.eos_token_ids,
-                )
+            request = ClientRequest(
+                rid=rid,
+                model=self._settings.model_name,
+                token_ids=token_ids,
+                params=sampling_params(
+                    fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar
+                ),
+                tenant=tenant,
+                cache_salt=_opaque(fields.cache_salt),
+                session=_opaque(fields.prompt_cache_key),
+                eos_token_ids=tokenizer.eos_token_ids,
             )
+            requests += siblings(request, rids[index * count : (index + 1) * count])
         return fields, requests
 
     def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
@@ -102,7 +107,9 @@ class CompletionEndpoint:
         assert isinstance(fields, CompletionFields)
         prompt, fields.prompt = fields.prompt, NO_BYTES
         special = fields.add_special_tokens is not False
-        return prompts.completion(prompt, context_len, truncation(fields), special)
+        count = choice_count(fields, self._settings.prompts_max)
+        prompts_max = self._settings.prompts_max // count
+        return prompts.completion(prompt, context_len, prompts_max, truncation(fields), special)
 
     async def _answer(
         self,

@@ -79,6 +79,8 @@ _OPENAI = (
             "logit_bias": "up to 300 token ids, -100 to 100",
             "stop": "up to 16 strings of up to 1,024 characters",
             "prompt_cache_key": "requests of one key prefer one worker",
+            "n": "at least 1; n times the prompts of a completion are bounded by `prompts_max`, 64 by default",
+            "best_of": "what n is, or nothing: answers are not ranked here",
         },
     ),
     *_served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
@@ -96,7 +98,6 @@ _OPENAI = (
         "OpenAI",
         BOTH,
         {
-            "n": (_LATER, (1,)),
             "logprobs": (_LOGPROBS, (False,)),
             "moderation": "nothing is moderated here",
         },
@@ -105,7 +106,6 @@ _OPENAI = (
         "OpenAI",
         COMPLETIONS,
         {
-            "best_of": (_LATER, (1,)),
             "echo": (_LOGPROBS, (False,)),
             "suffix": ("the model continues a prompt, it fills no gap", ("",)),
         },

@@ -116,14 +116,15 @@ class Prompts:
         self,
         prompt: msgspec.Raw,
         context_len: int,
+        prompts_max: int,
         truncation: Truncation | None = None,
         add_special_tokens: bool = True,
     ) -> list[TokenIds]:
-        """The token ids of each prompt of a completion request."""
+        """The token ids of each prompt of a completion request, `prompts_max` of them at most."""
         most = context_len if truncation is None else TRUNCATED_CONTEXTS_MAX * context_len
         prompts = self._decoded(bytes(prompt).strip(SPACES), most)
-        if len(prompts) > self._settings.prompts_max:
-            raise self._too_many_prompts()
+        if len(prompts) > prompts_max:
+            raise _too_many_prompts(prompts_max)
         found = (self._prompt(one, most, add_special_tokens) for one in prompts)
         return [self._tokenizer.compact(_cut(ids, truncation)) for ids in found]
 
@@ -197,12 +198,12 @@ class Prompts:
     def _texts(self, prompt: bytes) -> list[str]:
         quotes = prompt.count(b'"') - prompt.count(b'\\"')  # 1 or 2 for each text, whatever it holds
         if quotes > 2 * self._settings.prompts_max:
-            raise self._too_many_prompts()
+            raise _too_many_prompts(self._settings.prompts_max)
         return decode(prompt, list[str], "prompt")
 
     def _lists_of_ids(self, prompt: bytes) -> list[list[int]]:
         if prompt.count(b"[") > self._settings.prompts_max + 1:
-            raise self._too_many_prompts()
+            raise _too_many_prompts(self._settings.prompts_max)
         return decode(prompt, list[list[int]], "prompt")
 
     def _ids(self, prompt: bytes, context_len: int) -> list[int]:
@@ -219,10 +220,6 @@ class Prompts:
             raise RequestError("prompt must not be empty", param="prompt")
         return ids
 
-    def _too_many_prompts(self) -> RequestError:
-        most = self._settings.prompts_max
-        return RequestError(f"prompt takes at most {most} prompts, got more", param="prompt")
-
 
 def _cut(ids: TokenIds, truncation: Truncation | None) -> TokenIds:
     if truncation is None or len(ids) <= truncation.tokens:
@@ -235,6 +232,11 @@ def check_token_ids(ids: list[int], vocab_size: int, param: str) -> TokenIds:
     if not all(0 <= token_id < vocab_size for token_id in ids):
         raise RequestError(f"{param} must hold token ids from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)
+
+
+def _too_many_prompts(most: int) -> RequestError:
+    message = f"prompt takes at most {most} prompts here, each of them n times, got more"
+    return RequestError(message, param="prompt")
 
 
 def _check_room(tokens: int, context_len: int) -> None:

@@ -54,6 +54,8 @@ class GenerationFields(StructuredFields, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None  # answers to each prompt
+    best_of: int | None = None  # n, if it is there
     cache_salt: str | None = None  # requests of different salts share no prefix cache
     prompt_cache_key: str | None = None  # requests of one key prefer one worker
     truncate_prompt_tokens: int | None = None
@@ -153,6 +155,18 @@ def include_usage(fields: GenerationFields) -> bool:
     if not fields.stream:
         raise RequestError("stream_options is only allowed when stream is true", param="stream_options")
     return bool(fields.stream_options.include_usage)
+
+
+def choice_count(fields: GenerationFields, most: int) -> int:
+    """How many answers each prompt gets, at most `most` for all prompts together."""
+    count = 1 if fields.n is None else fields.n
+    if not 1 <= count <= most:
+        raise RequestError(f"n must be between 1 and {most}, got {brief(count)}", param="n")
+    best_of = count if fields.best_of is None else fields.best_of
+    if best_of != count:
+        reason = "answers are not ranked: ask for n of them" if best_of > count else "it must not be below n"
+        raise RequestError(f"best_of is {brief(best_of)} and n is {count}; {reason}", param="best_of")
+    return count
 
 
 def asked_max_tokens(fields: GenerationFields) -> tuple[str, int | None]:

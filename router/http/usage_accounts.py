@@ -68,10 +68,10 @@ class UsageAccounts:
         if account is None:
             return request, sink  # of nobody who has a key
         account.open_parts += 1
-        account.quota.spend(len(request.token_ids), self.now())
+        account.quota.spend(request.charged_tokens, self.now())
         if account.key.priority:
             request = replace(request, priority=account.key.priority)
-        return request, MeteredSink(self, account, len(request.token_ids), sink)
+        return request, MeteredSink(self, account, request.charged_tokens, sink)
 
     def settle(self, account: UsageAccount, prompt: int, cached: int, completion: int) -> None:
         """A request to the core has ended, and used these tokens."""

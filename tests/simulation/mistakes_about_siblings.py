@@ -8,7 +8,7 @@ from router.core import siblings
 from router.core.effects import ClientRequest
 from router.core.fleet import Worker
 from router.core.live_request import LiveRequest
-from router.core.siblings import SiblingGroup, SiblingGroups
+from router.core.siblings import SiblingGroup
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -52,8 +52,4 @@ def _orphans() -> list[Patch]:
 
 @_mistake("siblings", "each sibling is charged for the prompt")
 def _charged_each() -> list[Patch]:
-    def charged_tokens(self: SiblingGroups, request: ClientRequest) -> int:
-        del self
-        return len(request.token_ids)
-
-    return [(SiblingGroups, "charged_tokens", charged_tokens)]
+    return [(ClientRequest, "charged_tokens", property(lambda request: len(request.token_ids)))]

@@ -68,7 +68,7 @@ class TenantWitness:
             if isinstance(stages, dict) and "ready" in stages:
                 outputs[tenant] += shown["completion_tokens"] / weight.get(tenant, 1.0)  # type: ignore
         for rids, charged_each in groups.items():
-            if len(charged_each) == len(rids):  # a refused one leaves the others to open their group
+            if len(charged_each) == len(rids):  # no other pays for one that was refused
                 assert charged_each.count(True) == 1, f"{rids[0]}: its prompt is charged {charged_each}"
         _same(self.prompts.charged, prompts, "prompt")
         _same(self.outputs.charged, outputs, "output")

@@ -147,3 +147,16 @@ def test_siblings_that_all_end_leave_nothing() -> None:
     assert all(isinstance(world.outcome(rid), RequestCompleted) for rid in RIDS)
     assert len(world.core._requests.siblings) == 0
     world.assert_nothing_left()
+
+
+def test_siblings_share_the_pages_of_their_prompt_at_the_decode_worker() -> None:
+    """The prompt takes 7 pages. The pool has room for it and for one more page of each sibling, not for two prompts."""
+    small = Limits(context_len=4096, page_size=16, pages=10, slots=8, vocab_size=1000)
+    world = ScriptedDeployment(1, 0, limits=SLOTS)
+    world.up("decode", "d0", limits=small)
+    world.loaded("d0", free_pages=10, slots_free=8)
+    group(world)
+    world.prefilled("p0", "a", 10)
+    for rid in RIDS[1:]:
+        world.prefilled("p0", rid, 10)
+    assert [world.state(rid) for rid in RIDS] == ["decoding"] * 4
