@@ -325,7 +325,7 @@ def test_what_clients_wrote_is_in_no_error_metric_or_debug_page(router: RunningR
     good = httpx2.post(f"{router.url}/v1/completions?{marker}", json=fields, headers=headers)
     assert good.status_code == 200
     bad = [
-        httpx2.post(f"{router.url}/v1/completions", json=fields | {"n": 2}, headers=headers),
+        httpx2.post(f"{router.url}/v1/completions", json=fields | {"n": 0}, headers=headers),
         httpx2.post(f"{router.url}/v1/completions", json=fields | {"model": marker}),
         httpx2.post(f"{router.url}/v1/completions", content=marker),
         httpx2.get(f"{router.url}/{marker}"),
