@@ -5,7 +5,7 @@ before it goes in. One HTTP request is one account, however many requests to the
 own, and are the only thing they have in common.
 
     completed           what the answer says in usage
-    failed, aborted     the tokens that came, and with the first of them the prompt
+    failed, aborted     the tokens that came, and with the first of them the prompt; that of siblings once
 
 An answer may go on after its HTTP request, and its account with it.
 """
@@ -66,7 +66,8 @@ class UsageAccounts:
         """A request to the core with its key's priority, and a sink that counts before `sink`."""
         account = self._by_rid.get(request.rid.partition("-")[0])
         if account is None:
-            return request, sink  # of nobody who has a key
+            log.error("usage.unaccounted", rid=request.rid)  # nobody without a key is let in
+            return request, sink
         account.open_parts += 1
         account.quota.spend(request.charged_tokens, self.now())
         if account.key.priority:

@@ -1,0 +1,128 @@
+"""What a request uses is counted once, however it ends, and paid from the key's tokens as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed, Usage
+from router.http.key_counters import KeyCounters
+from router.http.quotas import KeyQuota
+from router.http.usage_accounts import UsageAccount, UsageAccounts
+from router.shell import TokenSink
+from shared.api_keys import ApiKey
+from shared.sampled import Logprobs
+from shared.sampling_params import SamplingParams
+
+PER_MINUTE = 1000
+KEY = ApiKey("shop", b"", tpm=PER_MINUTE, priority=3)
+REFUSED = RequestFailed(503, "no worker")
+
+
+@dataclass
+class Reader:
+    """What the answer is given."""
+
+    came: list[int] = field(default_factory=list)
+    ends: list[Outcome] = field(default_factory=list)
+
+    def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
+        del logprobs
+        self.came += token_ids
+
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+
+class Books:
+    """The accounts of one router, at a time that stands still."""
+
+    def __init__(self) -> None:
+        self.counters, self.quota = KeyCounters(), KeyQuota()
+        self.accounts = UsageAccounts(self.counters, lambda: 0.0, logged=False)
+        self.quota.follow(KEY, 1, 0.0)
+
+    def open(self, rid: str = "r") -> UsageAccount:
+        return self.accounts.open(rid, KEY, self.quota)
+
+    def submit(
+        self, rid: str = "r", prompt: int = 10, siblings: str = ""
+    ) -> tuple[ClientRequest, TokenSink, Reader]:
+        params, reader = SamplingParams(max_new_tokens=8, seed=0), Reader()
+        asked = ClientRequest(rid=rid, model="m", token_ids=(1,) * prompt, params=params, siblings=siblings)
+        return *self.accounts.metered(asked, reader), reader
+
+    @property
+    def paid(self) -> float:
+        headers = dict(self.quota.headers(0.0))
+        return PER_MINUTE - int(headers[b"x-ratelimit-remaining-tokens"])
+
+    @property
+    def used(self) -> tuple[int, int, int]:
+        tokens = self.counters.tokens
+        return tokens["shop", "prompt"], tokens["shop", "cached"], tokens["shop", "completion"]
+
+
+def test_a_completed_request_is_what_its_answer_says() -> None:
+    books = Books()
+    account = books.open()
+    request, sink, reader = books.submit()
+    assert (request.priority, books.paid) == (3, 10)
+    sink.tokens((7, 8, 9), ())
+    assert books.paid == 13
+    sink.ended(RequestCompleted("stop", Usage(10, 2, 4)))  # what the core says counts
+    books.accounts.close(account)
+    assert (books.used, books.paid) == ((10, 4, 2), 12)
+    assert (reader.came, len(reader.ends), len(books.accounts)) == ([7, 8, 9], 1, 0)
+
+
+def test_what_was_not_served_is_given_back_and_not_counted() -> None:
+    books = Books()
+    books.open()
+    books.submit()[1].ended(REFUSED)
+    assert (books.used, books.paid) == ((0, 0, 0), 0)
+
+
+def test_who_hangs_up_pays_for_the_prompt_and_is_counted_what_came() -> None:
+    books = Books()
+    books.open()
+    books.submit("r-0")[1].ended(RequestAborted())
+    assert (books.used, books.paid) == ((0, 0, 0), 10)
+    sink = books.submit("r-1")[1]
+    sink.tokens((1, 2), ())
+    sink.ended(RequestAborted())
+    assert (books.used, books.paid) == ((10, 0, 2), 22)
+
+
+def test_an_end_that_is_told_twice_counts_once() -> None:
+    books = Books()
+    books.open()
+    sink, reader = books.submit()[1:]
+    sink.tokens((1,), ())
+    sink.ended(RequestCompleted("stop", Usage(10, 1, 0)))
+    sink.ended(REFUSED)
+    assert (books.used, books.paid, len(reader.ends)) == ((10, 0, 1), 11, 2)
+
+
+def test_siblings_pay_for_their_prompt_once_however_they_end() -> None:
+    books = Books()
+    books.open()
+    sinks = [books.submit(f"r-{index}", siblings="r-0")[1] for index in range(3)]
+    other = books.submit("r-3", siblings="r-3")[1]
+    assert books.paid == 20
+    for sink in (*sinks, other):
+        sink.tokens((1,), ())
+    for sink in sinks[:2]:
+        sink.ended(RequestAborted())
+    sinks[2].ended(RequestCompleted("length", Usage(0, 1, 0)))
+    other.ended(RequestCompleted("length", Usage(10, 1, 0)))
+    assert (books.used, books.paid) == ((20, 0, 4), 24)
+
+
+def test_an_answer_may_go_on_after_its_http_request() -> None:
+    books = Books()
+    account = books.open()
+    sink = books.submit()[1]
+    books.accounts.close(account)
+    sink.tokens((1, 2), ())
+    sink.ended(RequestCompleted("stop", Usage(10, 2, 0)))
+    assert (books.used, account.open_parts) == ((10, 0, 2), 0)
