@@ -110,8 +110,8 @@ def parse_line(line: str) -> ApiKey:
         raise ValueError(f"the second word must be a SHA-256 hash of 64 hexadecimal digits{hint}")
     fields: dict[str, Any] = {}
     for setting in settings:
-        field, equals, value = setting.partition("=")
-        if not equals or field not in _FIELDS:
+        field, _, value = setting.partition("=")
+        if field not in _FIELDS:
             raise ValueError(
                 f"after the hash come {', '.join(f'{known}=' for known in _FIELDS)} and no others"
             )
