@@ -19,7 +19,7 @@ REFUSED = RequestFailed(503, "no worker")
 
 
 @dataclass
-class Reader:
+class AnswerReader:
     """What the answer is given."""
 
     came: list[int] = field(default_factory=list)
@@ -46,8 +46,8 @@ class Books:
 
     def submit(
         self, rid: str = "r", prompt: int = 10, siblings: str = ""
-    ) -> tuple[ClientRequest, TokenSink, Reader]:
-        params, reader = SamplingParams(max_new_tokens=8, seed=0), Reader()
+    ) -> tuple[ClientRequest, TokenSink, AnswerReader]:
+        params, reader = SamplingParams(max_new_tokens=8, seed=0), AnswerReader()
         asked = ClientRequest(rid=rid, model="m", token_ids=(1,) * prompt, params=params, siblings=siblings)
         return *self.accounts.metered(asked, reader), reader
 
