@@ -34,7 +34,7 @@ class Sampler:
         constraints: Constraints | None = None,
     ) -> None:
         """Without `constraints` no request may have a grammar."""
-        self._constraints = constraints or Constraints(None, vocab_size)
+        self._constraints = Constraints(None, vocab_size) if constraints is None else constraints
         self.failed: dict[int, str] = {}  # the rows of the last `sample` that have no token, and why
         self._eos_token_ids = frozenset(eos_token_ids)
         self._token_ids = torch.arange(vocab_size)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from shared.engine import grammars as module
 from shared.engine.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.grammars import Grammars
+from shared.engine.sampler import Sampler
 from shared.errors import InvariantError, ModelError
 from shared.grammar import Grammar
 from shared.guidance import library_version, problem
@@ -183,3 +185,28 @@ def test_what_others_have_barred_and_the_grammar_leaves_nothing(
 def test_an_engine_without_grammars_takes_none() -> None:
     with pytest.raises(InvariantError, match="grammar"):
         Constraints(None, VOCAB_SIZE).join(joined(TRUE, []))
+
+
+def test_a_sampler_uses_the_constraints_that_it_is_given(grammars: Grammars, tokenizer_json: Path) -> None:
+    constraints = Constraints(grammars, VOCAB_SIZE)
+    sampler = Sampler(slots=4, vocab_size=VOCAB_SIZE, eos_token_ids={EOS}, constraints=constraints)
+    params = SamplingParams(max_new_tokens=9, seed=1, temperature=1.0, grammar=Grammar("regex", "tx"))
+    sampler.join(SlotJoin(3, (), 0, params, prompt_len=2, token_ids=(7, 7)))
+    sampled = []
+    for position in range(3):
+        logits = torch.zeros(1, VOCAB_SIZE)
+        sampled += sampler.sample(logits, torch.tensor([3]), torch.tensor([2 + position])).tolist()
+        assert sampler.failed == {}
+    assert sampled == [*ids(tokenizer_json, "t"), *ids(tokenizer_json, "x"), EOS]
+
+
+def test_a_row_without_a_token_is_named_and_spoils_no_other(grammars: Grammars) -> None:
+    sampler = Sampler(
+        slots=4, vocab_size=VOCAB_SIZE, eos_token_ids={EOS}, constraints=Constraints(grammars, VOCAB_SIZE)
+    )
+    for slot, grammar in ((2, Grammar("json", '{"$ref": "#"}')), (3, TRUE)):
+        params = SamplingParams(max_new_tokens=9, seed=1, temperature=1.0, grammar=grammar)
+        sampler.join(SlotJoin(slot, (), 0, params, prompt_len=2, token_ids=(7, 7)))
+    tokens = sampler.sample(torch.zeros(2, VOCAB_SIZE), torch.tensor([2, 3]), torch.tensor([2, 2]))
+    assert list(sampler.failed) == [0]
+    assert 0 <= int(tokens[0]) < VOCAB_SIZE
