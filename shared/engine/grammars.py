@@ -16,11 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
+import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from shared.errors import ModelError
 from shared.grammar import Grammar
 from shared.guidance import compiled, error_of
+
+log = structlog.get_logger(__name__)
 
 CACHED_GRAMMARS_MAX = 256
 CACHED_GRAMMARS_BYTES_MAX = 48 << 20
@@ -115,9 +118,15 @@ class Grammars:
 
 
 def read_grammars(folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> Grammars | None:
-    """The grammars of a model folder; None where they cannot be served: no tokenizer of this kind, or no end."""
+    """The grammars of a model folder; None where they cannot be served: no tokenizer for it, or no end."""
     tokenizer_json, ends = folder / "tokenizer.json", frozenset(eos_token_ids)
-    return Grammars(tokenizer_json, vocab_size, ends) if ends and tokenizer_json.is_file() else None
+    if not ends or not tokenizer_json.is_file():
+        return None
+    try:
+        return Grammars(tokenizer_json, vocab_size, ends)
+    except ModelError as error:  # the model itself can be served
+        log.warning("engine.grammars_missing", reason=str(error))
+        return None
 
 
 def _start(work: object) -> threading.Thread:

@@ -22,20 +22,12 @@ class DecoderWeights:
         self._config = config
         self._source = source
         self._whole: tuple[str, Tensor] | None = None  # the packed weight that was read last
-        q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        inner = config.intermediate_size
-        self._parts = {
-            "q_proj": ("qkv_proj", 0, q_size + 2 * kv_size),
-            "k_proj": ("qkv_proj", q_size, q_size + 2 * kv_size),
-            "v_proj": ("qkv_proj", q_size + kv_size, q_size + 2 * kv_size),
-            "gate_proj": ("gate_up_proj", 0, 2 * inner),
-            "up_proj": ("gate_up_proj", inner, 2 * inner),
-        }
+        self._parts = packed_parts(config) if config.packed else {}
 
     def matrix(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         """The weight of a linear of this name, [outputs, inputs]; `ModelError` unless it is there."""
         folder, _, part = name.rpartition(".")
-        if not self._config.packed or part not in self._parts:
+        if part not in self._parts:
             return self._source.take(f"{name}.weight", (outputs, inputs), dtype)
         packed, first, rows = self._parts[part]
         packed = f"{folder}.{packed}.weight"
@@ -73,6 +65,19 @@ class DecoderWeights:
             name: self.norm(f"{prefix}.{name}", (count if whole else 1) * config.head_dim, dtype)
             for name, count in heads.items()
         }
+
+
+def packed_parts(config: ModelConfig) -> dict[str, tuple[str, int, int]]:
+    """Of each linear that is stored within another one: that one, its own first row there, and the rows of all."""
+    q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    qkv, inner = q_size + 2 * kv_size, config.intermediate_size
+    return {
+        "q_proj": ("qkv_proj", 0, qkv),
+        "k_proj": ("qkv_proj", q_size, qkv),
+        "v_proj": ("qkv_proj", q_size + kv_size, qkv),
+        "gate_proj": ("gate_up_proj", 0, 2 * inner),
+        "up_proj": ("gate_up_proj", inner, 2 * inner),
+    }
 
 
 _NORM_NAMES: dict[Norms, dict[str, str | None]] = {

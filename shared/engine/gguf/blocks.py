@@ -14,7 +14,7 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, get_tensor_name_map
 from torch import Tensor
 
-from shared.engine.gguf.packing import BLOCK_FORMATS, Kind, PackedWeight, pack_blocks
+from shared.engine.gguf.packing import QUANTIZED_KINDS, Kind, PackedWeight, pack_blocks
 from shared.engine.model_config import ModelConfig
 
 
@@ -27,7 +27,7 @@ def quantized_weights(
     found = {}
     for name, stored_name in _stored_names(architecture, names, config.layers).items():
         tensor = tensors.get(stored_name)
-        if tensor is None or tensor.tensor_type.name.lower() not in BLOCK_FORMATS or len(tensor.shape) != 2:
+        if tensor is None or tensor.tensor_type.name.lower() not in QUANTIZED_KINDS or len(tensor.shape) != 2:
             continue
         heads = _interleaved_heads(name, config) if architecture == "llama" else None
         found[name] = _packed(tensor, heads)

@@ -39,8 +39,9 @@ _DEFAULT_BLAKE2B = (
 )
 _BYTES_MAX = 4 << 30  # address space of a conversion of nothing: torch maps 3 GiB
 _BYTES_PER_FILE_BYTE = 24  # a byte of 4-bit blocks becomes 8 of floats, twice held, with room for the loaders
+SUPPORTED_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 _STAMP = "converted_from.json"
-_FORMAT = 4  # raised when the conversion itself changes
+_FORMAT = 5  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
@@ -185,7 +186,16 @@ def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTraine
 
 
 def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:
-    """transformers' loader ignores scaled rope in GGUF files, and the model would then answer nonsense."""
+    """transformers' loader ignores parts of GGUF files, and the model would then answer nonsense.
+
+    Of Phi-3 it drops windows and partial rotation, of Gemma the scale of scores, and of all the scaling of rope.
+    """
+    architecture = str(reader.fields["general.architecture"].contents())
+    if architecture not in SUPPORTED_GGUF:
+        raise ModelError(
+            f"unsupported in GGUF files: {architecture}; supported are {', '.join(SUPPORTED_GGUF)}: use the model's "
+            "safetensors"
+        )
     scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
     for name, field in reader.fields.items():
         if name.endswith(".rope.scaling.type") and field.contents() != "none":

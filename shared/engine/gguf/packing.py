@@ -8,6 +8,8 @@ another, and a panel holds for all inputs in order:
     q4_0   per block of 32 inputs:  scale fp16[16], then uint8 [16][16 outputs]                      288 bytes
     q4_1   per block of 32 inputs:  scale fp16[16], minimum fp16[16], then uint8 [16][16 outputs]    320 bytes
 
+    q5_0, q5_1, q4_k, q5_k, q6_k:  see `wide_blocks`
+
 Byte j of a 4-bit block holds input j in its low half and input j + 16 in its high half. The weight is scale * q,
 scale * (q - 8) and scale * q + minimum, each operation rounded: bit for bit what ggml and transformers compute. The
 quantized kinds are ggml's own blocks, merely transposed, so packing loses nothing.
@@ -29,6 +31,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shared.engine.dense.weights import samples_of
+from shared.engine.gguf.wide_blocks import WIDE_FORMATS, pack_wide, unpack_wide
 from shared.errors import ModelError
 
 PANEL_OUTPUTS = 16
@@ -37,7 +40,7 @@ BLOCK_INPUTS = 32
 PACKED_FILE = "model.packed"
 _ALIGNMENT_BYTES = 64  # a cache line; every block size is a multiple of 32, so all blocks stay aligned to 32
 
-Kind = Literal["f32", "q8_0", "q4_0", "q4_1"]
+Kind = Literal["f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,12 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     "q4_0": BlockFormat(halves=1, quant_bytes=16),
     "q4_1": BlockFormat(halves=2, quant_bytes=16),
 }
+QUANTIZED_KINDS = (*BLOCK_FORMATS, *WIDE_FORMATS)
+
+
+def block_inputs(kind: str) -> int:
+    """Inputs of an output that ggml stores together."""
+    return WIDE_FORMATS[kind].inputs if kind in WIDE_FORMATS else BLOCK_INPUTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +84,11 @@ def packed_bytes(kind: Kind, outputs: int, inputs: int) -> int:
     panels = -(-outputs // PANEL_OUTPUTS)
     if kind == "f32":
         return panels * PANEL_OUTPUTS * inputs * 4
-    if inputs % BLOCK_INPUTS:
-        raise ValueError(f"{kind} needs a multiple of {BLOCK_INPUTS} inputs, not {inputs}")
-    return panels * PANEL_OUTPUTS * (inputs // BLOCK_INPUTS) * BLOCK_FORMATS[kind].nbytes
+    together = block_inputs(kind)
+    if inputs % together:
+        raise ValueError(f"{kind} needs a multiple of {together} inputs, not {inputs}")
+    nbytes = WIDE_FORMATS[kind].nbytes if kind in WIDE_FORMATS else BLOCK_FORMATS[kind].nbytes
+    return panels * PANEL_OUTPUTS * (inputs // together) * nbytes
 
 
 def pack_float(weight: Tensor) -> Tensor:
@@ -88,6 +99,8 @@ def pack_float(weight: Tensor) -> Tensor:
 
 def pack_blocks(kind: Kind, blocks: Tensor) -> Tensor:
     """blocks uint8 [outputs, bytes], rows as ggml stores them → uint8 [packed bytes]."""
+    if kind in WIDE_FORMATS:
+        return pack_wide(WIDE_FORMATS[kind], _whole_panels(blocks))
     block = BLOCK_FORMATS[kind]
     grouped = _whole_panels(blocks).view(-1, PANEL_OUTPUTS, blocks.shape[1] // block.nbytes, block.nbytes)
     # Both are [panels, 16, blocks, bytes].
@@ -100,7 +113,10 @@ def pack_blocks(kind: Kind, blocks: Tensor) -> Tensor:
 def unpack(kind: Kind, packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """The inverse, dequantized: packed as in `PackedWeight.data` → float32 [outputs, inputs]."""
     assert packed.nbytes == packed_bytes(kind, outputs, inputs), f"{packed.nbytes} bytes"
-    values = packed if kind == "f32" else _dequantized(kind, packed, inputs // BLOCK_INPUTS)
+    if kind in WIDE_FORMATS:
+        values = unpack_wide(WIDE_FORMATS[kind], packed, inputs // block_inputs(kind))
+    else:
+        values = packed if kind == "f32" else _dequantized(kind, packed, inputs // BLOCK_INPUTS)
     rows = values.view(-1, inputs, PANEL_OUTPUTS).transpose(1, 2).reshape(-1, inputs)
     return rows[:outputs]
 
@@ -125,7 +141,7 @@ def _whole_panels(rows: Tensor) -> Tensor:
 class _Entry(msgspec.Struct, frozen=True):
     """The file's metadata of one weight."""
 
-    kind: Literal["q8_0", "q4_0", "q4_1"]
+    kind: Literal["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
     outputs: Annotated[int, msgspec.Meta(gt=0)]
     inputs: Annotated[int, msgspec.Meta(gt=0, multiple_of=BLOCK_INPUTS)]
 
@@ -213,7 +229,10 @@ class PackedFile:
         if (entry := self._entries.get(name)) is None:
             raise ModelError(f"{self._path} holds no packed weight named {name}")
         data: Tensor = self._opened.get_tensor(name)
-        expected = packed_bytes(entry.kind, entry.outputs, entry.inputs)
+        try:
+            expected = packed_bytes(entry.kind, entry.outputs, entry.inputs)
+        except ValueError as error:
+            raise ModelError(f"{self._path}: {name}: {error}") from None
         if data.dtype != torch.uint8 or data.shape != (expected,):
             raise ModelError(
                 f"{self._path}: {name} should be {expected} bytes ({entry.kind}, {entry.outputs} x {entry.inputs}), "

@@ -28,7 +28,10 @@ from shared.engine.native.kernels import Kernels
 from shared.engine.rope_config import Rope
 from shared.errors import ConfigError, InvariantError, ModelError
 
-KIND_NUMBERS = {"f32": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3}
+KIND_NUMBERS = {
+    kind: number
+    for number, kind in enumerate(("f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"))
+}
 _KV_TYPES = {torch.float32: 0, torch.float16: 1}
 _PAGE_SIZES = (16, 32, 64, 128)  # whole vectors of keys, whole pages in a block of attention
 

@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "panels.h"
+#include "wide_panels.h"
 
 namespace segue {
 namespace {
 
 constexpr int ROW_BLOCK = 10 * TILE_ROWS;  // rows of x that stay in a core's cache while panels pass
+constexpr int WIDE_ROWS = 4;  // of x for which wide blocks are expanded in registers
 constexpr int TILES_TO_EXPAND_FOR = 3;  // with two, expanding in registers twice costs less than writing and reading
 
 template <class Panel>
@@ -102,6 +104,15 @@ void in_tiles_of_floats(const Task& task, int first_row, int rows, int first_pan
     in_tiles<F32Panel>({matrix, task.x, task.x_stride, task.y + output, task.y_stride, task.add}, first_row, rows, 0, panels);
 }
 
+// For few rows only: each number of rows is code of its own, and blocks of so many kinds would be most of the library.
+template <class Panel>
+void wide_item(const Task& task, int first_row, int rows, int first_panel, int panels) {
+    if (rows <= WIDE_ROWS)
+        tiles<Panel, WIDE_ROWS>(task, first_row, rows, first_panel, panels);
+    else
+        in_tiles_of_floats<Panel>(task, first_row, rows, first_panel, panels);
+}
+
 template <class Panel>
 void item(const Task& task, int first_row, int rows, int first_panel, int panels) {
     if (std::is_same_v<Panel, F32Panel> || tile_count(rows) < TILES_TO_EXPAND_FOR)
@@ -116,6 +127,11 @@ void dispatch(const Task& task, int first_row, int rows, int first_panel, int pa
         case Kind::Q8_0: return item<BlockPanel<Q8_0>>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_0: return item<BlockPanel<Q4_0>>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_1: return item<BlockPanel<Q4_1>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q5_0: return wide_item<WidePanel<Q5_0>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q5_1: return wide_item<WidePanel<Q5_1>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q4_K: return wide_item<WidePanel<Q4_K>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q5_K: return wide_item<WidePanel<Q5_K>>(task, first_row, rows, first_panel, panels);
+        case Kind::Q6_K: return wide_item<WidePanel<Q6_K>>(task, first_row, rows, first_panel, panels);
     }
 }
 
@@ -172,6 +188,11 @@ void unpack_row(const Matrix& matrix, int row, float* to) {
         case Kind::Q8_0: return unpack_row_from<BlockPanel<Q8_0>>(matrix, row, to);
         case Kind::Q4_0: return unpack_row_from<BlockPanel<Q4_0>>(matrix, row, to);
         case Kind::Q4_1: return unpack_row_from<BlockPanel<Q4_1>>(matrix, row, to);
+        case Kind::Q5_0: return unpack_row_from<WidePanel<Q5_0>>(matrix, row, to);
+        case Kind::Q5_1: return unpack_row_from<WidePanel<Q5_1>>(matrix, row, to);
+        case Kind::Q4_K: return unpack_row_from<WidePanel<Q4_K>>(matrix, row, to);
+        case Kind::Q5_K: return unpack_row_from<WidePanel<Q5_K>>(matrix, row, to);
+        case Kind::Q6_K: return unpack_row_from<WidePanel<Q6_K>>(matrix, row, to);
     }
 }
 

@@ -111,6 +111,26 @@ struct Lanes {
 #endif
     }
 
+    // `value` where a bit is set, the lowest one first, else 0.
+    static Lanes from_bits(uint16_t bits, float value) {
+#if defined(__AVX512F__)
+        return {{(Register)_mm512_maskz_mov_ps(bits, _mm512_set1_ps(value))}};
+#elif defined(__AVX2__) && defined(__FMA__)
+        const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        Lanes lanes;
+        SEGUE_UNROLL for (int half = 0; half < 2; half++) {
+            const __m256i found = _mm256_and_si256(_mm256_set1_epi32(bits >> (8 * half)), each);
+            const __m256i set = _mm256_cmpeq_epi32(found, each);
+            lanes.part[half] = (Register)_mm256_and_ps(_mm256_castsi256_ps(set), _mm256_set1_ps(value));
+        }
+        return lanes;
+#else
+        float wide[LANES];
+        for (int lane = 0; lane < LANES; lane++) wide[lane] = (bits >> lane) & 1 ? value : 0.0f;
+        return load(wide);
+#endif
+    }
+
     void store(float* to) const {
         SEGUE_UNROLL for (int number = 0; number < PARTS; number++) *(Unaligned*)(to + number * WIDTH) = part[number];
     }

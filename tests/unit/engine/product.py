@@ -7,13 +7,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from shared.engine.gguf.packing import BLOCK_FORMATS, BLOCK_INPUTS, Kind, pack_blocks, pack_float
+from shared.engine.gguf.packing import Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose
 from shared.engine.native.decoder import KIND_NUMBERS
 from shared.engine.native.kernels import Kernels
+from tests.unit.engine.random_blocks import even_rows
 
-KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0")
+KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 
 
 class Product:
@@ -56,10 +57,4 @@ def packed_weight(kind: Kind, outputs: int, inputs: int, generator: torch.Genera
     """A random matrix. Scales of blocks are small numbers: bytes at random could be no numbers at all."""
     if kind == "f32":
         return pack_float(torch.randn(outputs, inputs, generator=generator))
-    block = BLOCK_FORMATS[kind]
-    halves = torch.rand(outputs, inputs // BLOCK_INPUTS, block.halves, generator=generator) - 0.5
-    quants = torch.randint(
-        256, (*halves.shape[:2], block.quant_bytes), dtype=torch.uint8, generator=generator
-    )
-    blocks = torch.cat([halves.half().view(torch.uint8), quants], dim=2)
-    return pack_blocks(kind, blocks.view(outputs, -1))
+    return pack_blocks(kind, even_rows(kind, outputs, inputs, generator))

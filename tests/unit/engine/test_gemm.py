@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shared.engine.gguf.packing import Kind, unpack
+from shared.engine.gguf.packing import Kind, block_inputs, unpack
 from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
 from tests.unit.engine.product import KINDS, Product, packed_weight
 
-OUTPUTS, INPUTS = 200, 96  # partial panels; three blocks
+OUTPUTS, BLOCKS = 200, 3  # partial panels
 ROWS_MAX = 121  # one more than a block of rows
 ROWS = (*range(1, 65), 119, 120, ROWS_MAX)
 
@@ -28,11 +28,12 @@ def product(request: pytest.FixtureRequest) -> Iterator[Product]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_among_any_others(product: Product, kind: Kind, biased: bool) -> None:
     generator = torch.Generator().manual_seed(7)
-    packed = packed_weight(kind, OUTPUTS, INPUTS, generator)
-    x = torch.randn(ROWS_MAX, INPUTS, generator=generator)
+    inputs = BLOCKS * block_inputs(kind)
+    packed = packed_weight(kind, OUTPUTS, inputs, generator)
+    x = torch.randn(ROWS_MAX, inputs, generator=generator)
     bias = torch.randn(OUTPUTS, generator=generator) if biased else None
     alone = torch.cat([product(x[row : row + 1], kind, packed, OUTPUTS, bias) for row in range(ROWS_MAX)])
-    weight = unpack(kind, packed, OUTPUTS, INPUTS)
+    weight = unpack(kind, packed, OUTPUTS, inputs)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert (alone - exact).abs().max() < 1e-5 * exact.abs().max()
     for rows in ROWS:

@@ -13,7 +13,6 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from shared.engine.gguf.packing import (
     BLOCK_FORMATS,
@@ -21,6 +20,7 @@ from shared.engine.gguf.packing import (
     Kind,
     PackedFile,
     PackedWeight,
+    block_inputs,
     pack_blocks,
     pack_float,
     packed_bytes,
@@ -28,10 +28,11 @@ from shared.engine.gguf.packing import (
     write_packed,
 )
 from shared.errors import ModelError
+from tests.unit.engine.random_blocks import odd_rows
 
-QUANTIZED: tuple[Kind, ...] = ("q8_0", "q4_0", "q4_1")
+NARROW: tuple[Kind, ...] = ("q8_0", "q4_0", "q4_1")
+QUANTIZED: tuple[Kind, ...] = (*NARROW, "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 SHAPES = [(1, 32), (16, 32), (20, 96), (48, 64)]  # outputs, inputs
-ODD_SCALES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0]  # with the smallest and largest of fp16
 
 
 @pytest.fixture(autouse=True)
@@ -48,30 +49,15 @@ def test_packed_weights_beside_other_float_weights_are_refused(tmp_path: Path) -
         PackedFile.open(tmp_path)
 
 
-def random_blocks(kind: Kind, outputs: int, inputs: int) -> Tensor:
-    """Rows of ggml blocks: any quantized values, and any scales that are finite."""
-    generator = torch.Generator().manual_seed(outputs * inputs)
-    block = BLOCK_FORMATS[kind]
-    shape = (outputs, inputs // 32)
-    scales = torch.randint(-(2**15), 2**15, (*shape, block.halves), generator=generator).to(torch.int16)
-    scales = scales.view(torch.float16)
-    odd = torch.tensor(ODD_SCALES, dtype=torch.float16)
-    odd = odd[torch.randint(len(odd), scales.shape, generator=generator)]
-    scales = torch.where(
-        scales.isfinite() & (torch.rand(scales.shape, generator=generator) < 0.5), scales, odd
-    )
-    quants = torch.randint(256, (*shape, block.quant_bytes), generator=generator).to(torch.uint8)
-    return torch.cat([scales.view(torch.uint8), quants], dim=2).flatten(1)
-
-
 def random_packed(kind: Kind, outputs: int, inputs: int) -> PackedWeight:
-    return PackedWeight(kind, outputs, inputs, pack_blocks(kind, random_blocks(kind, outputs, inputs)))
+    return PackedWeight(kind, outputs, inputs, pack_blocks(kind, odd_rows(kind, outputs, inputs)))
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_unpacked_blocks_are_what_ggml_dequantizes_bit_for_bit(kind: Kind, outputs: int, inputs: int) -> None:
-    blocks = random_blocks(kind, outputs, inputs)
+    inputs *= block_inputs(kind) // 32
+    blocks = odd_rows(kind, outputs, inputs)
     packed = pack_blocks(kind, blocks)
     assert packed.dtype == torch.uint8
     assert packed.shape == (packed_bytes(kind, outputs, inputs),)
@@ -80,11 +66,11 @@ def test_unpacked_blocks_are_what_ggml_dequantizes_bit_for_bit(kind: Kind, outpu
     assert np.array_equal(unpacked.view(np.int32), expected.view(np.int32))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("kind", NARROW)
 def test_every_byte_of_a_block_lies_where_the_kernels_look_for_it(kind: Kind) -> None:
     outputs, inputs = 20, 96
     block = BLOCK_FORMATS[kind]
-    rows = random_blocks(kind, outputs, inputs).numpy()
+    rows = odd_rows(kind, outputs, inputs).numpy()
     packed = pack_blocks(kind, torch.from_numpy(rows)).numpy()
     assert packed.size == 2 * 3 * 16 * block.nbytes
     for output in range(32):
@@ -98,6 +84,21 @@ def test_every_byte_of_a_block_lies_where_the_kernels_look_for_it(kind: Kind) ->
             assert np.array_equal(found, np.broadcast_to(stored, found.shape))
 
 
+@pytest.mark.parametrize(
+    ("kind", "stored", "packed"),
+    [
+        ("q5_0", 5.5, 5.5),
+        ("q5_1", 6.0, 6.0),
+        ("q4_k", 4.5, 4.625),
+        ("q5_k", 5.5, 5.625),
+        ("q6_k", 6.5625, 6.5625),
+    ],
+)
+def test_a_wide_block_takes_hardly_more_than_in_its_file(kind: Kind, stored: float, packed: float) -> None:
+    assert 8 * odd_rows(kind, 16, 512).nbytes / (16 * 512) == stored
+    assert 8 * packed_bytes(kind, 16, 512) / (16 * 512) == packed
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (17, 5)])
 def test_packed_floats_lie_by_panel_and_input_and_unpack_to_themselves(outputs: int, inputs: int) -> None:
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(5))
@@ -109,7 +110,7 @@ def test_packed_floats_lie_by_panel_and_input_and_unpack_to_themselves(outputs: 
 
 
 def test_the_file_gives_back_what_was_written_aligned_to_cache_lines(tmp_path: Path) -> None:
-    written = {f"{kind}.weight": random_packed(kind, 32, 64) for kind in QUANTIZED}
+    written = {f"{kind}.weight": random_packed(kind, 32, 512) for kind in QUANTIZED}
     write_packed(tmp_path, written)
     file = PackedFile.open(tmp_path)
     assert file is not None
@@ -178,6 +179,10 @@ def _misspell_the_metadata(path: Path) -> None:
 
 
 def _name_an_unknown_kind(path: Path) -> None:
+    _describe(path, "a", kind="q3_k", outputs=16, inputs=64)
+
+
+def _claim_part_of_a_wide_block(path: Path) -> None:
     _describe(path, "a", kind="q6_k", outputs=16, inputs=64)
 
 
@@ -214,7 +219,8 @@ def _store_other_numbers(path: Path) -> None:
         (_forget_the_metadata, "not a complete file"),
         (_misspell_the_metadata, "not a complete file"),
         (_name_another, "name other weights than it holds"),
-        (_name_an_unknown_kind, "q6_k"),
+        (_name_an_unknown_kind, "q3_k"),
+        (_claim_part_of_a_wide_block, "q6_k needs a multiple of 256 inputs, not 64"),
         (_claim_another_kind, r"should be 1088 bytes \(q8_0, 16 x 64\), is torch.uint8 \[640\]"),
         (_claim_another_shape, r"should be 1280 bytes \(q4_1, 17 x 64\)"),
         (_claim_half_a_block, "multiple of 32"),

@@ -27,17 +27,30 @@ KINDS = {
 }
 
 
+K_QUANTS = {
+    "embed_tokens": "q4_k",
+    "q_proj": "q4_k",
+    "k_proj": "q5_k",
+    "v_proj": "q6_k",
+    "o_proj": "q5_0",
+    "gate_proj": "q5_1",
+    "lm_head": "q6_k",
+}
+
+
+@pytest.mark.parametrize("k_quants", [False, True], ids=["narrow", "k-quants"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_packed_weights_are_the_float_weights_with_rows_in_hugging_face_order(
-    architecture: str, tmp_path: Path
+    architecture: str, k_quants: bool, tmp_path: Path
 ) -> None:
-    expected = write_tiny_gguf(tmp_path / "tiny.gguf", architecture)
+    expected = write_tiny_gguf(tmp_path / "tiny.gguf", architecture, k_quants=k_quants)
+    kinds = K_QUANTS if k_quants else KINDS
     folder = convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
     floats = load_file(folder / "model.safetensors")
     packed = PackedFile.open(folder)
     assert packed is not None
     for name, matrix in expected.items():
-        kind = KINDS.get(name.split(".")[-2])
+        kind = kinds.get(name.split(".")[-2])
         assert (name in packed) == (kind is not None)
         if kind is not None:
             weight = packed.take(name)
@@ -65,6 +78,7 @@ MODELS = {
     "q4_1": (GGMLQuantizationType.Q4_1, "weights q4_1+float32,"),
     "q8_0": (GGMLQuantizationType.Q8_0, "weights q8_0+float32,"),
     "mixed": (None, "weights q4_0+q4_1+q8_0+float32,"),
+    "k-quants": (None, "weights q4_k+q5_0+q5_1+q5_k+q6_k+float32,"),
 }
 
 
@@ -73,7 +87,7 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """A converted model, and what its description says of its weights."""
     kind, described = MODELS[request.param]
     path: Path = tmp_path_factory.mktemp("quantized")
-    write_tiny_gguf(path / "tiny.gguf", "llama", kind)
+    write_tiny_gguf(path / "tiny.gguf", "llama", kind, k_quants=request.param == "k-quants")
     return convert(path / "tiny.gguf", path / "model", lambda *_: None), described
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.engine.gguf.convert import default_gguf
+from shared.engine.gguf.convert import convert, default_gguf
 from shared.errors import ModelError
 from tests.unit.engine.tiny_gguf import INNER, write_tiny_gguf
 
@@ -28,6 +28,14 @@ def test_another_file_in_the_default_models_package_is_refused(
     monkeypatch.setattr("importlib.metadata.files", lambda _package: [file])
     with pytest.raises(ModelError, match="holds another model than expected"):
         default_gguf()
+
+
+def test_a_file_whose_loader_drops_what_it_means_is_refused(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf", "gemma2")
+    with pytest.raises(
+        ModelError, match="unsupported in GGUF files: gemma2; supported are llama, mistral, qwen2"
+    ):
+        convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
 
 
 def test_a_header_that_claims_huge_matrices_does_not_get_them(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+// Panels of the blocks that gguf/wide_blocks.py describes: values of more than four bits, and scales that have scales.
+#pragma once
+
+#include "panels.h"
+
+namespace segue {
+
+// fp16 numbers of a whole block, then for each 32 inputs: small scales, low bits, a plane of masks for each further bit.
+template <int INPUTS_, int HALVES_, int SCALES_, int BITS_>
+struct WideLayout {
+    static constexpr int BITS = BITS_;
+    static constexpr int SUBS = INPUTS_ / 32;
+    static constexpr int HEADER_BYTES = 2 * HALVES_ * LANES;
+    static constexpr int SCALE_BYTES = SCALES_ * LANES;
+    static constexpr int SUB_BYTES = SCALE_BYTES + 16 * LANES + (BITS - 4) * 64;
+    static constexpr int BYTES = HEADER_BYTES + SUBS * SUB_BYTES;
+};
+
+// Values of 32 inputs, 0 … 63.
+template <int BITS>
+struct Planes {
+    const uint8_t* low;
+
+    template <int HALF>
+    Lanes row(int number) const {
+        Lanes values = Lanes::from_nibbles<4 * HALF>(low + number * LANES);
+        const uint8_t* masks = low + 16 * LANES + 2 * (16 * HALF + number);
+        SEGUE_UNROLL for (int bit = 4; bit < BITS; bit++, masks += 64) {
+            uint16_t bits;
+            std::memcpy(&bits, masks, sizeof(bits));
+            values = values + Lanes::from_bits(bits, (float)(1 << bit));
+        }
+        return values;
+    }
+};
+
+// scale * q + offset, the same for all 32 inputs.
+template <int BITS>
+struct AffineBlock {
+    Lanes scale, offset;
+    Planes<BITS> planes;
+    template <int HALF>
+    Lanes row(int number) const {
+        return fma(scale, planes.template row<HALF>(number), offset);
+    }
+};
+
+struct Q5_0 : WideLayout<32, 1, 0, 5> {
+    using Block = AffineBlock<BITS>;
+    static Block open(const uint8_t* header, const uint8_t* sub) {
+        const Lanes scale = Lanes::load((const Half*)header);
+        return {scale, scale * Lanes::broadcast(-16.0f), {sub}};
+    }
+};
+
+struct Q5_1 : WideLayout<32, 2, 0, 5> {
+    using Block = AffineBlock<BITS>;
+    static Block open(const uint8_t* header, const uint8_t* sub) {
+        return {Lanes::load((const Half*)header), Lanes::load((const Half*)header + LANES), {sub}};
+    }
+};
+
+// The products with small scales are exact: one fused step rounds as ggml's difference does.
+template <int BITS_>
+struct ScaledMinimum : WideLayout<256, 2, 2, BITS_> {
+    using Layout = WideLayout<256, 2, 2, BITS_>;
+    using Block = AffineBlock<BITS_>;
+    static Block open(const uint8_t* header, const uint8_t* sub) {
+        const Lanes zero = Lanes::broadcast(0.0f);
+        const Lanes scale = Lanes::load((const Half*)header) * Lanes::from_signed_bytes(sub);
+        const Lanes minimum = Lanes::load((const Half*)header + LANES) * Lanes::from_signed_bytes(sub + LANES);
+        return {scale, zero - minimum, {sub + Layout::SCALE_BYTES}};
+    }
+};
+struct Q4_K : ScaledMinimum<4> {};
+struct Q5_K : ScaledMinimum<5> {};
+
+// A scale for each 16 inputs.
+struct Q6_K : WideLayout<256, 1, 2, 6> {
+    struct Block {
+        Lanes scales[2];
+        Planes<BITS> planes;
+        template <int HALF>
+        Lanes row(int number) const {
+            const Lanes offset = scales[HALF] * Lanes::broadcast(-32.0f);
+            return fma(scales[HALF], planes.row<HALF>(number), offset);
+        }
+    };
+    static Block open(const uint8_t* header, const uint8_t* sub) {
+        const Lanes scale = Lanes::load((const Half*)header);
+        return {
+            {scale * Lanes::from_signed_bytes(sub), scale * Lanes::from_signed_bytes(sub + LANES)},
+            {sub + SCALE_BYTES}};
+    }
+};
+
+// See `BlockPanel`; `number` counts groups of 32 inputs.
+template <class Format>
+struct WidePanel {
+    const uint8_t* blocks;
+    long ahead;
+
+    using Block = typename Format::Block;
+    static constexpr int HALVES = 2;
+    static int rows(int) { return 16; }
+    static long bytes(int inputs) { return (long)(inputs / 32 / Format::SUBS) * Format::BYTES; }
+
+    Block block(int number) const {
+        const uint8_t* header = blocks + (long)(number / Format::SUBS) * Format::BYTES;
+        const uint8_t* sub = header + Format::HEADER_BYTES + (number % Format::SUBS) * Format::SUB_BYTES;
+        if (number % Format::SUBS == 0) prefetch<Format::HEADER_BYTES>(header + ahead);
+        prefetch<Format::SUB_BYTES>(sub + ahead);
+        return Format::open(header, sub);
+    }
+};
+
+}  // namespace segue
