@@ -15,6 +15,7 @@ from router.core.effects import ClientRequest
 from router.core.siblings import siblings
 from router.http.answer_writer import AnswerWriter
 from router.http.client_address import tenant_of
+from router.http.logprob_objects import LogprobObjects
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import NO_BYTES, TokenIds
 from router.http.replies import DisconnectedError, send_request_error
@@ -22,6 +23,7 @@ from router.http.request_fields import (
     ChatFields,
     CompletionFields,
     GenerationFields,
+    asked_logprobs,
     asked_max_tokens,
     chat_options,
     choice_count,
@@ -68,6 +70,7 @@ class CompletionEndpoint:
         include_usage(fields)
         stop_strings(fields)
         truncation(fields)
+        asked_logprobs(fields)
         return fields
 
     def _requests(
@@ -97,6 +100,8 @@ class CompletionEndpoint:
                 eos_token_ids=tokenizer.eos_token_ids,
             )
             requests += siblings(request, rids[index * count : (index + 1) * count])
+        if asked_logprobs(fields) >= 0:
+            self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
         return fields, requests
 
     def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
@@ -131,8 +136,14 @@ class CompletionEndpoint:
             model=fields.model,
             system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),
+            logprobs=self._logprobs(fields),
         )
         return ChatObjects(head) if self._chat else CompletionObjects(head)
+
+    def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:
+        if asked_logprobs(fields) < 0:
+            return None
+        return LogprobObjects(self._serving.token_bytes, bool(fields.return_tokens_as_token_ids))
 
 
 def _opaque(text: str | None) -> str:

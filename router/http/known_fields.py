@@ -56,7 +56,7 @@ def _refused(
 _LATER = "this version does not have it"
 _TEXT_ONLY = "this server reads and writes text only"
 _TOOLS = "this version does not call tools"
-_LOGPROBS = "this version does not report logprobs"
+_LOGPROBS = "logprobs and top_logprobs tell those of the output"
 _NO_CODE = "code from a request is never run; use logit_bias, allowed_token_ids or bad_words"
 _ROUTED = "the router moves KV pages between its workers by itself; leave it out"
 _NOT_A_SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the three penalties"
@@ -89,6 +89,8 @@ _OPENAI = (
         CHAT,
         {"response_format": "json_schema, json_object; a keyword that cannot be kept is refused"},
     ),
+    *_served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
+    *_served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
     *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
     *_served(
         "OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}
@@ -98,7 +100,6 @@ _OPENAI = (
         "OpenAI",
         BOTH,
         {
-            "logprobs": (_LOGPROBS, (False,)),
             "moderation": "nothing is moderated here",
         },
     ),
@@ -114,7 +115,6 @@ _OPENAI = (
         "OpenAI",
         CHAT,
         {
-            "top_logprobs": (_LOGPROBS, (0,)),
             "tools": (_TOOLS, ([],)),
             "tool_choice": (_TOOLS, ("none", "auto")),
             "functions": ("the name of today is tools", ([],)),
@@ -171,6 +171,7 @@ _VLLM = (
             "include_stop_str_in_output": "also for stop_token_ids",
             "skip_special_tokens": "true unless set",
             "return_token_ids": "each piece has token_ids",
+            "return_tokens_as_token_ids": "a token of logprobs is shown as token_id:17",
         },
     ),
     *_served(
@@ -192,7 +193,6 @@ _VLLM = (
             "bad_words": (_LATER, ([],)),
             "prompt_logprobs": _LOGPROBS,
             "logprob_token_ids": (_LOGPROBS, ([],)),
-            "return_tokens_as_token_ids": (_LOGPROBS, (False,)),
             "return_prompt_text": (_LATER, (False,)),
             "use_beam_search": ("ask for n samples instead of beams", (False,)),
             "length_penalty": ("it belongs to beam search", (1, 1.0)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from router.core.effects import Usage
+from router.http.logprob_objects import LogprobObjects
 from router.http.response_stream import TextDelta
 
 Json = dict[str, Any]
@@ -40,6 +41,7 @@ class ObjectHead:
     model: str
     system_fingerprint: str | None
     chunk_usage: bool  # chunks say `usage: null` when the last one has it
+    logprobs: LogprobObjects | None = None  # if they were asked for
 
     def chunk(self, kind: str, choices: list[Json]) -> Json:
         body = self.whole(kind, choices)
@@ -76,12 +78,12 @@ class CompletionObjects:
         choices = [self._choice(piece) for piece in pieces]
         return {**self._head.whole("text_completion", choices), "usage": usage}
 
-    @staticmethod
-    def _choice(piece: TextDelta) -> Json:
+    def _choice(self, piece: TextDelta) -> Json:
+        told = self._head.logprobs
         choice = {
             "index": piece.index,
             "text": piece.text,
-            "logprobs": None,
+            "logprobs": told.completion(piece.entries) if told and piece.entries else None,
             "finish_reason": piece.finish_reason,
         }
         return _extended(choice, piece)
@@ -103,7 +105,7 @@ class ChatObjects:
         choice = {
             "index": piece.index,
             "delta": delta,
-            "logprobs": None,
+            "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
         return self._head.chunk("chat.completion.chunk", [_extended(choice, piece)])
@@ -117,7 +119,7 @@ class ChatObjects:
                 {
                     "index": piece.index,
                     "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                    "logprobs": None,
+                    "logprobs": self._logprobs(piece),
                     "finish_reason": piece.finish_reason,
                 },
                 piece,
@@ -125,6 +127,10 @@ class ChatObjects:
             for piece in pieces
         ]
         return {**self._head.whole("chat.completion", choices), "usage": usage}
+
+    def _logprobs(self, piece: TextDelta) -> Json | None:
+        told = self._head.logprobs
+        return told.chat(piece.entries) if told and piece.entries else None
 
 
 def _extended(choice: Json, piece: TextDelta) -> Json:

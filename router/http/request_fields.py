@@ -21,6 +21,7 @@ from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from shared.errors import RequestError
 from shared.grammar import Grammar
+from shared.sampled import TOP_LOGPROBS_MAX
 from shared.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
@@ -64,12 +65,14 @@ class GenerationFields(StructuredFields, kw_only=True):
     no_stop_trim: bool | None = None  # SGLang's name for it
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs
 
 
 class CompletionFields(GenerationFields, kw_only=True):
     """The body of POST /v1/completions."""
 
     prompt: msgspec.Raw
+    logprobs: int | bool | None = None  # how many of the likeliest; false: none, as in chats
     add_special_tokens: bool | None = None
 
 
@@ -78,6 +81,8 @@ class ChatFields(GenerationFields, kw_only=True):
 
     messages: msgspec.Raw
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -146,6 +151,28 @@ def truncation(fields: GenerationFields) -> Truncation | None:
             f"truncate_prompt_tokens must be at least 1, got {brief(tokens)}", param="truncate_prompt_tokens"
         )
     return Truncation(tokens, keeps_end=fields.truncation_side != "right")
+
+
+def asked_logprobs(fields: GenerationFields) -> int:
+    """How many of the likeliest tokens are to be named with each; -1: no logprobs."""
+    if isinstance(fields, CompletionFields):
+        if fields.logprobs is True:
+            raise RequestError("logprobs must be a number in a completion, got true", param="logprobs")
+        return (
+            -1
+            if fields.logprobs is None or fields.logprobs is False
+            else _within("logprobs", fields.logprobs)
+        )
+    assert isinstance(fields, ChatFields)
+    if fields.top_logprobs and not fields.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    return _within("top_logprobs", fields.top_logprobs or 0) if fields.logprobs else -1
+
+
+def _within(name: str, asked: int) -> int:
+    if not 0 <= asked <= TOP_LOGPROBS_MAX:
+        raise RequestError(f"{name} must be between 0 and {TOP_LOGPROBS_MAX}, got {brief(asked)}", param=name)
+    return asked
 
 
 def include_usage(fields: GenerationFields) -> bool:
@@ -228,6 +255,7 @@ def sampling_params(
         max_new_tokens=max_tokens,
         seed=secrets.randbits(63) if fields.seed is None else fields.seed,
         min_new_tokens=fields.min_tokens or 0,
+        logprobs=asked_logprobs(fields),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias or {}),
         grammar=grammar,

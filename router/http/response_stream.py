@@ -20,9 +20,19 @@ from typing import Literal
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
-from shared.sampled import Logprobs
+from shared.sampled import Logprobs, TokenLogprobs
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
+ENTRY_BYTES = 128  # … and a token with its logprob
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One token of the output, and how likely it was."""
+
+    token_id: int
+    offset: int  # characters of the choice's text before it
+    logprobs: TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -34,6 +44,7 @@ class TextDelta:
     finish_reason: Literal["length", "stop"] | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that was found
     token_ids: tuple[int, ...] = ()  # that came with it, if they were asked for
+    entries: tuple[TokenEntry, ...] = ()  # of these tokens, if logprobs were asked for
 
 
 class ResponseStream:
@@ -110,7 +121,8 @@ class ResponseStream:
 
 
 def _piece_bytes(piece: TextDelta) -> int:
-    return PIECE_BYTES + 4 * len(piece.text) + 8 * len(piece.token_ids)  # a character has at most four bytes
+    size = PIECE_BYTES + 4 * len(piece.text) + 8 * len(piece.token_ids)  # a character has at most four bytes
+    return size + sum(ENTRY_BYTES * (1 + len(entry.logprobs.top)) for entry in piece.entries)
 
 
 def joined(pieces: list[TextDelta]) -> TextDelta:
@@ -122,6 +134,7 @@ def joined(pieces: list[TextDelta]) -> TextDelta:
         last.finish_reason,
         last.stop_reason,
         tuple(token_id for piece in pieces for token_id in piece.token_ids),
+        tuple(entry for piece in pieces for entry in piece.entries),
     )
 
 
@@ -148,20 +161,30 @@ class Choice:
         self._stop_token_ids = stop_token_ids
         self._with_token_ids = with_token_ids
         self._last: int | None = None
+        self._chars = 0  # of the text so far, counted where logprobs are asked for
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens of this choice; ignored after a stop string."""
-        del logprobs
         if self._stopped:
             return
         self._last = token_ids[-1]
-        text, self._stopped = self._stop_strings.push(self._detokenizer.push(token_ids))
-        if self._with_token_ids:
-            self._answer.put(TextDelta(self._index, text, token_ids=token_ids))
-        elif text:
-            self._answer.put(TextDelta(self._index, text))
+        entries: list[TokenEntry] = []
+        new = self._told(token_ids, logprobs, entries) if logprobs else self._detokenizer.push(token_ids)
+        text, self._stopped = self._stop_strings.push(new)
+        if text or entries or self._with_token_ids:
+            shown = token_ids if self._with_token_ids else ()
+            self._answer.put(TextDelta(self._index, text, token_ids=shown, entries=tuple(entries)))
         if self._stopped:
             self._stop()
+
+    def _told(self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]) -> str:
+        """The new text, token by token, because each has a place in it."""
+        texts = []
+        for token_id, told in zip(token_ids, logprobs, strict=True):
+            entries.append(TokenEntry(token_id, self._chars, told))
+            texts.append(self._detokenizer.push((token_id,)))
+            self._chars += len(texts[-1])
+        return "".join(texts)
 
     def ended(self, outcome: Outcome) -> None:
         """The core has ended this choice."""

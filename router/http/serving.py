@@ -13,6 +13,7 @@ import structlog
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Backend
+from router.http.logprob_objects import TokenBytes
 from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
 from router.http.response_stream import Choice, ResponseStream
@@ -53,6 +54,7 @@ class OpenAIServing:
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.bodies = BodyReader(settings)
+        self.token_bytes = TokenBytes(tokenizer.as_json)
         self._shell = shell
         self._answers: set[ResponseStream] = set()
 

@@ -85,6 +85,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template.exists
 
+    def as_json(self) -> str:
+        """What `tokenizers` reads and writes: some megabytes."""
+        return str(self._backend.to_str())
+
     @property
     def reserved_variables(self) -> frozenset[str]:
         """Names of the chat template's variables that are not a client's to set."""

@@ -53,6 +53,8 @@ from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.metrics import Metrics
 from shared.process.probes import probe_pages
+from shared.sampled import Logprobs, TokenLogprobs
+from shared.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
@@ -61,9 +63,30 @@ LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_0
 LOAD = Load(free_pages=100_000, slots_free=10_000)
 
 
+FEATURES = ("logprobs",)
+
+
 def hello(role: Role, uid: str, limits: Limits) -> Hello:
     return Hello(
-        session=0, role=role, uid=uid, epoch=1, model_name=MODEL, model="w", kv_format="kv", limits=limits
+        session=0,
+        role=role,
+        uid=uid,
+        epoch=1,
+        model_name=MODEL,
+        model="w",
+        kv_format="kv",
+        limits=limits,
+        features=FEATURES,
+    )
+
+
+def told_of(token_ids: tuple[int, ...], params: SamplingParams) -> Logprobs:
+    """What these workers say of tokens: a figure of their own for each."""
+    if params.logprobs < 0:
+        return ()
+    return tuple(
+        TokenLogprobs(-token_id / 8, 1, tuple((token_id + at, -float(at)) for at in range(params.logprobs)))
+        for token_id in token_ids
     )
 
 
@@ -174,7 +197,10 @@ class ScriptedWorkers:
         holder = Holder("p", 1, "agent", b"", 0, 64, 0)
         kv_len, pages = len(prefill.token_ids), (0,)
         baton = Baton(prefill.rid, prefill.attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
-        answer = Prefilled(prefill.rid, prefill.attempt, index, (output[index],), baton, finish)
+        told = told_of(output[index : index + 1], prefill.params)
+        answer = Prefilled(
+            prefill.rid, prefill.attempt, index, (output[index],), baton, finish, logprobs=told
+        )
         self.prefill.send(self.router.name, answer)
 
     def _generated(self, decode: Decode) -> None:
@@ -183,7 +209,8 @@ class ScriptedWorkers:
         first = len(decode.token_ids) - decode.prompt_len
         step = self.script.tokens_a_row
         starts = range(first, len(output), step)
-        rows = [Row(rid, attempt, index, output[index : index + step]) for index in starts]
+        parts = ((index, output[index : index + step]) for index in starts)
+        rows = [Row(rid, attempt, index, part, told_of(part, decode.params)) for index, part in parts]
         reason: FinishReason = "stop" if output[-1] == END_ID else "length"
         self._steps[rid] = deque([*rows, Finished(rid, attempt, len(output), reason)])
 
