@@ -29,6 +29,8 @@ from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
 
+FEATURES = frozenset({"logprobs", "allowed_token_ids", "bad_words"})  # of sampling, beside grammars
+
 
 def load_on_cpu(
     folder: Path,
@@ -72,7 +74,7 @@ def load_on_cpu(
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
         grammars=grammars,
-        features=frozenset({"logprobs", "grammar"} if grammars else {"logprobs"}),
+        features=FEATURES | ({"grammar"} if grammars else set()),
         memory={
             "weights": weights_bytes,
             "kv": cache.nbytes,

@@ -1,9 +1,9 @@
 """Chooses tokens: a pure function of (logits, params, the request's own tokens, seed, position).
 
 Position is the index in the output, counted from the end of the prompt across all attempts. What is applied, in
-this order, as in vLLM and SGLang: penalties, bias, barred ends, grammar → temperature → top_k → top_p → min_p → Gumbel
-noise → argmax, ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last admitted one
-are admitted too.
+this order, as in vLLM and SGLang: penalties, bias, barred ends, barred tokens, grammar → temperature → top_k → top_p →
+min_p → Gumbel noise → argmax, ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last
+admitted one are admitted too.
 
 The parameters of a slot lie in arrays indexed by slot, written when a request joins. The token history is kept on the
 device, so a step never waits for the CPU. A row's result does not depend on the other rows.
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shared.engine.constraints import Constraints
 from shared.engine.gumbel import gumbel_noise, row_keys, signed
+from shared.engine.token_bars import TokenBars
 from shared.schedule_batch import SlotJoin
 
 
@@ -35,6 +36,7 @@ class Sampler:
     ) -> None:
         """Without `constraints` no request may have a grammar."""
         self._constraints = Constraints(None, vocab_size) if constraints is None else constraints
+        self._bars = TokenBars()
         self.failed: dict[int, str] = {}  # the rows of the last `sample` that have no token, and why
         self._eos_token_ids = frozenset(eos_token_ids)
         self._token_ids = torch.arange(vocab_size)
@@ -75,6 +77,7 @@ class Sampler:
             self._in_prompt[slot].zero_()[tokens[: join.prompt_len]] = True
             self._output_counts[slot] = torch.bincount(output, minlength=vocab_size).to(torch.int32)
         self._constraints.join(join)
+        self._bars.join(join)
         self._bias.pop(slot, None)
         if params.logit_bias:
             ids, values = zip(*params.logit_bias.items(), strict=True)
@@ -102,8 +105,9 @@ class Sampler:
         remembered = torch.nonzero(self._needs_history[slots])[:, 0]
         if len(remembered):
             self._output_counts[slots[remembered], tokens[remembered]] += 1
-        if self._constraints:
-            self._constraints.take(slots.tolist(), tokens.tolist())
+        for held in (self._constraints, self._bars):
+            if held:
+                held.take(slots.tolist(), tokens.tolist())
         return tokens
 
     def _penalize(self, logits: Tensor, slots: Tensor) -> None:
@@ -121,7 +125,7 @@ class Sampler:
         logits[rows] = found
 
     def _adjust(self, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Bias, and ends that may not come yet; few rows have either."""
+        """Bias, ends that may not come yet, and tokens that may not come at all; few rows have any."""
         barred = positions < self._min_new_tokens[slots]
         for row, slot in enumerate(slots.tolist()):
             if slot in self._bias:
@@ -129,6 +133,8 @@ class Sampler:
                 logits[row, ids] += values
             if slot in self._ends and bool(barred[row]) and slot not in self._constraints:
                 logits[row, self._ends[slot]] = -torch.inf
+            if slot in self._bars:
+                self._bars.bar(slot, logits[row].numpy())
 
     def _constrain(self, logits: Tensor, slots: Tensor, positions: Tensor) -> dict[int, str]:
         """Bar what grammars do not allow, in place; the rows that have no token left, and why.

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.simulation import (
     mistakes,
+    mistakes_about_bars,
     mistakes_about_choices,
     mistakes_about_chunks,
     mistakes_about_fleets,
@@ -30,6 +31,7 @@ from tests.simulation import (
 
 MUTATIONS = {
     **mistakes.MISTAKES,
+    **mistakes_about_bars.MISTAKES,
     **mistakes_in_draining.MISTAKES,
     **mistakes_about_choices.MISTAKES,
     **mistakes_about_chunks.MISTAKES,

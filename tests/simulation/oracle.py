@@ -15,6 +15,7 @@ from shared.sampling_params import SamplingParams
 from tests.simulation import toy_grammar
 
 VOCAB_SIZE = 64
+ALL = frozenset(range(VOCAB_SIZE))
 EOS_TOKEN_IDS = frozenset({0})  # one token in 64: streams of a few dozen tokens end either way
 
 
@@ -32,7 +33,7 @@ def sample(
 ) -> int:
     """The token that follows `cells`; `history` (all tokens so far) matters only to penalties.
 
-    `allowed` are the tokens that a grammar allows; empty: all.
+    `allowed` are the tokens that may come; empty: all.
     """
     position = len(cells) - prompt_len
     seed = params.seed if params.temperature else 0
@@ -67,6 +68,15 @@ def expected_logprobs(prompt: Sequence[int], output: Sequence[int], params: Samp
     return tuple(told)
 
 
+def unbarred(params: SamplingParams, output: Sequence[int]) -> frozenset[int]:
+    """What `allowed_token_ids` and `bad_words` leave behind an output; empty: all."""
+    if not (params.allowed_token_ids or params.bad_words):
+        return frozenset()
+    left = frozenset(params.allowed_token_ids) or ALL
+    text = "".join(map(chr, output))
+    return left - {word[-1] for word in params.bad_words if text.endswith("".join(map(chr, word[:-1])))}
+
+
 def finish_reason(output: Sequence[int], params: SamplingParams) -> FinishReason | None:
     """Why an output ends with its last token; None if it goes on."""
     last = output[-1]
@@ -84,11 +94,11 @@ def expected_output(
     while reason is None:
         for token_id in token_ids[len(cells) :]:
             cells.append(kv_cell(cells, token_id))
-        may_come = frozenset[int]()
+        may_come = unbarred(params, output)
         if params.grammar is not None:
             if toy_grammar.fails(params.grammar, toy_grammar.state_of(output)):
                 break
-            may_come = toy_grammar.allowed(toy_grammar.state_of(output), VOCAB_SIZE)
+            may_come = toy_grammar.allowed(toy_grammar.state_of(output), VOCAB_SIZE) & (may_come or ALL)
         output.append(sample(cells, params, len(prompt), token_ids, may_come))
         token_ids.append(output[-1])
         reason = finish_reason(output, params)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.engine.constraints import Constraints
+from shared.engine.token_bars import TokenBars
 from shared.sampled import Sampled, TokenLogprobs
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
@@ -85,6 +86,7 @@ class OracleDevice:
     rng: random.Random
     on_copied: Action  # wakes the worker
     constraints: Constraints = field(default_factory=lambda: Constraints(None, VOCAB_SIZE))
+    bars: TokenBars = field(default_factory=TokenBars)
     launched: int = 0
     settled: int = 0
     _completed: int = 0
@@ -166,6 +168,7 @@ class OracleDevice:
         for join in step.batch.joins:
             self._slots[join.slot] = _joined(join)
             self.constraints.join(join)
+            self.bars.join(join)
         for grant in step.batch.grants:
             self._slots[grant.slot].pages.extend(grant.pages)
         rows = [self._extend(row) for row in step.extend]
@@ -201,9 +204,10 @@ class OracleDevice:
         """The slot's next token, or why there is none."""
         slot = self._slots[number]
         allowed = frozenset[int]()
-        if number in self.constraints:
+        if number in self.constraints or number in self.bars:
             logits = np.zeros(VOCAB_SIZE, np.float32)
-            if why := self.constraints.bar(number, logits, None):
+            self.bars.bar(number, logits)
+            if number in self.constraints and (why := self.constraints.bar(number, logits, None)):
                 slot.last_token = 0
                 return why
             allowed = frozenset(np.flatnonzero(logits == 0).tolist())
@@ -212,6 +216,7 @@ class OracleDevice:
         most = slot.params.logprobs
         slot.told = logprobs_of(cells, slot.last_token, most) if most >= 0 else None
         self.constraints.take([number], [slot.last_token])
+        self.bars.take([number], [slot.last_token])
         return slot.last_token
 
     def _read(self, slot: Slot, position: int) -> int:

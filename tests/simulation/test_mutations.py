@@ -16,6 +16,7 @@ from tests.simulation.run import Run, run_seed, seeds_until_caught
 
 SEEDS_MAX = 400
 AREAS = {
+    "bars",
     "migration",
     "draining",
     "page_pool",

@@ -14,7 +14,7 @@ from shared.sampling_params import SamplingParams
 from tests.simulation.bounds import bounds
 from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
 from tests.simulation.groups import with_groups
-from tests.simulation.oracle import VOCAB_SIZE
+from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.scenario import (
     CONTEXT_LEN,
     START_SECONDS,
@@ -265,6 +265,22 @@ def grammars(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, requests=tuple(requests))
 
 
+def bars(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds some requests have bad words, and most of these a few tokens that may come at all."""
+    rng = scenario.random("bars")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7))
+
+    def barred(planned: PlannedRequest) -> PlannedRequest:
+        tokens = rng.sample(range(VOCAB_SIZE), 10)
+        may_come = () if planned.params.grammar or rng.random() < 0.3 else (*tokens, *EOS_TOKEN_IDS)
+        words = tuple(tuple(rng.choices(tokens, k=rng.randint(1, 3))) for _ in range(4))
+        params = msgspec.structs.replace(planned.params, allowed_token_ids=may_come, bad_words=words)
+        return replace(planned, params=params)
+
+    requests = [barred(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     bounds,
     launches,
@@ -285,4 +301,5 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     rollout_of_workers,
     with_groups,
     grammars,
+    bars,
 )
