@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from router.core.effects import ClientRequest
 from router.core.siblings import siblings
 from router.http.answer_writer import AnswerWriter
+from router.http.bad_words import bad_word_ids, check_bars
 from router.http.client_address import tenant_of
 from router.http.logprob_objects import LogprobObjects
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
@@ -81,19 +82,22 @@ class CompletionEndpoint:
         grammar = asked_grammar(fields)
         prompts = self._token_ids(fields, context_len)
         tokenizer = self._serving.tokenizer
+        bad_words = bad_word_ids(fields.bad_words or (), tokenizer)
         count = choice_count(fields, self._settings.prompts_max)
         total = count * len(prompts)
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
         requests = []
         for index, token_ids in enumerate(prompts):
             max_tokens = max_new_tokens(fields, len(token_ids), context_len)
+            params = sampling_params(
+                fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar, bad_words
+            )
+            check_bars(params, tokenizer.eos_token_ids)
             request = ClientRequest(
                 rid=rid,
                 model=self._settings.model_name,
                 token_ids=token_ids,
-                params=sampling_params(
-                    fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar
-                ),
+                params=params,
                 tenant=tenant,
                 cache_salt=_opaque(fields.cache_salt),
                 session=_opaque(fields.prompt_cache_key),

@@ -165,6 +165,8 @@ _VLLM = (
             "min_tokens": "no end before",
             "stop_token_ids": "up to 64",
             "ignore_eos": "",
+            "allowed_token_ids": "up to 1,024; no other token is chosen",
+            "bad_words": "up to 32; where a text begins, and behind a space",
             "cache_salt": "requests of different salts share no prefix cache",
             "truncate_prompt_tokens": "keeps so many tokens of a prompt of up to four contexts",
             "truncation_side": "left, unless set to right",
@@ -189,8 +191,6 @@ _VLLM = (
         "vLLM",
         BOTH,
         {
-            "allowed_token_ids": (_LATER, ([],)),
-            "bad_words": (_LATER, ([],)),
             "prompt_logprobs": _LOGPROBS,
             "logprob_token_ids": (_LOGPROBS, ([],)),
             "return_prompt_text": (_LATER, (False,)),

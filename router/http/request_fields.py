@@ -55,6 +55,8 @@ class GenerationFields(StructuredFields, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     n: int | None = None  # answers to each prompt
     best_of: int | None = None  # n, if it is there
     cache_salt: str | None = None  # requests of different salts share no prefix cache
@@ -235,6 +237,7 @@ def sampling_params(
     vocab_size: int,
     defaults: Mapping[str, float],
     grammar: Grammar | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """The engine's parameters; raises `RequestError` naming the field that is out of bounds."""
     if fields.min_tokens is not None and not 0 <= fields.min_tokens <= max_tokens:
@@ -259,6 +262,8 @@ def sampling_params(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias or {}),
         grammar=grammar,
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
+        bad_words=bad_words,
         **{**defaults, **given},
     )
     validate(params, vocab_size)

@@ -199,6 +199,20 @@ ROUTER_BOUNDS = (
         place="router.http.prompts",
     ),
     Bound(
+        "BAD_WORDS_MAX",
+        "400",
+        "32 words of 256 characters tokenized twice, of one of two tokenizer threads",
+        f"{UNIT}/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
+        place="router.http.bad_words",
+    ),
+    Bound(
+        "BAD_WORD_CHARS_MAX",
+        "400",
+        "see BAD_WORDS_MAX",
+        f"{UNIT}/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
+        place="router.http.bad_words",
+    ),
+    Bound(
         "PENDING_TOKENS_MAX",
         "the text goes out as it is",
         "8 tokens a stream",

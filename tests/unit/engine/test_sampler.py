@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.engine.sampler import Sampler
-from shared.sampling_params import SamplingParams
+from shared.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from shared.schedule_batch import SlotJoin
 
 VOCAB = 61
@@ -37,6 +38,8 @@ any_params = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100, width=32), max_size=4),
     min_new_tokens=st.sampled_from([0, 3]),
     stop_token_ids=st.sampled_from([(), (3, 4)]),
+    allowed_token_ids=st.sampled_from([(), tuple(range(9, 20))]),
+    bad_words=st.sampled_from([(), ((11,), (9, 12), (12, 9, 13), (13, 13))]),
 )
 histories = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
@@ -181,3 +184,30 @@ def test_frequency_counts_each_time_and_presence_once() -> None:
     for field, expected in (("frequency_penalty", 1), ("presence_penalty", 0)):
         params = params_of(temperature=0.0, **{field: 1.0})
         assert choose(logits, params, [2, 0, 0], prompt_len=1) == expected
+
+
+def test_only_allowed_tokens_are_chosen() -> None:
+    logits = logits_of(3)
+    params = params_of(temperature=1.0, allowed_token_ids=(4, 9, 50))
+    chosen = {choose(logits, msgspec.structs.replace(params, seed=seed)) for seed in range(200)}
+    assert chosen == {4, 9, 50}
+    assert choose(logits, params_of(temperature=0.0, allowed_token_ids=(4,))) == 4
+
+
+def test_a_bad_word_is_barred_behind_its_beginning_in_the_output_alone() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5], logits[0, 6] = 2.0, 1.0
+    params = params_of(temperature=0.0, bad_words=((8, 9, 5),))
+    assert choose(logits, params, (1, 8, 9), prompt_len=1) == 6
+    assert choose(logits, params, (1, 8, 9), prompt_len=2) == 5, "the 8 is of the prompt"
+    assert choose(logits, params, (1, 9), prompt_len=1) == 5
+    assert choose(logits, params_of(temperature=0.0, bad_words=((5,),)), (1,)) == 6
+
+
+def test_the_longest_bad_word_is_seen_whole() -> None:
+    word = tuple(range(10, 10 + MAX_BAD_WORD_TOKENS))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, word[-1]] = 1.0
+    params = params_of(temperature=0.0, bad_words=(word,))
+    assert choose(logits, params, (1, 2, 3, *word[:-1]), prompt_len=1) != word[-1]
+    assert choose(logits, params, (1, 2, 3, *word[1:-1]), prompt_len=1) == word[-1]

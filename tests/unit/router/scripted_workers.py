@@ -66,7 +66,7 @@ LOAD = Load(free_pages=100_000, slots_free=10_000)
 FEATURES = ("logprobs",)
 
 
-def hello(role: Role, uid: str, limits: Limits) -> Hello:
+def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...]) -> Hello:
     return Hello(
         session=0,
         role=role,
@@ -76,7 +76,7 @@ def hello(role: Role, uid: str, limits: Limits) -> Hello:
         model="w",
         kv_format="kv",
         limits=limits,
-        features=FEATURES,
+        features=features,
     )
 
 
@@ -108,6 +108,7 @@ class ScriptedWorkers:
 
     script: Script = field(default_factory=Script)
     limits: Limits = LIMITS
+    features: tuple[str, ...] = FEATURES
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -117,8 +118,8 @@ class ScriptedWorkers:
 
     def __post_init__(self) -> None:
         self.router = WakingLinks(Hello(session=0, role="router", uid="r", epoch=1), self)
-        self.prefill = MemoryLinks(hello("prefill", "p", self.limits))
-        self.decode = MemoryLinks(hello("decode", "d", self.limits))
+        self.prefill = MemoryLinks(hello("prefill", "p", self.limits, self.features))
+        self.decode = MemoryLinks(hello("decode", "d", self.limits, self.features))
         self.on_sent: Callable[[], None] = lambda: None
 
     def link(self) -> None:
@@ -235,6 +236,7 @@ class RunningRouter:
         folder: Path,
         *,
         limits: Limits = LIMITS,
+        features: tuple[str, ...] = FEATURES,
         linked: bool = True,
         send_bytes: int = 0,
         uid: str = "router",
@@ -244,7 +246,7 @@ class RunningRouter:
         self.peers: dict[str, str] = {}  # URLs of the other routers it knows, by uid
         self.routers_ready = 1
         self.keyed: KeyedClients | None = None
-        self.workers = ScriptedWorkers(limits=limits)
+        self.workers = ScriptedWorkers(limits=limits, features=features)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._folder = folder
         self._tokenizer = Tokenizer(folder, self._settings.template_seconds_max)
