@@ -1,0 +1,114 @@
+"""Hostile grammars cost nobody but their senders: each is refused or answered within bounds, while others stream on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.abuse.procfs import PeakMemory
+from tests.hostile_grammars import HOSTILE
+from tests.integration.deployment import LocalDeployment
+from tests.integration.streams import client_of, complete
+from tests.waiting import soon
+
+ANSWER_SECONDS_MAX = 2.0
+GROWN_BYTES_MAX = 64 << 20
+GAP_SECONDS_MAX = 0.3
+MAX_TOKENS = 8
+ENDLESS: dict[str, Any] = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+
+
+class Gaps:
+    """The longest time between two pieces of a stream."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._last = 0.0
+
+    def note(self) -> None:
+        now = monotonic()
+        if self._last:
+            self.longest = max(self.longest, now - self._last)
+        self._last = now
+
+    def reset(self) -> None:
+        self.longest = 0.0
+
+
+def ask(url: str, fields: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
+    """Status, body and seconds of a constrained completion."""
+    body = {
+        "model": "smollm2",
+        "prompt": "It is ",
+        "max_tokens": MAX_TOKENS,
+        "temperature": 1.0,
+        "seed": 3,
+    } | fields
+    began = monotonic()
+    response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60, verify=False)
+    return response.status_code, json.loads(response.content), monotonic() - began
+
+
+async def beside_a_stream(url: str, attack: Callable[[Gaps], None]) -> None:
+    """Run `attack` on a thread while a client streams, and note the gaps of its stream."""
+    gaps, flowing = Gaps(), asyncio.Event()
+
+    def on_text() -> None:
+        gaps.note()
+        flowing.set()
+
+    async with client_of(url) as client:
+        stream = asyncio.create_task(complete(client, "Once upon a time", on_text, **ENDLESS))
+        await flowing.wait()
+        try:
+            await asyncio.to_thread(attack, gaps)
+            assert not stream.done(), "the stream beside it has ended"
+        finally:
+            stream.cancel()
+
+
+@pytest.mark.timeout(900)
+def test_a_hostile_grammar_is_refused_or_bounded_and_others_stream_on(
+    one_each: LocalDeployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(HOSTILE) >= 40
+    processes = one_each.processes()
+    assert (
+        ask(one_each.url, {"guided_json": {"type": "object"}})[0] == 200
+    )  # whatever is loaded for the first one
+    memory = {process.uid: PeakMemory(process.pid) for process in processes}
+    slow: dict[str, float] = {}
+    gaps_met: dict[str, float] = {}
+    wrong: dict[str, Any] = {}
+
+    def attack(gaps: Gaps) -> None:
+        for name, fields in HOSTILE.items():
+            gaps.reset()
+            status, answer, seconds = ask(one_each.url, fields)
+            slow[name], gaps_met[name] = seconds, gaps.longest
+            if status == 200:
+                assert answer["usage"]["completion_tokens"] <= MAX_TOKENS
+            elif status != 400 or len(answer["error"]["message"]) > 1000:
+                wrong[name] = status, answer
+
+    asyncio.run(beside_a_stream(one_each.url, attack))
+    grown = {uid: peak.growth() for uid, peak in memory.items()}
+    slowest, gapped = max(slow, key=lambda name: slow[name]), max(gaps_met, key=lambda name: gaps_met[name])
+    with capsys.disabled():
+        mib = {uid: size >> 20 for uid, size in grown.items()}
+        sys.stdout.write(
+            f"\n{len(slow)} grammars: {slowest!r} took {slow[slowest]:.2f} s, {gapped!r} a gap of"
+            f" {gaps_met[gapped]:.2f} s, MiB {mib}\n"
+        )
+    assert wrong == {}
+    assert {name: s for name, s in slow.items() if s > soon(ANSWER_SECONDS_MAX)} == {}
+    assert {name: s for name, s in gaps_met.items() if s > soon(GAP_SECONDS_MAX)} == {}
+    assert {uid: size for uid, size in grown.items() if size > GROWN_BYTES_MAX} == {}
+    assert one_each.processes() == processes, "a process was started again"
