@@ -61,7 +61,7 @@ async def gaps(url: str, body: dict[str, Any]) -> list[float]:
 def compile_seconds(folder: Path) -> tuple[float, float]:
     """Of a schema of 2 kB: until a matcher of it is there, the first time and the second; medians."""
     grammars = Grammars(folder / "tokenizer.json", 49_152, {0, 2})
-    first, again = [], []
+    first, again = list[float](), list[float]()
     for number in range(20):
         properties = {f"field_{number}_{at}": {"type": ["string", "integer"][at % 2]} for at in range(55)}
         text = json.dumps({"type": "object", "properties": properties, "required": list(properties)[:10]})
