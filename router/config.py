@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from router.text.answer_formats import ReasoningParser, ToolCallParser
 from shared.cell import CELL_WORKERS_MAX
 from shared.messages import Role
 from shared.process.process_config import ProcessConfig
@@ -192,6 +193,16 @@ class RouterConfig(ProcessConfig):
     allow_control_tokens: bool = Field(
         default=False,
         description="Whether control tokens that are spelled in messages count as such. false keeps them text.",
+    )
+    tool_call_parser: ToolCallParser = Field(
+        default="auto",
+        description="How the model writes calls of tools, by vLLM's names. auto: as its tokenizer or chat template "
+        "shows. A name also serves tools with a model whose chat template does not show them.",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        default="auto",
+        description="How the model writes its thoughts, by vLLM's names. auto: as its tokenizer or chat template "
+        "shows. none: thoughts are content.",
     )
     stream_backlog_bytes: PositiveInt = Field(
         default=1 << 20,

@@ -73,7 +73,9 @@ def serve(config: RouterConfig) -> None:
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
-    tokenizer = Tokenizer(Path(config.model), config.template_seconds_max)
+    tokenizer = Tokenizer(
+        Path(config.model), config.template_seconds_max, config.tool_call_parser, config.reasoning_parser
+    )
     defaults = _sampling_defaults(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(

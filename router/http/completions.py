@@ -13,12 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from router.core.effects import ClientRequest
 from router.core.siblings import siblings
+from router.http.answer_reading import AnswerReading, answer_reading
 from router.http.answer_writer import AnswerWriter
 from router.http.bad_words import bad_word_ids, check_bars
+from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
 from router.http.logprob_objects import LogprobObjects
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
-from router.http.prompts import NO_BYTES, TokenIds
+from router.http.prompts import TokenIds
 from router.http.replies import DisconnectedError, send_request_error
 from router.http.request_fields import (
     ChatFields,
@@ -38,6 +40,7 @@ from router.http.request_fields import (
 )
 from router.http.serving import OpenAIServing
 from router.http.structured_output import asked_grammar
+from router.http.tools import NO_TOOLS, ToolUse
 from shared.errors import RequestError
 
 
@@ -54,10 +57,10 @@ class CompletionEndpoint:
         try:
             rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
             async with self._serving.bodies.read(scope, receive) as body:
-                fields, requests = await self._serving.prompts.run(
+                fields, reading, requests = await self._serving.prompts.run(
                     tenant, receive, lambda: self._requests(rid, tenant, body, context_len)
                 )
-            await self._answer(scope, receive, send, fields, requests)
+            await self._answer(scope, receive, send, fields, reading, requests)
         except RequestError as error:
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
@@ -76,11 +79,13 @@ class CompletionEndpoint:
 
     def _requests(
         self, rid: str, tenant: str, body: bytearray, context_len: int
-    ) -> tuple[GenerationFields, list[ClientRequest]]:
-        """The fields of a body, and the requests to the core for each prompt. On a thread, with all bounds checked."""
+    ) -> tuple[GenerationFields, AnswerReading | None, list[ClientRequest]]:
+        """What a body asks for, with the requests to the core for each prompt. On a thread, with all bounds checked."""
         fields = self._fields(body)
         grammar = asked_grammar(fields)
-        prompts = self._token_ids(fields, context_len)
+        use = fields.tool_use() if isinstance(fields, ChatFields) else NO_TOOLS
+        reading = self._reading(fields, use)
+        prompts = self._token_ids(fields, use, context_len)
         tokenizer = self._serving.tokenizer
         bad_words = bad_word_ids(fields.bad_words or (), tokenizer)
         count = choice_count(fields, self._settings.prompts_max)
@@ -89,8 +94,9 @@ class CompletionEndpoint:
         requests = []
         for index, token_ids in enumerate(prompts):
             max_tokens = max_new_tokens(fields, len(token_ids), context_len)
+            kept = reading.grammar(tokenizer, token_ids, grammar) if reading else grammar
             params = sampling_params(
-                fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, grammar, bad_words
+                fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, kept, bad_words
             )
             check_bars(params, tokenizer.eos_token_ids)
             request = ClientRequest(
@@ -106,13 +112,23 @@ class CompletionEndpoint:
             requests += siblings(request, rids[index * count : (index + 1) * count])
         if asked_logprobs(fields) >= 0:
             self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return fields, requests
+        return fields, reading, requests
 
-    def _token_ids(self, fields: GenerationFields, context_len: int) -> list[TokenIds]:
+    def _reading(self, fields: GenerationFields, use: ToolUse) -> AnswerReading | None:
+        if not isinstance(fields, ChatFields):
+            return None
+        return answer_reading(
+            self._serving.tokenizer,
+            use,
+            thoughts=fields.separate_reasoning is not False,
+            shows_thoughts=fields.include_reasoning is not False,
+        )
+
+    def _token_ids(self, fields: GenerationFields, use: ToolUse, context_len: int) -> list[TokenIds]:
         prompts = self._serving.prompts
         if isinstance(fields, ChatFields):
             messages, fields.messages = fields.messages, NO_BYTES  # the fields live on, the body need not
-            return [prompts.chat(messages, context_len, chat_options(fields), truncation(fields))]
+            return [prompts.chat(messages, context_len, chat_options(fields, use), truncation(fields))]
         assert isinstance(fields, CompletionFields)
         prompt, fields.prompt = fields.prompt, NO_BYTES
         special = fields.add_special_tokens is not False
@@ -126,11 +142,12 @@ class CompletionEndpoint:
         receive: Receive,
         send: Send,
         fields: GenerationFields,
+        reading: AnswerReading | None,
         requests: list[ClientRequest],
     ) -> None:
         rid, with_usage = scope["segue.rid"], include_usage(fields)
         writer = AnswerWriter(self._settings, rid, self._objects(rid, fields), usage_chunk=with_usage)
-        async with self._serving.submitted(rid, requests, text_options(fields)) as answer:
+        async with self._serving.submitted(rid, requests, text_options(fields, reading)) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 
     def _objects(self, rid: str, fields: GenerationFields) -> AnswerObjects:

@@ -55,7 +55,6 @@ def _refused(
 
 _LATER = "this version does not have it"
 _TEXT_ONLY = "this server reads and writes text only"
-_TOOLS = "this version does not call tools"
 _LOGPROBS = "logprobs and top_logprobs tell those of the output"
 _NO_CODE = "code from a request is never run; use logit_bias, allowed_token_ids or bad_words"
 _ROUTED = "the router moves KV pages between its workers by itself; leave it out"
@@ -93,6 +92,19 @@ _OPENAI = (
     *_served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
     *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
     *_served(
+        "OpenAI",
+        CHAT,
+        {
+            "tools": "up to 128 functions, if the model's chat template shows them or a tool_call_parser is set",
+            "tool_choice": "none, auto, required, or a tool by its name",
+            "parallel_tool_calls": "false: one call at most, where calls are forced or strict",
+            "functions": "the name of today is tools",
+            "function_call": "the name of today is tool_choice",
+        },
+    ),
+    *_served("vLLM", CHAT, {"include_reasoning": "false leaves thoughts out"}),
+    *_served("SGLang", CHAT, {"separate_reasoning": "false leaves thoughts in the content"}),
+    *_served(
         "OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}
     ),
     *_served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
@@ -115,10 +127,6 @@ _OPENAI = (
         "OpenAI",
         CHAT,
         {
-            "tools": (_TOOLS, ([],)),
-            "tool_choice": (_TOOLS, ("none", "auto")),
-            "functions": ("the name of today is tools", ([],)),
-            "function_call": ("the name of today is tool_choice", ("none", "auto")),
             "audio": _TEXT_ONLY,
             "modalities": (_TEXT_ONLY, (["text"],)),
             "prediction": "nothing is predicted from text that comes with a request",
@@ -136,7 +144,6 @@ _OPENAI = (
             "safety_identifier": "names a user to OpenAI",
             "prompt_cache_retention": "pages are kept as long as there is room",
             "prompt_cache_options": "pages are kept as long as there is room",
-            "parallel_tool_calls": "how many tools may be called at a time",
             "verbosity": "a hint that models may ignore",
         },
     ),
@@ -224,7 +231,6 @@ _VLLM = (
         BOTH,
         {
             "request_id": "every answer has an id of its own; send X-Request-Id to find it in your logs",
-            "include_reasoning": "thoughts come as the model writes them",
         },
     ),
 )
@@ -276,8 +282,7 @@ _SGLANG = (
             "rid": "every answer has an id of its own; send X-Request-Id to find it in your logs",
             "session_id": "prompt_cache_key keeps the requests of a session together",
             "extra_key": "cache_salt keeps prefix caches apart",
-            "separate_reasoning": "thoughts come as the model writes them",
-            "stream_reasoning": "thoughts come as the model writes them",
+            "stream_reasoning": "thoughts come in their own field as the model writes them",
             "return_cached_tokens_details": "usage tells them always",
             "log_metrics": "metrics are always counted",
         },

@@ -5,6 +5,7 @@ Pure functions of text and counts; no I/O.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,7 +102,11 @@ class ChatObjects:
         return self._head.chunk("chat.completion.chunk", [choice])
 
     def chunk(self, piece: TextDelta) -> Json:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: Json = {"content": piece.text} if piece.text else {}
+        if piece.reasoning:
+            delta |= _thoughts(piece.reasoning)
+        if piece.calls:
+            delta["tool_calls"] = [{"index": call.pop("call"), **call} for call in self._calls(piece)]
         choice = {
             "index": piece.index,
             "delta": delta,
@@ -118,7 +123,7 @@ class ChatObjects:
             _extended(
                 {
                     "index": piece.index,
-                    "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                    "message": self._message(piece),
                     "logprobs": self._logprobs(piece),
                     "finish_reason": piece.finish_reason,
                 },
@@ -131,6 +136,41 @@ class ChatObjects:
     def _logprobs(self, piece: TextDelta) -> Json | None:
         told = self._head.logprobs
         return told.chat(piece.entries) if told and piece.entries else None
+
+    def _message(self, piece: TextDelta) -> Json:
+        """The message of an answer that is not streamed."""
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.reasoning:
+            message |= _thoughts(piece.reasoning)
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [
+                {name: value for name, value in call.items() if name != "call"} for call in self._calls(piece)
+            ]
+        return message
+
+    def _calls(self, piece: TextDelta) -> list[Json]:
+        """One object for what the piece has of each call; only the first of a call has its id and its name."""
+        calls: list[Json] = []
+        for part in piece.calls:
+            if part.kind == "call":
+                head = {"call": part.call, "id": self._call_id(piece.index, part.call), "type": "function"}
+                calls.append({**head, "function": {"name": part.text, "arguments": ""}})
+            elif calls and calls[-1]["call"] == part.call:
+                calls[-1]["function"]["arguments"] += part.text
+            else:
+                calls.append({"call": part.call, "function": {"arguments": part.text}})
+        return calls
+
+    def _call_id(self, choice: int, call: int) -> str:
+        """Nine letters and digits: Mistral's chat template takes no other ids back."""
+        named = f"{self._head.answer_id} {choice} {call}"
+        return hashlib.sha256(named.encode()).hexdigest()[:9]
+
+
+def _thoughts(text: str) -> Json:
+    """As SGLang and DeepSeek, and as vLLM names them."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _extended(choice: Json, piece: TextDelta) -> Json:

@@ -17,16 +17,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive
 
 from router.config import RouterConfig
-from router.http.request_body import decode, missing_field
+from router.http.chat_messages import MessageFields, template_message
+from router.http.request_body import decode
 from router.http.tokenizer_queue import TokenizerQueue
-from router.text.chat_template import PLAIN_CHAT, ChatOptions
+from router.http.tools_in_words import in_words
+from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, texts_of
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError
 
@@ -35,17 +37,7 @@ TokenIds = tuple[int, ...]
 
 TRUNCATED_CONTEXTS_MAX = 4  # contexts that a prompt may have which is to be truncated
 
-NO_BYTES = msgspec.Raw(b"")
 SPACES = b" \t\r\n"  # JSON's
-
-_ROLES = {
-    "system": "system",
-    "developer": "system",  # OpenAI's newer name for it
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-_NEUTRAL = (b"", b"null", b"[]", b"{}", b'""', b"false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +46,6 @@ class Truncation:
 
     tokens: int
     keeps_end: bool
-
-
-class TextPart(msgspec.Struct):
-    """One part of a content that is a list."""
-
-    type: str
-    text: str | None = None
-
-
-class MessageFields(msgspec.Struct):
-    """One message of a chat, as it comes in JSON."""
-
-    role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: msgspec.Raw = NO_BYTES
-    function_call: msgspec.Raw = NO_BYTES
-    audio: msgspec.Raw = NO_BYTES
 
 
 class Prompts:
@@ -146,8 +121,10 @@ class Prompts:
             raise RequestError("messages must be a list of at least one message", param="messages")
         if len(decoded) > context_len:  # their roles may be spelled with escapes
             raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
-        parsed = [_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
-        self._check_chars(sum(len(message["content"]) for message in parsed), context_len, "messages")
+        parsed = [template_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
+        chars = sum(len(text) for message in parsed for text in texts_of(message))
+        self._check_chars(chars, context_len, "messages")
+        parsed, options = self._with_tools(parsed, options)
         try:
             ids = self._tokenizer.encode_chat(
                 parsed, options, context_len, self._settings.allow_control_tokens
@@ -155,6 +132,21 @@ class Prompts:
         except TooLongError as error:
             raise _refused("messages", error) from None
         return self._tokenizer.compact(_cut(ids, truncation))
+
+    def _with_tools(self, messages: list[Message], options: ChatOptions) -> tuple[list[Message], ChatOptions]:
+        """As the model's chat template can show them."""
+        if not (options.tools or any("tool_calls" in message for message in messages)):
+            return messages, options
+        if self._tokenizer.shows_tools:
+            return messages, options
+        reader = self._tokenizer.answers
+        if not reader.format.given:
+            raise RequestError(
+                "this model's chat template does not show calls of tools: use a model that was trained with tools, or"
+                " start the router with --tool-call-parser hermes",
+                param="messages",
+            )
+        return in_words(messages, options.tools or (), reader), replace(options, tools=None)
 
     def _check_options(self, options: ChatOptions) -> None:
         """Raise `RequestError` for a variable that is not the client's to set."""
@@ -262,30 +254,3 @@ def _malformed_prompt() -> RequestError:
         "prompt must be a string, a list of strings, a list of token ids, or a list of such lists",
         param="prompt",
     )
-
-
-def _message(message: MessageFields, param: str) -> dict[str, str]:
-    if message.role not in _ROLES:
-        raise RequestError(f"{param}.role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
-    for name in ("tool_calls", "function_call", "audio"):
-        if bytes(getattr(message, name)) not in _NEUTRAL:
-            raise RequestError(f"{param}.{name} is not supported by this server", param=f"{param}.{name}")
-    return {"role": _ROLES[message.role], "content": _content(message.content, f"{param}.content")}
-
-
-def _content(content: str | list[TextPart] | None, param: str) -> str:
-    if content is None:
-        raise missing_field(param)
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise RequestError(f"{param} must be a string or a list of text parts", param=param)
-    return "\n".join(_text_part(part, f"{param}[{at}]") for at, part in enumerate(content))
-
-
-def _text_part(part: TextPart, param: str) -> str:
-    if part.type != "text":
-        raise RequestError(f"{param} must be a part of type text: this model reads text only", param=param)
-    if part.text is None:
-        raise missing_field(f"{param}.text")
-    return part.text

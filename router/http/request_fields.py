@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from router.http.answer_reading import AnswerReading
 from router.http.field_table import read_by_table
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
 from router.http.structured_output import StructuredFields
+from router.http.tools import NULL, ToolFields, ToolUse, tool_use
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from shared.errors import RequestError
@@ -90,6 +92,18 @@ class ChatFields(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    tools: msgspec.Raw = NULL
+    tool_choice: msgspec.Raw = NULL
+    parallel_tool_calls: bool | None = None
+    functions: msgspec.Raw = NULL
+    function_call: msgspec.Raw = NULL
+
+    def tool_use(self) -> ToolUse:
+        """The tools of the request; raises `RequestError` for what is wrong in them."""
+        asked = ToolFields(**{name: getattr(self, name) for name in ToolFields.__struct_fields__})
+        return tool_use(asked)
 
 
 FieldsT = TypeVar("FieldsT", bound=GenerationFields)
@@ -113,7 +127,7 @@ def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def text_options(fields: GenerationFields) -> TextOptions:
+def text_options(fields: GenerationFields, reading: AnswerReading | None) -> TextOptions:
     """How the tokens of the answer become its text."""
     return TextOptions(
         stops=tuple(map(StopPattern, stop_strings(fields))),
@@ -121,10 +135,11 @@ def text_options(fields: GenerationFields) -> TextOptions:
         skip_special_tokens=fields.skip_special_tokens is not False,
         continues_prompt=isinstance(fields, CompletionFields),
         token_ids=bool(fields.return_token_ids),
+        reading=reading,
     )
 
 
-def chat_options(fields: ChatFields) -> ChatOptions:
+def chat_options(fields: ChatFields, use: ToolUse) -> ChatOptions:
     """How the messages are rendered; raises `RequestError` for options that exclude each other."""
     if fields.continue_final_message and fields.add_generation_prompt:
         raise RequestError(
@@ -140,6 +155,7 @@ def chat_options(fields: ChatFields) -> ChatOptions:
         continue_final_message=bool(fields.continue_final_message),
         variables=variables,
         documents=fields.documents or None,
+        tools=use.tools or None,
     )
 
 

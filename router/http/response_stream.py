@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
+from router.text.answer_parser import AnswerDelta, AnswerParser
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 from shared.sampled import Logprobs, TokenLogprobs
@@ -41,10 +42,12 @@ class TextDelta:
 
     index: int
     text: str
-    finish_reason: Literal["length", "stop"] | None = None
+    finish_reason: Literal["length", "stop", "tool_calls"] | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that was found
     token_ids: tuple[int, ...] = ()  # that came with it, if they were asked for
     entries: tuple[TokenEntry, ...] = ()  # of these tokens, if logprobs were asked for
+    reasoning: str = ""  # thoughts, where they are told apart
+    calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
 
 
 class ResponseStream:
@@ -121,8 +124,10 @@ class ResponseStream:
 
 
 def _piece_bytes(piece: TextDelta) -> int:
-    size = PIECE_BYTES + 4 * len(piece.text) + 8 * len(piece.token_ids)  # a character has at most four bytes
-    return size + sum(ENTRY_BYTES * (1 + len(entry.logprobs.top)) for entry in piece.entries)
+    # A character has at most four bytes.
+    size = PIECE_BYTES + 4 * (len(piece.text) + len(piece.reasoning)) + 8 * len(piece.token_ids)
+    size += sum(ENTRY_BYTES * (1 + len(entry.logprobs.top)) for entry in piece.entries)
+    return size + sum(PIECE_BYTES + 4 * len(call.text) for call in piece.calls)
 
 
 def joined(pieces: list[TextDelta]) -> TextDelta:
@@ -135,6 +140,8 @@ def joined(pieces: list[TextDelta]) -> TextDelta:
         last.stop_reason,
         tuple(token_id for piece in pieces for token_id in piece.token_ids),
         tuple(entry for piece in pieces for entry in piece.entries),
+        "".join(piece.reasoning for piece in pieces),
+        tuple(call for piece in pieces for call in piece.calls),
     )
 
 
@@ -151,6 +158,8 @@ class Choice:
         *,
         stop_token_ids: Collection[int] = (),
         with_token_ids: bool = False,
+        parser: AnswerParser | None = None,
+        shows_thoughts: bool = True,
     ):
         self._index = index
         self._answer = answer
@@ -162,6 +171,8 @@ class Choice:
         self._with_token_ids = with_token_ids
         self._last: int | None = None
         self._chars = 0  # of the text so far, counted where logprobs are asked for
+        self._parser = parser
+        self._shows_thoughts = shows_thoughts
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens of this choice; ignored after a stop string."""
@@ -170,10 +181,11 @@ class Choice:
         self._last = token_ids[-1]
         entries: list[TokenEntry] = []
         new = self._told(token_ids, logprobs, entries) if logprobs else self._detokenizer.push(token_ids)
-        text, self._stopped = self._stop_strings.push(new)
-        if text or entries or self._with_token_ids:
-            shown = token_ids if self._with_token_ids else ()
-            self._answer.put(TextDelta(self._index, text, token_ids=shown, entries=tuple(entries)))
+        delta = self._text(new) if self._parser is None else self._parsed(self._parser.push(new))
+        delta.token_ids = token_ids if self._with_token_ids else ()
+        delta.entries = tuple(entries)
+        if delta.text or entries or self._with_token_ids or delta.reasoning or delta.calls:
+            self._answer.put(delta)
         if self._stopped:
             self._stop()
 
@@ -191,9 +203,12 @@ class Choice:
         if isinstance(outcome, RequestFailed):
             self._answer.fail(outcome)
         elif not isinstance(outcome, RequestAborted):
-            rest = "" if self._stopped else self._rest()
-            reason = "stop" if self._stopped else outcome.reason
-            self._answer.put(TextDelta(self._index, rest, reason, self._stop_reason()))
+            last = TextDelta(self._index, "") if self._stopped else self._rest()
+            last.finish_reason = "stop" if self._stopped else outcome.reason
+            if last.finish_reason == "stop" and self._parser and self._parser.calls:
+                last.finish_reason = "tool_calls"
+            last.stop_reason = self._stop_reason()
+            self._answer.put(last)
             self._answer.end(self._index, outcome.usage)
 
     def _stop_reason(self) -> str | int | None:
@@ -201,6 +216,33 @@ class Choice:
             return self._stop_strings.found
         return self._last if self._last in self._stop_token_ids else None
 
-    def _rest(self) -> str:
-        text, self._stopped = self._stop_strings.push(self._detokenizer.finish())
-        return text if self._stopped else text + self._stop_strings.finish()
+    def _text(self, text: str) -> TextDelta:
+        """What passes of a text without marks."""
+        text, self._stopped = self._stop_strings.push(text)
+        return TextDelta(self._index, text)
+
+    def _parsed(self, parts: list[AnswerDelta]) -> TextDelta:
+        """The same of the parts of a text; stop strings are looked for in its content."""
+        delta, calls = TextDelta(self._index, ""), []
+        for part in parts:
+            if part.kind == "content":
+                text, self._stopped = self._stop_strings.push(part.text)
+                delta.text += text
+                if self._stopped:
+                    break
+            elif part.kind != "reasoning":
+                calls.append(part)
+            elif self._shows_thoughts:
+                delta.reasoning += part.text
+        delta.calls = tuple(calls)
+        return delta
+
+    def _rest(self) -> TextDelta:
+        text = self._detokenizer.finish()
+        if self._parser is None:
+            delta = self._text(text)
+        else:
+            delta = self._parsed(self._parser.push(text) + self._parser.finish())
+        if not self._stopped:
+            delta.text += self._stop_strings.finish()
+        return delta

@@ -13,6 +13,7 @@ import structlog
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Backend
+from router.http.answer_reading import AnswerReading
 from router.http.logprob_objects import TokenBytes
 from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
@@ -35,6 +36,7 @@ class TextOptions:
     skip_special_tokens: bool = True
     continues_prompt: bool = False  # the text goes on where the prompt ends, as completions do
     token_ids: bool = False  # pieces say of which tokens they are
+    reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 
 
 class OpenAIServing:
@@ -118,6 +120,9 @@ class OpenAIServing:
     ) -> Choice:
         tokenizer, ends = self.tokenizer, request.params.stop_token_ids
         skip = tokenizer.special_token_ids if options.skip_special_tokens else frozenset()
+        reading = options.reading
+        if reading is not None:
+            skip -= tokenizer.marks(reading.reader.format.special_tokens)
         skip = skip - set(ends) if options.include_stop else skip | set(ends)
         decoder = tokenizer if skip >= tokenizer.special_token_ids else tokenizer.spelling_specials
         detokenizer = Detokenizer(decoder, skip, request.token_ids if options.continues_prompt else ())
@@ -129,6 +134,8 @@ class OpenAIServing:
             lambda: self._shell.stop(request.rid),
             stop_token_ids=ends,
             with_token_ids=options.token_ids,
+            parser=reading.parser(tokenizer, request.token_ids) if reading else None,
+            shows_thoughts=reading is None or reading.shows_thoughts,
         )
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
-from router.http.prompts import NO_BYTES, check_token_ids
+from router.http.prompts import check_token_ids
 from router.http.replies import DisconnectedError, send_json, send_request_error
 from router.http.request_body import decode
 from router.http.serving import OpenAIServing
+from router.http.tools import ToolFields, tool_use
 from router.text.chat_template import ChatOptions
 from shared.errors import RequestError
 
@@ -29,6 +31,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: msgspec.Raw = NO_BYTES
     return_token_strs: bool = False
 
     def chat_options(self) -> ChatOptions:
@@ -37,6 +40,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.chat_template_kwargs,
+            tools=tool_use(ToolFields(tools=self.tools)).tools or None,
         )
 
 

@@ -9,7 +9,6 @@ A model of which nothing is known writes text alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -29,17 +28,10 @@ PREFIX_TOKENS = 64  # at the end of a prompt: what the template begins an answer
 _SAME = {"qwen3": "deepseek_r1"}  # they are written alike
 _TOOL_FORMATS = [name for name in get_args(ToolCallParser) if name not in ("auto", "none")]
 _CONTENT = {"content": "text", "content_args": {"strip": False}}
-_BEGINNINGS = [  # of an assistant's message, behind which its template may have written more
-    "<|im_start|>assistant\n",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "<|turn>model\n",
-    "<start_of_turn>model\n",
-    "<|Assistant|>",
-    "<\uff5cAssistant\uff5c>",
-    "<|assistant|>\n",
-    "<|assistant|>",
-    "[/INST]",
-]
+# Where an assistant's message begins in a prompt, behind which its template may have begun the answer.
+_ANCHOR = (
+    r"(?i:assistant|model)(?:<\|end_header_id\|>|<\|end_of_role\|>|\|>|\uff5c>|>)?\s{0,2}|\[/INST\]\s{0,1}"
+)
 
 
 class FormatData(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +56,7 @@ class AnswerFormat:
     fields: Mapping[str, dict[str, Any]] = field(
         default_factory=dict
     )  # of a response template, but `content`
-    anchor: Mapping[str, Any] = field(default_factory=lambda: {"start_anchor": _BEGINNINGS})
+    anchor: Mapping[str, Any] = field(default_factory=lambda: {"start_anchor_pattern": _ANCHOR})
     body: Body = "value"
     body_end: str = ""
     close: str = ""
@@ -170,6 +162,3 @@ def _own_format(spec: Any) -> AnswerFormat:
         anchor=anchor,
         special_tokens=None,
     )
-
-
-logging.getLogger("transformers.utils.chat_parsing.response_templates").setLevel(logging.WARNING)

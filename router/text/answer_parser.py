@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
-from router.text.answer_formats import AnswerFormat
+from router.text.answer_formats import AnswerFormat, joined
 from router.text.call_scanner import CallPart, CallScanner
 
 DeltaKind = Literal["content", "reasoning", "call", "arguments"]
@@ -39,14 +40,35 @@ class AnswerFormatReader:
 
     def __init__(self, answer_format: AnswerFormat):
         self.format = answer_format
-        self._templates = {calls: answer_format.template(calls=calls) for calls in (False, True)}
+        both = (False, True)
+        self._templates = {
+            (calls, thoughts): answer_format.template(calls=calls, thoughts=thoughts)
+            for calls in both
+            for thoughts in both
+        }
 
-    def parser(self, *, calls: bool, prefix: str, tools: Sequence[Any] = ()) -> AnswerParser | None:
+    @cached_property
+    def forced(self) -> AnswerFormatReader:
+        """Of an answer whose calls a grammar forces: as this one, if that writes them as JSON, else as Hermes."""
+        own = self.format
+        begins_text = own.call is not None and own.call[0].startswith("{")
+        if own.call is not None and not (begins_text and own.thinks):
+            return self
+        hermes = joined("hermes", "none")
+        thoughts = {name: given for name, given in own.fields.items() if name != "tool_calls"}
+        fields = {**thoughts, "tool_calls": hermes.fields["tool_calls"]}
+        return AnswerFormatReader(
+            replace(own, fields=fields, body=hermes.body, body_end="", close=hermes.close, call=hermes.call)
+        )
+
+    def parser(
+        self, *, calls: bool, prefix: str, tools: Sequence[Any] = (), thoughts: bool = True
+    ) -> AnswerParser | None:
         """Reads one answer; None where it is text alone.
 
         `prefix` is the end of the prompt, which may have begun the answer; `tools` as they came in the request.
         """
-        template = self._templates[calls]
+        template = self._templates[calls, thoughts]
         if template is None:
             return None
         if not template.start_anchor_re.search(prefix):

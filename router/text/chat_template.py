@@ -13,12 +13,13 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from router.text.time_limit import TimeLimit, TimeLimitError
 from shared.errors import RequestError
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role and content, and what else templates read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +30,26 @@ class ChatOptions:
     continue_final_message: bool = False  # the last message has no end: the answer continues it
     variables: Mapping[str, Any] = field(default_factory=dict)
     documents: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
 
     def texts(self) -> Iterator[str]:
         """Every text in it that a client sent, however deep."""
-        return texts_of([self.variables, self.documents])
+        return texts_of([self.variables, self.documents, self.tools])
 
 
 PLAIN_CHAT = ChatOptions()
+_SAMPLE_CHAT = [{"role": "user", "content": "word"}]
+_SAMPLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "sample",
+        "description": "A sample.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "A word."}},
+        },
+    },
+}
 
 
 def texts_of(value: Any) -> Iterator[str]:
@@ -80,6 +94,17 @@ class ChatTemplate:
         """Names that a client's variables may not have: they are this server's, or the tokenizer's."""
         return self._reserved
 
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether what it writes depends on the tools that it is given."""
+        try:
+            plain, shown = (
+                self.render(_SAMPLE_CHAT, ChatOptions(tools=tools)) for tools in (None, [_SAMPLE_TOOL])
+            )
+        except RequestError:
+            return False
+        return plain != shown
+
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text of a chat; raises `RequestError` if the template refuses it or does not end.
 
@@ -107,6 +132,7 @@ class ChatTemplate:
                 add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
                 continue_final_message=options.continue_final_message,
                 documents=options.documents,
+                tools=list(options.tools) if options.tools else None,
                 **(dict(options.variables) | self._variables),
             )
         )

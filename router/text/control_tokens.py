@@ -21,14 +21,14 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from router.text.chat_template import ChatOptions, ChatTemplate, Message, replace_all
+from router.text.chat_template import ChatOptions, ChatTemplate, Message, replace_all, texts_of
 from shared.errors import RequestError
 
 Encode = Callable[[Any, str], list[int]]  # with a tokenizer, a text without special tokens around it
@@ -66,7 +66,7 @@ class ControlTokens:
 
     def typed_in(self, messages: Sequence[Message], options: ChatOptions) -> bool:
         """Whether what a client sent holds a special token, or may be a part of one with what stands beside it."""
-        texts = chain((message["content"] for message in messages), options.texts())
+        texts = chain(chain.from_iterable(map(_client_texts, messages)), options.texts())
         return any(self._typed_in(text) for text in texts)
 
     def encode(self, messages: Sequence[Message], options: ChatOptions, encode: Encode) -> list[int]:
@@ -77,8 +77,9 @@ class ControlTokens:
         if second and replace_all(apart, second.first) == text:
             ids, control = second.encode(apart, encode), second.count(apart)
         else:
-            harmless = [{**message, "content": "x"} for message in messages]
-            plain = self._template.render(harmless, self._harmless(options))
+            plain = self._template.render(
+                list(map(self._harmless_message, messages)), self._harmless(options)
+            )
             ids, control = encode(self._backend, text), self._count(encode(self._backend, plain))
         if self._count(ids) != control:
             raise RequestError(
@@ -90,15 +91,19 @@ class ControlTokens:
 
     def _harmless(self, options: ChatOptions) -> ChatOptions:
         """The same without a special token in what the client sent."""
+        given = {name: self._cleaned(getattr(options, name)) for name in ("variables", "documents", "tools")}
+        return replace(options, **given)
 
-        def cleaned(value: Any) -> Any:
-            if isinstance(value, str):
-                return "x" if self._typed_in(value) else value
-            if isinstance(value, Mapping):
-                return {key: cleaned(inner) for key, inner in value.items()}
-            return [cleaned(inner) for inner in value] if isinstance(value, list) else value
+    def _harmless_message(self, message: Message) -> Message:
+        return {name: value if name == "role" else self._cleaned(value) for name, value in message.items()}
 
-        return replace(options, variables=cleaned(options.variables), documents=cleaned(options.documents))
+    def _cleaned(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return "x" if self._typed_in(value) else value
+        if isinstance(value, Mapping):
+            keys = {key: "x" if self._pattern.search(key) else key for key in value}
+            return {keys[key]: self._cleaned(inner) for key, inner in value.items()}
+        return [self._cleaned(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def _typed_in(self, text: str) -> bool:
         normalizer = self._backend.normalizer
@@ -160,6 +165,11 @@ class SecondNames:
         return bool(rendered) and all(
             _encode(backend, first) == self.encode(second, _encode) for first, second in rendered
         )
+
+
+def _client_texts(message: Message) -> Iterator[str]:
+    """What the client wrote in a message: all but its role and the names of its fields."""
+    return texts_of([value for name, value in message.items() if name != "role"])
 
 
 def _accepted(template: ChatTemplate, chat: Sequence[Message]) -> str | None:

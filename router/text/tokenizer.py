@@ -1,8 +1,8 @@
 """From text to token ids: the model's tokenizer and its chat template.
 
-The only file of the router that imports transformers. It knows the model folder (tokenizer, chat template, config.json)
-and neither HTTP nor requests. Chats are rendered by `chat_template`, and `control_tokens` keeps what users typed from
-becoming one. Going back from ids to text step by step is `router.text.detokenizer`.
+Only this file and the readers of answers (`answer_formats`, `answer_parser`) import transformers. It knows the model
+folder (tokenizer, chat template, config.json) and neither HTTP nor requests. Chats are rendered by `chat_template`, and
+`control_tokens` keeps what users typed from becoming one. `router.text.detokenizer` goes back from ids to text.
 
 Encoding is bounded: a long text is encoded in slices that `seams` finds, and no further than a number of tokens.
 
@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from router.text.answer_formats import ReasoningParser, ToolCallParser, choose_format
+from router.text.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_config, read_eos_token_ids, token_ids
@@ -49,7 +51,13 @@ class TooLongError(Exception):
 class Tokenizer:
     """The tokenizer of one model folder. All methods may be called from any thread."""
 
-    def __init__(self, folder: Path, template_seconds_max: float):
+    def __init__(
+        self,
+        folder: Path,
+        template_seconds_max: float,
+        tool_call_parser: ToolCallParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
+    ):
         """Load `folder`; raises `ModelError` naming what is missing or broken."""
         config = read_config(folder)
         tokenizer = _load(folder)
@@ -60,6 +68,7 @@ class Tokenizer:
             **tokenizer.special_tokens_map,
             "chat_template": tokenizer.chat_template,
         }
+        self.answers = AnswerFormatReader(choose_format(tool_call_parser, reasoning_parser, tokenizer))
         self._control = ControlTokens(self._backend, self._template)
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
@@ -88,6 +97,18 @@ class Tokenizer:
     def as_json(self) -> str:
         """What `tokenizers` reads and writes: some megabytes."""
         return str(self._backend.to_str())
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows a model its tools."""
+        return self._template.exists and self._template.shows_tools
+
+    def marks(self, special_tokens: frozenset[str] | None) -> frozenset[int]:
+        """The ids of special tokens that a text needs; None: of all but those that end it."""
+        if special_tokens is None:
+            return self.special_token_ids - self.eos_token_ids
+        found = (self._backend.token_to_id(token) for token in special_tokens)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def reserved_variables(self) -> frozenset[str]:

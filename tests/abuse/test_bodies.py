@@ -134,6 +134,9 @@ CASES = {
         json.dumps({f"{MARKER}{k}": 1 for k in range(100_000)} | json.loads(PLAIN)), EITHER
     ),
     "a key of a megabyte": number(MARKER * 70_000, "1", EITHER),
+    "129 tools": message(
+        MARKER, tools=[{"type": "function", "function": {"name": f"{MARKER}{k}"}} for k in range(129)]
+    ),
     "65 prompts": prompt(json.dumps(["a"] * 65)),
     "100,000 prompts": prompt(json.dumps(["a"] * 100_000)),
     "a million token ids": prompt(json.dumps([5] * 1_000_000)),

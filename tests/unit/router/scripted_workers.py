@@ -249,7 +249,10 @@ class RunningRouter:
         self.workers = ScriptedWorkers(limits=limits, features=features)
         self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
         self._folder = folder
-        self._tokenizer = Tokenizer(folder, self._settings.template_seconds_max)
+        given = self._settings
+        self._tokenizer = Tokenizer(
+            folder, given.template_seconds_max, given.tool_call_parser, given.reasoning_parser
+        )
         self._linked = linked
         self.health = Health(60)
         self._listener = listen("127.0.0.1", 0)

@@ -38,7 +38,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     kept = endpoint._requests("r", "somebody", body, 256)
     body.clear()  # raises BufferError while anything refers to its bytes
     assert kept[0].stop == ["x"]
-    assert kept[1][0].token_ids
+    assert kept[2][0].token_ids
     prompts.close()
 
 

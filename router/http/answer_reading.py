@@ -1,0 +1,72 @@
+"""How the answers of one chat request are read: with which tools, in which format.
+
+What a request asks for becomes a parser for each of its choices. A model whose chat template does not show tools is
+told of them by `tools_in_words`, if a setting says how it shall write calls; else tools are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.http.tool_grammars import answer_grammar
+from router.http.tools import ToolUse
+from router.text.answer_formats import PREFIX_TOKENS
+from router.text.answer_parser import AnswerFormatReader, AnswerParser
+from router.text.tokenizer import Tokenizer
+from shared.errors import RequestError
+from shared.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerReading:
+    """How one request's answers are read."""
+
+    reader: AnswerFormatReader
+    use: ToolUse
+    thoughts: bool = True  # are set apart from the content
+    shows_thoughts: bool = True
+
+    def parser(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> AnswerParser | None:
+        """Reads one answer to a prompt; None where it is text alone."""
+        return self.reader.parser(
+            calls=bool(self.use.tools),
+            prefix=tokenizer.decode_all(prompt[-PREFIX_TOKENS:]),
+            tools=self.use.tools,
+            thoughts=self.thoughts,
+        )
+
+    def grammar(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], structured: Grammar | None
+    ) -> Grammar | None:
+        """What an answer must look like; raises `RequestError` for schemas that cannot be kept to."""
+        if structured is None and not self.use.tools:
+            return None
+        parser = self.parser(tokenizer, prompt)
+        begun = parser is not None and parser.begins_in_thoughts
+        return answer_grammar(self.use, self.reader.format, begun, structured)
+
+
+def answer_reading(
+    tokenizer: Tokenizer, use: ToolUse, *, thoughts: bool, shows_thoughts: bool
+) -> AnswerReading | None:
+    """How a request's answers are read; None if they are text alone.
+
+    Raises `RequestError` if there are tools, and the model cannot call any.
+    """
+    reader = tokenizer.answers
+    if use.tools and not reader.format.calls:
+        raise RequestError(
+            "it is not known how this model writes calls of tools: start the router with --tool-call-parser",
+            param="tools",
+        )
+    if use.tools and not (tokenizer.shows_tools or reader.format.given):
+        raise RequestError(
+            "this model's chat template writes the same with and without tools, so the model would not see them: use"
+            " a model that was trained with tools, or start the router with --tool-call-parser hermes",
+            param="tools",
+        )
+    if not use.tools and not (thoughts and reader.format.thinks):
+        return None
+    reader = reader.forced if use.forced else reader
+    return AnswerReading(reader=reader, use=use, thoughts=thoughts, shows_thoughts=shows_thoughts)

@@ -1,0 +1,181 @@
+"""The grammars of forced and strict calls, against the library that keeps to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from router.http.structured_output import json_grammar
+from router.http.tool_grammars import answer_grammar
+from router.http.tools import NO_TOOLS, ToolUse
+from router.text.answer_formats import AnswerFormat, joined
+from router.text.answer_parser import AnswerFormatReader
+from shared.errors import RequestError
+from shared.grammar import Grammar
+from shared.guidance import compiled
+from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    function = {"name": name, "description": "", "parameters": parameters}
+    return {"type": "function", "function": function | ({"strict": True} if strict else {})}
+
+
+WEATHER = tool("weather", city={"type": "string"})
+COUNT = tool("count", to={"type": "integer"})
+STRICT = tool("count", strict=True, to={"type": "integer"})
+PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+THREE = '<tool_call>\n{"name": "count", "arguments": {"to": 3}}\n</tool_call>'
+WRONG = THREE.replace("3", '"three"')
+
+REQUIRED = ToolUse(tools=[WEATHER, COUNT], forced=("weather", "count"))
+ONE = ToolUse(tools=[WEATHER, COUNT], parallel=False, forced=("weather", "count"))
+NAMED = ToolUse(tools=[WEATHER, COUNT], parallel=False, forced=("weather",))
+AUTO = ToolUse(tools=[WEATHER, COUNT])
+AUTO_STRICT = ToolUse(tools=[WEATHER, STRICT])
+
+HERMES = joined("hermes", "none")
+THINKER = joined("hermes", "deepseek_r1")
+LLAMA = joined("llama3_json", "none")
+MISTRAL = AnswerFormatReader(joined("mistral", "none")).forced.format
+BOOLEAN = json_grammar({"type": "boolean"}, "response_format")
+
+CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], list[str]]] = {
+    "required": (
+        REQUIRED,
+        HERMES,
+        False,
+        None,
+        [PARIS, THREE, f"{PARIS}\n{THREE}"],
+        ["Well", WRONG, f"<think></think>{PARIS}", f"{PARIS} "],
+    ),
+    "one at most": (ONE, HERMES, False, None, [PARIS, THREE], [f"{PARIS}\n{THREE}"]),
+    "named": (NAMED, HERMES, False, None, [PARIS], [THREE]),
+    "behind thoughts that may come": (
+        REQUIRED,
+        THINKER,
+        False,
+        None,
+        [PARIS, f"<think>\nI {{look}}.\n</think>\n\n{PARIS}"],
+        ["<think>so</think>Well"],
+    ),
+    "behind thoughts that have begun": (
+        NAMED,
+        THINKER,
+        True,
+        None,
+        [f"so\n</think>\n\n{PARIS}", f"</think>{PARIS}"],
+        ["so</think>Well"],
+    ),
+    "of Llama": (
+        NAMED,
+        LLAMA,
+        False,
+        None,
+        ['{"name": "weather", "parameters": {"city": "Paris"}}'],
+        [PARIS, '{"name": "count"'],
+    ),
+    "of a model that writes no JSON": (NAMED, MISTRAL, False, None, [PARIS], ["[TOOL_CALLS]"]),
+    "strict": (
+        AUTO_STRICT,
+        HERMES,
+        False,
+        None,
+        ["Well, 1 < 2", f"I count: {THREE}", PARIS, PARIS.replace('"city"', '"town"')],
+        [WRONG, f"Well: {WRONG}"],
+    ),
+    "strict, of Llama": (
+        AUTO_STRICT,
+        LLAMA,
+        False,
+        None,
+        ["Well, {", '{"name": "count", "parameters": {"to": 3}}'],
+        ['{"name": "count", "parameters": {"to": "three"}}'],
+    ),
+    "a schema or calls": (AUTO_STRICT, HERMES, False, BOOLEAN, ["true", THREE], ["Well", WRONG]),
+    "a schema behind thoughts": (NO_TOOLS, THINKER, True, BOOLEAN, ["so</think>\n\ntrue"], ["so</think>7"]),
+    "an expression behind thoughts": (
+        NO_TOOLS,
+        THINKER,
+        False,
+        Grammar("regex", "a/b"),
+        ["a/b", "<think>so</think>a/b"],
+        ["b"],
+    ),
+    "a grammar behind thoughts": (
+        NO_TOOLS,
+        THINKER,
+        True,
+        Grammar("lark", 'start: word\nword: "yes" | "no"'),
+        ["so</think>yes"],
+        ["so</think>maybe"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("use", "form", "begun", "structured", "kept", "broken"), CASES.values(), ids=CASES)
+def test_a_grammar_keeps_answers_as_their_tools_want_them(
+    use: ToolUse,
+    form: AnswerFormat,
+    begun: bool,
+    structured: Grammar | None,
+    kept: list[str],
+    broken: list[str],
+    tokenizer_json: Path,
+) -> None:
+    grammar = answer_grammar(use, form, begun, structured)
+    assert grammar is not None
+    for text in kept:
+        assert accepts(tokenizer_json, grammar, text), text
+    for text in broken:
+        assert not accepts(tokenizer_json, grammar, text), text
+
+
+def accepts(tokenizer_json: Path, grammar: Grammar, text: str) -> bool:
+    """Whether an answer may be this text and end there."""
+    backend = Tokenizer.from_file(str(tokenizer_json))
+    tokenizer = LLTokenizer(backend.to_str(), n_vocab=VOCAB_SIZE, eos_token=EOS)
+    matcher = compiled(grammar, tokenizer)
+    assert not matcher.is_error(), matcher.get_error()
+    return (
+        all(_consumed(matcher, token_id) for token_id in backend.encode(text).ids) and matcher.is_accepting()
+    )
+
+
+def _consumed(matcher: LLMatcher, token_id: int) -> bool:
+    return matcher.validate_tokens([token_id]) == 1 and matcher.consume_token(token_id)
+
+
+def test_tools_that_may_be_called_leave_an_answer_free() -> None:
+    assert answer_grammar(AUTO, HERMES, False, None) is None
+    assert answer_grammar(NO_TOOLS, HERMES, False, BOOLEAN) == BOOLEAN
+
+
+def test_what_cannot_be_kept_to_is_refused() -> None:
+    with pytest.raises(RequestError, match="strict tools cannot be kept to"):
+        answer_grammar(AUTO_STRICT, joined("qwen3_xml", "none"), False, None)
+    unknown = tool("f", strict=True, a={"type": "string", "contentEncoding": "base64", "$dynamicRef": "#x"})
+    with pytest.raises(RequestError, match="tools cannot be kept to"):
+        answer_grammar(ToolUse(tools=[unknown], forced=("f",)), HERMES, False, None)
+
+
+def test_many_values_in_a_tools_schema_are_counted() -> None:
+    large = tool("f", a={"enum": [f"v{at}" for at in range(60_000)]})
+    with pytest.raises(RequestError) as refused:
+        answer_grammar(ToolUse(tools=[large], forced=("f",)), HERMES, False, None)
+    assert refused.value.code == "grammar_too_complex"
