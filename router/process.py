@@ -35,6 +35,7 @@ from router.http.client_connections import ClientConnections
 from router.http.key_ring import KeyRing
 from router.http.keyed_clients import KeyedClients
 from router.http.prompts import Prompts
+from router.http.resuming import Resuming
 from router.http.server import Server, listen
 from router.http.serving import OpenAIServing
 from router.shell import RouterShell
@@ -135,11 +136,12 @@ async def _serve(
     breakage = Breakage()
     shell = RouterShell(core, links, health.become_ready if listed else lambda: None, breakage.happened)
     prompts = Prompts(tokenizer, config)
-    serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults)
+    resuming = Resuming(keys.own.secret)
+    serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults, resuming)
     discovery = discover(links, health)
     clients = ClientConnections(config)
     keyed = KeyedClients(ring, config, shell, discovery.routers_ready) if ring else None
-    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, keyed)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, resuming, keyed)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
     pages = RouterPages(admin.answer, figures.publish, shell, peers, config.prompts_max)
@@ -211,8 +213,10 @@ class MetricsPublisher:
         discovery: Discovery,
         health: Health,
         clients: ClientConnections,
+        resuming: Resuming,
         keyed: KeyedClients | None = None,
     ):
+        self._resuming = resuming
         self._metrics = metrics
         self._core = core
         self._links = links
@@ -235,6 +239,7 @@ class MetricsPublisher:
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)
+        self._metrics.publish(self._resuming.counters)
         if self._keyed is not None:
             self._metrics.publish(self._keyed.counters)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))

@@ -20,6 +20,7 @@ from router.config import RouterConfig
 from router.http.openai_objects import AnswerObjects, usage_json
 from router.http.replies import failure_body, send_failure, send_json, send_start
 from router.http.response_stream import ResponseStream, TextDelta, joined
+from router.http.resuming import StreamMarks
 
 log = structlog.get_logger(__name__)
 
@@ -28,9 +29,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerWriter:
-    """Writes one answer of `objects`. `usage_chunk`: a stream ends with a chunk of usage."""
+    """Writes one answer of `objects`. `usage_chunk`: a stream ends with a chunk of usage. `marks`: events have ids."""
 
-    def __init__(self, settings: RouterConfig, rid: str, objects: AnswerObjects, *, usage_chunk: bool):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        rid: str,
+        objects: AnswerObjects,
+        *,
+        usage_chunk: bool,
+        marks: StreamMarks | None = None,
+    ):
+        self._marks = marks
         self._settings = settings
         self._rid = rid
         self._objects = objects
@@ -70,13 +80,29 @@ class AnswerWriter:
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            await send(_body(_events(pieces, self._objects, opened) if pieces else COMMENT))
+            await send(_body(self._events(pieces, opened) or COMMENT))
             answer.written(pieces)
             pieces = await answer.take(silence)
         if not answer.abandoned:
             if failure := answer.failure:
                 log.warning("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
             await send(_body(_last_events(answer, self._objects, self._usage_chunk), more=False))
+
+    def _events(self, pieces: list[TextDelta], opened: set[int]) -> bytes:
+        """Server-sent events of some pieces, of what the client does not have; a choice is opened before its first."""
+        events, marks = [], self._marks
+        for piece in pieces:
+            if piece.index not in opened:
+                opened.add(piece.index)
+                if (opening := self._objects.opening(piece.index)) and not (
+                    marks and marks.has_opening(piece.index)
+                ):
+                    events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
+            unread = marks.unread(piece) if marks else piece
+            if unread is not None:
+                mark = marks.written(unread) if marks else b""
+                events.append(mark + _event(self._objects.chunk(unread)))
+        return b"".join(events)
 
 
 def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
@@ -114,18 +140,6 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 def _event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def _events(pieces: list[TextDelta], objects: AnswerObjects, opened: set[int]) -> bytes:
-    """Server-sent events of some pieces; a choice is opened before its first."""
-    events = []
-    for piece in pieces:
-        if piece.index not in opened:
-            opened.add(piece.index)
-            if opening := objects.opening(piece.index):
-                events.append(_event(opening))
-        events.append(_event(objects.chunk(piece)))
-    return b"".join(events)
 
 
 def _last_events(answer: ResponseStream, objects: AnswerObjects, with_usage: bool) -> bytes:

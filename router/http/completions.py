@@ -6,6 +6,7 @@ choice for each prompt, and each choice is one request to the core. What is writ
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 
@@ -38,7 +39,9 @@ from router.http.request_fields import (
     text_options,
     truncation,
 )
+from router.http.resuming import AskedStream
 from router.http.serving import OpenAIServing
+from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
 from router.http.tools import NO_TOOLS, ToolUse
 from shared.errors import RequestError
@@ -56,11 +59,12 @@ class CompletionEndpoint:
         """Answer one request, whatever it holds."""
         try:
             rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
+            asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
             async with self._serving.bodies.read(scope, receive) as body:
                 fields, reading, requests = await self._serving.prompts.run(
-                    tenant, receive, lambda: self._requests(rid, tenant, body, context_len)
+                    tenant, receive, lambda: self._requests(rid, tenant, body, context_len, asked)
                 )
-            await self._answer(scope, receive, send, fields, reading, requests)
+            await self._answer(scope, receive, send, fields, reading, requests, asked)
         except RequestError as error:
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
@@ -78,10 +82,11 @@ class CompletionEndpoint:
         return fields
 
     def _requests(
-        self, rid: str, tenant: str, body: bytearray, context_len: int
+        self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
     ) -> tuple[GenerationFields, AnswerReading | None, list[ClientRequest]]:
         """What a body asks for, with the requests to the core for each prompt. On a thread, with all bounds checked."""
         fields = self._fields(body)
+        fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
         grammar = asked_grammar(fields)
         use = fields.tool_use() if isinstance(fields, ChatFields) else NO_TOOLS
         reading = self._reading(fields, use)
@@ -144,16 +149,23 @@ class CompletionEndpoint:
         fields: GenerationFields,
         reading: AnswerReading | None,
         requests: list[ClientRequest],
+        asked: AskedStream,
     ) -> None:
-        rid, with_usage = scope["segue.rid"], include_usage(fields)
-        writer = AnswerWriter(self._settings, rid, self._objects(rid, fields), usage_chunk=with_usage)
-        async with self._serving.submitted(rid, requests, text_options(fields, reading)) as answer:
+        rid, with_usage, options = scope["segue.rid"], include_usage(fields), text_options(fields, reading)
+        now = asyncio.get_running_loop().time()
+        text_only = options.text_only and asked_logprobs(fields) < 0
+        marks = asked.begin(tenant_of(scope), len(requests), text_only=text_only, now=now)
+        objects = self._objects(asked.plan.ticket or rid, fields)
+        writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage, marks=marks)
+        async with self._serving.submitted(rid, requests, options) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 
-    def _objects(self, rid: str, fields: GenerationFields) -> AnswerObjects:
+    def _objects(self, began: str | StreamTicket, fields: GenerationFields) -> AnswerObjects:
+        """Of an answer that has this rid, or that a ticket tells of."""
+        rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
         head = ObjectHead(
             answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
-            created=int(time.time()),
+            created=created,
             model=fields.model,
             system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),

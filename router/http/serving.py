@@ -18,6 +18,7 @@ from router.http.logprob_objects import TokenBytes
 from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
 from router.http.response_stream import Choice, ResponseStream
+from router.http.resuming import Resuming
 from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopPattern, StopStrings
@@ -38,6 +39,11 @@ class TextOptions:
     token_ids: bool = False  # pieces say of which tokens they are
     reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 
+    @property
+    def text_only(self) -> bool:
+        """Whether pieces hold nothing but text, logprobs aside."""
+        return not self.token_ids and self.reading is None
+
 
 class OpenAIServing:
     """What the endpoints share: the parts of the router, and the answers being written."""
@@ -49,8 +55,10 @@ class OpenAIServing:
         prompts: Prompts,
         settings: RouterConfig,
         sampling_defaults: Mapping[str, float],
+        resuming: Resuming,
     ):
         """`sampling_defaults`: the fields of `SamplingParams` that a request may leave out."""
+        self.resuming = resuming
         self.sampling_defaults = sampling_defaults
         self.settings = settings
         self.tokenizer = tokenizer

@@ -18,6 +18,7 @@ from router.core.dispatch import RouterCore
 from router.discovery import slice_api
 from router.discovery.known_pods import Listed
 from router.http.client_connections import ClientConnections
+from router.http.resuming import Resuming
 from router.process import MetricsPublisher
 from shared.links.sockets import RouterLinks
 from shared.messages import Hello
@@ -342,6 +343,7 @@ def test_a_router_whose_discovery_has_ended_is_not_ready(server: SliceServer) ->
             discovery,
             running.health,
             ClientConnections(settings),
+            Resuming(b"secret"),
         )
         until(lambda: discovery.fault() == "discovery has ended", 10, "the end of discovery")
         assert running.health.ready

@@ -21,6 +21,7 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.http.client_connections import ClientCounters
 from router.http.key_counters import KeyCounters
+from router.http.resuming import ResumingCounters
 from shared import messages
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
@@ -35,6 +36,7 @@ from shared.transfer.counters import KvCounters
 from tests.abuse.bound import Bound
 from tests.abuse.bounds import ROUTER_BOUNDS
 from tests.abuse.bounds_of_links import KV_BOUNDS, LINK_BOUNDS
+from tests.abuse.bounds_of_resuming import RESUMING_BOUNDS
 from tests.abuse.bounds_of_workers import PROCESS_BOUNDS, WORKER_BOUNDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -55,7 +57,7 @@ other rows name a unit test, which goes to the bound in the test's own process: 
 without a limit on memory, and the worst case is computed.
 """
 BOUNDS: Mapping[str, tuple[Bound, ...]] = {
-    "What clients take from a router": ROUTER_BOUNDS,
+    "What clients take from a router": (*ROUTER_BOUNDS, *RESUMING_BOUNDS),
     "What strangers and peers take from a link": LINK_BOUNDS,
     "What strangers and workers take from a worker that offers KV pages": KV_BOUNDS,
     "What routers take from a worker": WORKER_BOUNDS,
@@ -71,7 +73,8 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 )
 
 COUNTERS = (
-    RouterCounters, ClientCounters, KeyCounters, PrefillCounters, DecodeCounters, LinkCounters, LogCounters, KvCounters,
+    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PrefillCounters, DecodeCounters, LinkCounters,
+    LogCounters, KvCounters,
     DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}

@@ -27,6 +27,7 @@ from router.http.client_connections import ClientConnections
 from router.http.key_ring import KeyRing
 from router.http.keyed_clients import KeyedClients
 from router.http.prompts import Prompts
+from router.http.resuming import Resuming
 from router.http.server import Server, listen
 from router.http.serving import OpenAIServing
 from router.shell import RouterShell
@@ -59,6 +60,7 @@ from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
 MODEL = "tiny"
+LINK_SECRET = b"the secret of all routers"
 LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_000, vocab_size=400)
 LOAD = Load(free_pages=100_000, slots_free=10_000)
 
@@ -292,6 +294,7 @@ class RunningRouter:
     def _publish(self) -> None:
         self.metrics.publish(self.core.counters)
         self.metrics.publish(self.clients.counters)
+        self.metrics.publish(self.resuming.counters)
         if self.keyed:
             self.metrics.publish(self.keyed.counters)
 
@@ -305,8 +308,11 @@ class RunningRouter:
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
         prompts = Prompts(self._tokenizer, self._settings)
+        self.resuming = Resuming(LINK_SECRET)
         defaults = read_sampling_defaults(self._folder)
-        self.serving = serving = OpenAIServing(self.shell, self._tokenizer, prompts, self._settings, defaults)
+        self.serving = serving = OpenAIServing(
+            self.shell, self._tokenizer, prompts, self._settings, defaults, self.resuming
+        )
         if self._linked:
             self.workers.link()
             self.shell.links_ready()

@@ -17,6 +17,7 @@ from router.http.request_fields import (
     CompletionFields,
     read_fields,
 )
+from router.http.resuming import AskedStream, Resuming
 from router.http.serving import OpenAIServing
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
@@ -32,10 +33,12 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     settings = RouterConfig(served_model_name=MODEL)
     tokenizer = Tokenizer(model_folder, template_seconds_max=5)
     prompts = Prompts(tokenizer, settings)
-    serving = OpenAIServing(None, tokenizer, prompts, settings, {})  # type: ignore[arg-type]
+    serving = OpenAIServing(None, tokenizer, prompts, settings, {}, Resuming(b"secret"))  # type: ignore[arg-type]
     endpoint = CompletionEndpoint(serving, chat="messages" in fields)
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
-    kept = endpoint._requests("r", "somebody", body, 256)
+    scope = {"headers": [(b"idempotency-key", b"k")], "path": "/", "segue.rid": "r"}
+    asked = AskedStream(serving.resuming, scope, "")
+    kept = endpoint._requests("r", "somebody", body, 256, asked)
     body.clear()  # raises BufferError while anything refers to its bytes
     assert kept[0].stop == ["x"]
     assert kept[2][0].token_ids
