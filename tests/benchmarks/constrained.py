@@ -1,61 +1,93 @@
-"""What constraining eight streams costs: the median gap between their tokens against that of free streams.
+"""What grammars cost: a decode step of eight constrained rows against one of eight free ones, and a schema's compile.
 
-    python -m tests.benchmarks.constrained [--rounds 5]
+    python -m tests.benchmarks.constrained [--steps 200]
 
-A real deployment of the small model; rounds of free and constrained streams alternate, so that other work on the
-machine meets both. Also how long schemas take to compile, the first time and again.
+Steps of each kind take turns on one device, so that other work on the machine meets all alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
+from router.http.structured_output import json_grammar
+from shared.engine.engine import load
 from shared.engine.grammars import Grammars
+from shared.engine.parts import Engine, Sizes
 from shared.grammar import Grammar
 from shared.local.model_store import resolve
-from tests.integration.deployment import deployment
-from tests.integration.streams import client_of, complete
+from shared.process.resources import usable_cores
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 
-STREAMS = 8
-TOKENS = 128
+ROWS = 8
+PAGES = 24  # of a row
+PAGE_SIZE = 16  # tokens
+PROMPT = tuple(range(1000, 1016))
 GOAL = 1.15
-LIST = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 200}
-KINDS: dict[str, dict[str, Any]] = {
-    "free": {"ignore_eos": True},
-    "schema": {"structured_outputs": {"json": LIST}},
-    "regex": {"regex": "[a-z ]{2000}"},
+RECORDS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 200,
+}
+KINDS: dict[str, Grammar | None] = {
+    "free": None,
+    "schema": json_grammar(RECORDS, "schema"),
+    "regex": Grammar("regex", "([a-z]{1,12} )+"),
+    "choice": Grammar("regex", "((north|south|east|west)-)+"),
 }
 
 
-async def gaps(url: str, body: dict[str, Any]) -> list[float]:
-    """Seconds between the tokens of eight streams at a time."""
-    found: list[float] = []
+class Rows:
+    """Eight rows of each kind on one device."""
 
-    async with client_of(url) as client:
-
-        async def one(seed: int) -> None:
-            last = 0.0
-
-            def note() -> None:
-                nonlocal last
-                now = perf_counter()
-                if last:
-                    found.append(now - last)
-                last = now
-
-            await complete(
-                client, "The list: ", note, seed=seed, temperature=1.0, max_tokens=TOKENS, extra_body=body
+    def __init__(self, engine: Engine):
+        self._device = engine.device
+        self._step = 0
+        for number, grammar in enumerate(KINDS.values()):
+            slots = self.slots(number)
+            # What a grammar may end would end: none of these rows may, before the steps are over.
+            joins = tuple(
+                SlotJoin(
+                    slot,
+                    tuple(range(slot * PAGES, (slot + 1) * PAGES)),
+                    0,
+                    SamplingParams(
+                        max_new_tokens=1000, seed=slot, temperature=1.0, grammar=grammar, min_new_tokens=1000
+                    ),
+                    len(PROMPT),
+                    PROMPT if grammar else (),
+                )
+                for slot in slots
             )
+            rows = tuple(ExtendRow(slot, PROMPT, 0, samples=True) for slot in slots)
+            self._run(ForwardMode.EXTEND, joins=joins, extend=rows)
 
-        await asyncio.gather(*(one(seed) for seed in range(STREAMS)))
-    return found
+    @staticmethod
+    def slots(number: int) -> range:
+        """Those of a kind."""
+        return range(number * ROWS, (number + 1) * ROWS)
+
+    def decode(self, number: int) -> float:
+        """Seconds of a step of one kind."""
+        return self._run(ForwardMode.DECODE, decode_slots=self.slots(number))
+
+    def _run(self, mode: ForwardMode, **parts: object) -> float:
+        self._step += 1
+        began = perf_counter()
+        self._device.launch(ScheduleBatch(self._step, mode, **parts))  # type: ignore[arg-type]
+        sampled = self._device.wait(self._step)
+        assert not sampled.failed, sampled.failed
+        return perf_counter() - began
 
 
 def compile_seconds(folder: Path) -> tuple[float, float]:
@@ -75,20 +107,21 @@ def compile_seconds(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.constrained")
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    first, again = compile_seconds(Path(resolve("smollm2", lambda _line: None)))
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    folder = Path(resolve("smollm2", lambda _line: None))
+    first, again = compile_seconds(folder)
     sys.stdout.write(f"a schema of 2 kB is ready in {1e3 * first:.2f} ms, again in {1e3 * again:.3f} ms\n")
-    medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    with deployment(config={"prefill": {"kvPages": 800}, "decode": {"kvPages": 800}}) as running:
-        for _ in range(rounds):
-            for kind, body in KINDS.items():
-                medians[kind].append(statistics.median(asyncio.run(gaps(running.url, body))))
-    free = medians["free"]
-    for kind, found in medians.items():
-        ratio = statistics.median(one / other for one, other in zip(found, free, strict=True))
-        milliseconds = 1e3 * statistics.median(found)
-        sys.stdout.write(f"{kind:8} median gap {milliseconds:6.1f} ms, {ratio:.3f} x free (goal {GOAL})\n")
+    slots = len(KINDS) * ROWS
+    sizes = Sizes(pages=slots * PAGES, page_size=PAGE_SIZE, slots=slots)
+    engine = load(folder, sizes, device="cpu", threads=usable_cores())
+    rows = Rows(engine)
+    seconds = [[rows.decode(number) for number in range(len(KINDS))] for _ in range(steps)]
+    for number, kind in enumerate(KINDS):
+        ratio = statistics.median(each[number] / each[0] for each in seconds)
+        median = 1e3 * statistics.median(each[number] for each in seconds)
+        sys.stdout.write(f"{kind:8} median step {median:5.1f} ms, {ratio:.3f} x free (goal {GOAL})\n")
+    engine.device.close()
 
 
 if __name__ == "__main__":
