@@ -12,13 +12,15 @@ from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.linear import PackedLinear
 from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.dtypes import dtype_name, dtypes_on_cpu
+from shared.engine.fallback import FallbackModel
+from shared.engine.fallback_config import FallbackConfig, ModelImpl, read_config
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.grammars import Grammars, read_grammars
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.logprobs import LogprobRows
 from shared.engine.memory_plan import Demand, choose_pages
-from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
-from shared.engine.native.choice import KernelChoice, choose_kernels
+from shared.engine.model_config import ModelConfig, read_eos_token_ids
+from shared.engine.native.choice import KernelChoice, choose_kernels, transformers_choice
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, Sizes, context_bound
@@ -36,6 +38,7 @@ def load_on_cpu(
     folder: Path,
     sizes: Sizes,
     *,
+    model_impl: ModelImpl,
     dtype: str,
     kv_cache_dtype: str,
     kernels: str,
@@ -51,9 +54,12 @@ def load_on_cpu(
     """
     blocks = PackedFile.open(folder)
     dtypes = dtypes_on_cpu(dtype, kv_cache_dtype, blocks=blocks is not None)
-    config = read_model_config(folder)
-    config = config.at_context(context_bound(config, sizes.context_len)[0])
-    chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
+    config = read_config(folder, model_impl)
+    if isinstance(config, FallbackConfig):
+        chosen = transformers_choice()
+    else:
+        config = config.at_context(context_bound(config, sizes.context_len)[0])
+        chosen = choose_kernels(kernels, kernels_folder, lambda: on_progress("compiling kernels", 0.0))
     packed = blocks if dtype == "auto" and chosen.library else None
     weights_bytes = _weights_bytes(config, packed, dtypes.weights)
     cache, context, described = _make_cache(config, dtypes.kv, weights_bytes, sizes)
@@ -85,7 +91,7 @@ def load_on_cpu(
 
 
 def _make_cache(
-    config: ModelConfig, dtype: torch.dtype, weights_bytes: int, sizes: Sizes
+    config: ModelConfig | FallbackConfig, dtype: torch.dtype, weights_bytes: int, sizes: Sizes
 ) -> tuple[KVCache, int, str]:
     """The cache that memory allows, the context it holds, and both in words."""
     most, most_reason = context_bound(config, sizes.context_len)
@@ -139,7 +145,7 @@ def _start(
 
 def _load_model(
     folder: Path,
-    config: ModelConfig,
+    config: ModelConfig | FallbackConfig,
     cache: KVCache,
     chosen: KernelChoice,
     packed: PackedFile | None,
@@ -149,6 +155,8 @@ def _load_model(
 ) -> Model:
     """Read the weights for the chosen kernels. Quantized blocks give the same bits as the float weights beside them."""
     torch.set_num_threads(threads)
+    if isinstance(config, FallbackConfig):
+        return FallbackModel(folder, config, cache, on_progress)
     with Weights(folder) as weights, torch.inference_mode():
         if chosen.library is None:
             return DecoderModel(
@@ -172,14 +180,16 @@ def _load_model(
         )
 
 
-def _weights_bytes(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> int:
+def _weights_bytes(
+    config: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype
+) -> int:
     """Packed weights are mapped from their file; the others are kept as floats."""
     loose = config.parameters - (packed.parameters if packed else 0)
     return (packed.nbytes if packed else 0) + max(0, loose) * dtype.itemsize
 
 
-def _weight_kinds(config: ModelConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
-    if packed is None:
+def _weight_kinds(config: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
+    if packed is None or isinstance(config, FallbackConfig):
         return dtype_name(dtype)
     whole = packed.matrices == config.matrices
     return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"

@@ -10,6 +10,7 @@ from shared.engine.cpu_engine import load_on_cpu
 from shared.engine.cuda.loading import load_on
 from shared.engine.cuda.platform import cuda_platform, host_platform
 from shared.engine.dense.weights import OnProgress
+from shared.engine.fallback_config import ModelImpl
 from shared.engine.flashinfer_package import missing_kernels_named
 from shared.engine.parts import Engine, Sizes
 from shared.engine.torch_device import OnLogits
@@ -32,6 +33,7 @@ def load(
     sizes: Sizes,
     *,
     device: str = "auto",
+    model_impl: ModelImpl = "auto",
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     kernels: str = "auto",
@@ -41,7 +43,9 @@ def load(
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
 ) -> Engine:
-    """Load the Hugging Face folder. `kernels`, its folder and `threads` are a CPU's, `deterministic` is a GPU's.
+    """Load the Hugging Face folder.
+
+    `model_impl`, `kernels`, its folder and `threads` are a CPU's, `deterministic` is a GPU's.
 
     Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is, `StartError` when the GPU is.
     """
@@ -50,6 +54,7 @@ def load(
         return load_on_cpu(
             folder,
             sizes,
+            model_impl=model_impl,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             kernels=kernels,
@@ -58,6 +63,8 @@ def load(
             on_progress=on_progress,
             on_logits=on_logits,
         )
+    if model_impl == "transformers":
+        raise ConfigError(f"model_impl transformers needs device cpu, this one is {device}")
     platform = host_platform(threads) if device == "cuda-on-cpu" else cuda_platform(deterministic)
     with missing_kernels_named():
         return load_on(

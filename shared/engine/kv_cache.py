@@ -15,16 +15,31 @@ import math
 import mmap
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from shared.engine.model_config import ModelConfig
 from shared.errors import StartError
 
 _PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
+
+
+class CacheShape(Protocol):
+    """What a page's size follows from; `ModelConfig` is one."""
+
+    @property
+    def layers(self) -> int:
+        """Layers that attend."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of each."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key, and of a value."""
 
 
 class KVLayout(Enum):
@@ -39,7 +54,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: CacheShape,
         *,
         pages: int,
         page_size: int,
@@ -141,13 +156,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
-def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+def page_bytes(config: CacheShape, page_size: int, dtype: torch.dtype) -> int:
     """Size in bytes of a page of this model."""
     return config.layers * 2 * config.kv_heads * page_size * config.head_dim * dtype.itemsize
 
 
 def kv_format(
-    config: ModelConfig,
+    config: CacheShape,
     page_size: int,
     dtype: torch.dtype,
     layout: KVLayout = KVLayout.KEYS_BY_DIMENSION,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.baton import NUMBERS_MAX
+from shared.engine.fallback_config import FallbackConfig
 from shared.engine.grammars import Grammars
 from shared.engine.kv_cache import KVCache
 from shared.engine.memory_plan import UNBOUNDED, Budget
@@ -56,7 +57,7 @@ class Engine:
 
     device: EngineDevice
     cache: KVCache
-    config: ModelConfig
+    config: ModelConfig | FallbackConfig
     limits: Limits
     model_fingerprint: str
     kv_format: str
@@ -69,7 +70,7 @@ class Engine:
     features: frozenset[str] = frozenset()  # the sampling parameters it serves, see `SamplingParams.features`
 
 
-def context_bound(config: ModelConfig, context_len: int | None) -> tuple[int, str]:
+def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None) -> tuple[int, str]:
     """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
     if config.context_len <= NUMBERS_MAX:
         most, whose, why = config.context_len, "the model's", "all the model was made for"

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shared.engine.fallback_config import read_config
 from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
-from shared.engine.model_config import read_model_config
 from shared.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
@@ -61,7 +61,7 @@ def resolve(model: str, print_line: PrintLine, endpoint: str | None = None) -> P
         )
     else:
         folder = _from_hub(model, print_line, endpoint)
-    read_model_config(folder)
+    read_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no safetensors weights; others (.bin, .pt) are never loaded")
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer.model").exists():
@@ -143,7 +143,7 @@ def _refuse_unsupported(api: Any, model: str, revision: str | None) -> None:
         config = Path(api.hf_hub_download(model, "config.json", revision=revision))
     except Exception as error:
         raise ModelError(f"{model} has no readable config.json: {type(error).__name__}") from None
-    read_model_config(config.parent)
+    read_config(config.parent)
 
 
 def _wanted(name: str) -> bool:

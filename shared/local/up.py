@@ -18,8 +18,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.engine.fallback_config import read_config
 from shared.engine.memory_plan import RESERVE_BYTES, Budget
-from shared.engine.model_config import read_model_config
 from shared.errors import StartError
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
@@ -128,7 +128,7 @@ def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
 
 def _require_memory(model: Path, workers: int, budget: Budget) -> None:
     """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
-    needed = read_model_config(model).parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
+    needed = read_config(model).parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
     if budget.memory_bytes < workers * needed:
         raise StartError(
             f"too little memory: {_gib(budget.memory_bytes)} ({budget.origin}) for {workers} workers that "

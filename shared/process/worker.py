@@ -172,6 +172,7 @@ def _load_engine(config: WorkerConfig, health: Health, host_fraction: float, ext
         Path(config.model),
         sizes,
         device=config.device,
+        model_impl=config.model_impl,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         kernels=config.kernels,

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from shared.engine.fallback_config import ModelImpl
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport
@@ -61,6 +62,12 @@ class WorkerConfig(ProcessConfig):
         "any memory of the worker.",
     )
     device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
+    model_impl: ModelImpl = Field(
+        default="auto",
+        description="What computes the model. segue is the dense decoder, for the families in docs/operating.md. "
+        "transformers is the code of that package, only on cpu: slower, and tokens may depend on the batch. auto takes "
+        "transformers only where no family fits.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Type of the weights. auto on cpu keeps the 4- and 8-bit blocks of a GGUF file, and else takes "

@@ -20,6 +20,7 @@ from time import perf_counter, process_time
 import torch
 
 from shared.engine.gguf.packing import BLOCK_INPUTS, PACKED_FILE
+from shared.engine.model_config import ModelConfig
 from shared.engine.native.build import FLAGS, GCC_FLAGS, SOURCES, InstructionSet, choose
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores
@@ -121,6 +122,7 @@ def steps(driver: Driver, weight_bytes: int, peak: float, bandwidth: float) -> N
 def prefills(driver: Driver, peak: float) -> None:
     """Whole prompts in one step."""
     config = driver.engine.config
+    assert isinstance(config, ModelConfig), "the dense decoder is measured here"
     per_token = 2 * (config.parameters - config.vocab_size * config.hidden_size)
     say()
     say("prefill        s   limit  tokens/s")

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.engine.model_config import ModelConfig, read_json
+from shared.engine.model_config import read_json
 from shared.errors import ModelError
 
 _SAMPLE_BYTES = 4096
@@ -107,7 +107,7 @@ def weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def model_fingerprint(folder: Path, config: ModelConfig, dtype: torch.dtype) -> str:
+def model_fingerprint(folder: Path, config: object, dtype: torch.dtype) -> str:
     """Hash of weights, shapes, dtype and tokenizer: a running request may be recomputed only where it is equal.
 
     Of each weights file the header (names, shapes, dtypes), the size and 4 KiB in every 64 KiB are hashed: two models

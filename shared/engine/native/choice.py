@@ -6,6 +6,7 @@ slower. That fallback is logged, and never taken when a setting names an instruc
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,16 @@ def choose_kernels(
     fused = "fused" if "fma" in instruction_set.needs else "separate"
     determinism = f"{_COMPILED},{fused},rope and sampler={_torch()}"
     return KernelChoice(library, f"{instruction_set.name} kernels", determinism)
+
+
+def transformers_choice() -> KernelChoice:
+    """transformers' own code on torch, which promises no row the same bits in another batch."""
+    version = importlib.metadata.version("transformers")
+    return KernelChoice(
+        None,
+        f"the code of transformers {version}, several times slower",
+        f"transformers-{version},{_torch()}",
+    )
 
 
 def _torch_determinism() -> str:

@@ -46,6 +46,7 @@ def logits_of(
     """Logits after every token, float32 [tokens, vocab]: one request, computed in `steps` of so many tokens."""
     assert sum(steps) == len(token_ids)
     config = read_model_config(folder)
+    config = config.at_context(config.context_len)
     pages = -(-len(token_ids) // PAGE_SIZE)
     cache = KVCache(
         config, pages=pages, page_size=PAGE_SIZE, dtype=dtype, layout=KVLayout.KEYS_BY_TOKEN, device=device

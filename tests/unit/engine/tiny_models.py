@@ -44,7 +44,7 @@ from shared.engine.gguf.packing import PackedWeight, pack_blocks, write_packed
 
 VOCAB_SIZE = 257
 CONTEXT_LEN = 512
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 72,
     "intermediate_size": 136,
@@ -66,42 +66,42 @@ _LLAMA3: dict[str, Any] = {
 
 
 def _llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**_SIZES, head_dim=24, tie_word_embeddings=True))
+    return LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=24, tie_word_embeddings=True))
 
 
 def _llama_with_biases_and_scaled_rope() -> PreTrainedModel:
     switches: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}
-    return LlamaForCausalLM(LlamaConfig(**_SIZES | {"intermediate_size": 1100}, **switches))
+    return LlamaForCausalLM(LlamaConfig(**SIZES | {"intermediate_size": 1100}, **switches))
 
 
 def _mistral() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None))
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None))
 
 
 def _mistral_with_window() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=150))
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=150))
 
 
 def _mistral_with_wide_heads() -> PreTrainedModel:
-    return MistralForCausalLM(MistralConfig(**_SIZES, head_dim=80, sliding_window=None))
+    return MistralForCausalLM(MistralConfig(**SIZES, head_dim=80, sliding_window=None))
 
 
 def _llama_with_one_kv_head() -> PreTrainedModel:
-    sizes = _SIZES | {"hidden_size": 84, "num_attention_heads": 14, "num_key_value_heads": 1}
+    sizes = SIZES | {"hidden_size": 84, "num_attention_heads": 14, "num_key_value_heads": 1}
     return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=24))
 
 
 def _qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**_SIZES | {"num_key_value_heads": 6}))
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES | {"num_key_value_heads": 6}))
 
 
 def _qwen2_with_window_in_upper_layers() -> PreTrainedModel:
     switches: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, **switches))
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **switches))
 
 
 def _qwen3() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40))
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=40))
 
 
 _THETA = 10_000.0
@@ -123,23 +123,21 @@ LONGROPE: dict[str, Any] = {
 
 def _llama_with_linear_rope() -> PreTrainedModel:
     linear = {"rope_type": "linear", "rope_theta": _THETA, "factor": 3.0}
-    return LlamaForCausalLM(LlamaConfig(**_SIZES, rope_parameters=linear))
+    return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=linear))
 
 
 def _qwen3_with_yarn() -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=40, rope_parameters=_YARN))
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=40, rope_parameters=_YARN))
 
 
 def _gemma() -> PreTrainedModel:
-    return GemmaForCausalLM(GemmaConfig(**_SIZES, head_dim=24))
+    return GemmaForCausalLM(GemmaConfig(**SIZES, head_dim=24))
 
 
 def _gemma2() -> PreTrainedModel:
     caps: dict[str, Any] = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
     windows: dict[str, Any] = {"sliding_window": 20, "query_pre_attn_scalar": 50}
-    return Gemma2ForCausalLM(
-        Gemma2Config(**_SIZES, head_dim=24, **caps, **windows, tie_word_embeddings=False)
-    )
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=24, **caps, **windows, tie_word_embeddings=False))
 
 
 def _gemma3() -> PreTrainedModel:
@@ -149,18 +147,18 @@ def _gemma3() -> PreTrainedModel:
     }
     switches: dict[str, Any] = {"sliding_window": 20, "query_pre_attn_scalar": 30, "rope_parameters": ropes}
     switches |= {"layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
-    return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, head_dim=24, **switches))
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=24, **switches))
 
 
 def _phi3() -> PreTrainedModel:
     partial = {"rope_type": "default", "rope_theta": _THETA, "partial_rotary_factor": 0.5}
-    sizes = _SIZES | {"hidden_size": 96, "pad_token_id": 0}
+    sizes = SIZES | {"hidden_size": 96, "pad_token_id": 0}
     return Phi3ForCausalLM(Phi3Config(**sizes, sliding_window=150, rope_parameters=partial))
 
 
 def phi3_with_longrope() -> PreTrainedModel:
     """As transformers has it: short factors until a sequence exceeds 64 tokens, long ones from there."""
-    sizes = _SIZES | {"hidden_size": 96, "pad_token_id": 0}
+    sizes = SIZES | {"hidden_size": 96, "pad_token_id": 0}
     return Phi3ForCausalLM(
         Phi3Config(**sizes, original_max_position_embeddings=64, rope_parameters=dict(LONGROPE))
     )
@@ -178,7 +176,7 @@ def _phi3_with_long_factors() -> PreTrainedModel:
 
 
 def _olmo2() -> PreTrainedModel:
-    return Olmo2ForCausalLM(Olmo2Config(**_SIZES))
+    return Olmo2ForCausalLM(Olmo2Config(**SIZES))
 
 
 def _granite() -> PreTrainedModel:
@@ -188,17 +186,17 @@ def _granite() -> PreTrainedModel:
         "residual_multiplier": 0.4,
         "logits_scaling": 2.5,
     }
-    return GraniteForCausalLM(GraniteConfig(**_SIZES, **switches))
+    return GraniteForCausalLM(GraniteConfig(**SIZES, **switches))
 
 
 def _smollm3() -> PreTrainedModel:
-    sizes = _SIZES | {"num_hidden_layers": 4, "pad_token_id": 0}
+    sizes = SIZES | {"num_hidden_layers": 4, "pad_token_id": 0}
     return SmolLM3ForCausalLM(SmolLM3Config(**sizes, no_rope_layer_interval=2))
 
 
 def _mistral_of_whole_blocks() -> PreTrainedModel:
     return MistralForCausalLM(
-        MistralConfig(**_SIZES | {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32})
+        MistralConfig(**SIZES | {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32})
     )
 
 
@@ -227,7 +225,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 def _for_gpus(head_dim: int, kv_heads: int, group: int) -> dict[str, Any]:
     sizes = {"hidden_size": 48 * kv_heads, "intermediate_size": 256, "head_dim": head_dim}
-    return _SIZES | sizes | {"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads}
+    return SIZES | sizes | {"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads}
 
 
 def _llama_for_gpus(head_dim: int, kv_heads: int, group: int, **switches: Any) -> PreTrainedModel:
