@@ -153,8 +153,8 @@ class CompletionEndpoint:
     ) -> None:
         rid, with_usage, options = scope["segue.rid"], include_usage(fields), text_options(fields, reading)
         now = asyncio.get_running_loop().time()
-        text_only = options.text_only and asked_logprobs(fields) < 0
-        marks = asked.begin(tenant_of(scope), len(requests), text_only=text_only, now=now)
+        of_tokens = options.token_ids or asked_logprobs(fields) >= 0
+        marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, fields)
         writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage, marks=marks)
         async with self._serving.submitted(rid, requests, options) as answer:

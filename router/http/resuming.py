@@ -8,7 +8,8 @@ Nothing of a stream is kept. It is computed again with the same seed, and what t
 because sampling is a pure function, and it costs what the answer costs: the prompt is probably cached, the tokens up to
 the event are not. A deployment that computes otherwise than the one that wrote the id refuses it (409).
 
-What sends other things than text beside the text, as logprobs, is refused by name: only text is counted in ids.
+Text is counted in ids, and thoughts and calls of tools. What is told of single tokens, as logprobs, is not: a stream
+that tells it is refused by name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.types import Scope
 
 from router.http.response_stream import TextDelta
 from router.http.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
+from router.text.answer_parser import AnswerDelta
 from shared.api_keys import ApiKey
 from shared.errors import RequestError
 from shared.metric_fields import all_declared, total
@@ -193,12 +195,12 @@ class AskedStream:
             return self.plan.seed
         return seed
 
-    def begin(self, tenant: str, choices: int, *, text_only: bool, now: float) -> StreamMarks | None:
+    def begin(self, tenant: str, choices: int, *, tells_of_tokens: bool, now: float) -> StreamMarks | None:
         """The marks of its events; None: no ids. Raises `RequestError`. On the event loop; `now` in seconds."""
-        if self.plan.ticket is not None and not text_only:
+        if self.plan.ticket is not None and tells_of_tokens:
             raise RequestError(
-                "a stream can be resumed that holds text alone: leave out X-Segue-Resumable, or logprobs, token ids,"
-                " tools and thoughts"
+                "a stream that tells of single tokens cannot be resumed: leave out X-Segue-Resumable, or logprobs and"
+                " return_token_ids"
             )
         marks = stream_marks(self.plan, choices)
         self._resuming.remember(self._headers, tenant, self.plan, now)
@@ -212,11 +214,11 @@ class StreamMarks:
     signed_ticket: str
     had: Sequence[ChoicePlace]  # of each choice
     _places: list[ChoicePlace] = field(init=False)  # what the client has after the events so far
-    _computed: list[int] = field(init=False)  # characters of each choice so far
+    _computed: list[ChoicePlace] = field(init=False)  # how much of each choice was computed so far
 
     def __post_init__(self) -> None:
         self._places = list(self.had)
-        self._computed = [0] * len(self.had)
+        self._computed = [ChoicePlace(0)] * len(self.had)
 
     def has_opening(self, index: int) -> bool:
         """Whether the client has the first event of a choice, which may hold no text."""
@@ -230,22 +232,53 @@ class StreamMarks:
     def unread(self, piece: TextDelta) -> TextDelta | None:
         """What the client does not have of a piece; None: it has all of it."""
         had, begin = self.had[piece.index], self._computed[piece.index]
-        self._computed[piece.index] += len(piece.text)
+        self._computed[piece.index] = ChoicePlace(
+            (begin.chars or 0) + len(piece.text),
+            piece.finish_reason is not None,
+            begin.thoughts + len(piece.reasoning),
+            begin.calls + sum(_size(call) for call in piece.calls),
+        )
         if had.finished:
             return None
-        known = min(max(0, (had.chars or 0) - begin), len(piece.text))
-        if known == len(piece.text) and piece.finish_reason is None:
-            return None
-        return replace(piece, text=piece.text[known:])
+        rest = replace(
+            piece,
+            text=piece.text[max(0, (had.chars or 0) - (begin.chars or 0)) :],
+            reasoning=piece.reasoning[max(0, had.thoughts - begin.thoughts) :],
+            calls=_behind(piece.calls, had.calls - begin.calls),
+        )
+        return rest if rest.text or rest.reasoning or rest.calls or rest.finish_reason else None
 
     def written(self, piece: TextDelta) -> bytes:
         """The id of the event that holds what `unread` left of a piece."""
-        chars = max(self._computed[piece.index], self.had[piece.index].chars or 0)
-        self._places[piece.index] = ChoicePlace(chars, piece.finish_reason is not None)
+        had, computed = self.had[piece.index], self._computed[piece.index]
+        self._places[piece.index] = ChoicePlace(
+            max(computed.chars or 0, had.chars or 0),
+            computed.finished,
+            max(computed.thoughts, had.thoughts),
+            max(computed.calls, had.calls),
+        )
         return self._line()
 
     def _line(self) -> bytes:
         return f"id: {event_id(self._places, self.signed_ticket)}\n".encode()
+
+
+def _size(part: AnswerDelta) -> int:
+    """The name of a tool comes whole; its arguments may be cut anywhere."""
+    return 1 if part.kind == "call" else len(part.text)
+
+
+def _behind(parts: Sequence[AnswerDelta], had: int) -> tuple[AnswerDelta, ...]:
+    """What is left of the parts of calls behind the first `had`, as `_size` counts them."""
+    left = []
+    for part in parts:
+        size = _size(part)
+        if had <= 0:
+            left.append(part)
+        elif had < size:
+            left.append(replace(part, text=part.text[had:]))
+        had -= size
+    return tuple(left)
 
 
 def stream_marks(plan: StreamPlan, choices: int) -> StreamMarks | None:

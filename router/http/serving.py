@@ -39,11 +39,6 @@ class TextOptions:
     token_ids: bool = False  # pieces say of which tokens they are
     reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 
-    @property
-    def text_only(self) -> bool:
-        """Whether pieces hold nothing but text, logprobs aside."""
-        return not self.token_ids and self.reading is None
-
 
 class OpenAIServing:
     """What the endpoints share: the parts of the router, and the answers being written."""

@@ -1,9 +1,9 @@
 """Ids of the events of a stream: how much of it a client has, and a signed ticket that tells any router the rest.
 
-    id: 120,95f.kpKyZjEyZTMxZWM…
-        │   │  └ the ticket: whose answer it is, its seed, and the digest of the request; the same in all events
-        │   └ 95 characters of the second choice, which is finished
-        └ 120 characters of the first choice
+    id: 120r30,95f.kpKyZjEyZTMxZWM…
+        │      │  └ the ticket: whose answer it is, its seed, and the digest of the request; the same in all events
+        │      └ 95 characters of the second choice, which is finished
+        └ 120 characters of the first choice, and 30 of its thoughts; c4 would be so much of its calls of tools
 
 Routers of a deployment have one key pair, so each can read the tickets of the others, and nobody else can write one.
 Nothing is stored. A place is counted in characters of the text, and not in events: how tokens fall together into events
@@ -27,7 +27,7 @@ from shared.errors import RequestError
 EVENT_ID_CHARS_MAX = 4096
 MAC_BYTES = 16
 
-_PLACE = re.compile(r"(\d{1,9})?(f?)")
+_PLACE = re.compile(r"(?:(\d{1,9})(?:r(\d{1,9}))?(?:c(\d{1,9}))?)?(f?)")
 
 
 class StreamTicket(msgspec.Struct, frozen=True, array_like=True):
@@ -42,13 +42,19 @@ class StreamTicket(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlace:
-    """How much of a choice a client has; `chars` None: not even its first event."""
+    """How much of a choice a client has; `chars` None: not even its first event.
+
+    `thoughts` are characters as well. `calls` are the characters of their arguments, and one for each name of a tool.
+    """
 
     chars: int | None = None
     finished: bool = False
+    thoughts: int = 0
+    calls: int = 0
 
     def __str__(self) -> str:
-        return f"{'' if self.chars is None else self.chars}{'f' if self.finished else ''}"
+        rest = f"{f'r{self.thoughts}' if self.thoughts else ''}{f'c{self.calls}' if self.calls else ''}"
+        return f"{'' if self.chars is None else self.chars}{rest}{'f' if self.finished else ''}"
 
 
 class StreamIds:
@@ -93,7 +99,8 @@ def _place(text: str) -> ChoicePlace:
     found = _PLACE.fullmatch(text)
     if found is None:
         raise _unknown()
-    return ChoicePlace(int(found[1]) if found[1] else None, bool(found[2]))
+    chars, thoughts, calls, finished = found.groups()
+    return ChoicePlace(int(chars) if chars else None, bool(finished), int(thoughts or 0), int(calls or 0))
 
 
 def _unknown() -> RequestError:

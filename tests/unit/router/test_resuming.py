@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from router.http.response_stream import TextDelta, joined
 from router.http.resuming import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     IDEMPOTENCY_KEYS_MAX,
@@ -18,10 +19,12 @@ from router.http.resuming import (
     RESUMABLE_CHOICES_MAX,
     Resuming,
     StreamHeaders,
+    StreamMarks,
     StreamPlan,
     stream_marks,
 )
 from router.http.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
+from router.text.answer_parser import AnswerDelta
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.messages import Prefill
@@ -80,7 +83,7 @@ def events(router: RunningRouter, body: dict[str, Any], headers: dict[str, str])
     return found
 
 
-def joined(several: list[Event]) -> dict[int, str]:
+def texts_of(several: list[Event]) -> dict[int, str]:
     texts: dict[int, str] = {}
     for event in several:
         for index, text in event.texts().items():
@@ -104,7 +107,7 @@ def test_a_stream_goes_on_behind_any_of_its_events_at_another_router(
         rest = events(other, body, {"last-event-id": event.id})
         assert rest[-1].data == "[DONE]"
         both = [*marked[:cut], *rest]
-        assert joined(both) == joined(whole)
+        assert texts_of(both) == texts_of(whole)
         ends = [
             choice["finish_reason"] for each in both for choice in _choices(each) if choice["finish_reason"]
         ]
@@ -126,7 +129,7 @@ def test_a_resumed_stream_can_be_resumed_again(routers: tuple[RunningRouter, Run
     first = whole[:5]
     second = events(other, COMPLETION, {"last-event-id": first[-1].id})[:3]
     third = events(one, COMPLETION, {"last-event-id": second[-1].id})
-    assert joined([*first, *second, *third]) == joined(whole)
+    assert texts_of([*first, *second, *third]) == texts_of(whole)
 
 
 def test_a_stream_that_did_not_ask_is_as_before(routers: tuple[RunningRouter, RunningRouter]) -> None:
@@ -167,7 +170,7 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         assert refused(other, COMPLETION, encoded)[:2] == (400, "invalid_event_id"), text  # type: ignore[arg-type]
     whole = COMPLETION | {"stream": False}
     assert "stream: true" in refused(one, whole, RESUMABLE)[2]
-    assert "text alone" in refused(one, COMPLETION | {"return_token_ids": True}, RESUMABLE)[2]
+    assert "single tokens" in refused(one, COMPLETION | {"return_token_ids": True}, RESUMABLE)[2]
     assert "X-Segue-Resumable" in refused(one, COMPLETION, {"x-segue-resumable": "30"})[2]
     other_choices = {"last-event-id": f"1,2.{ticket}"}
     assert refused(other, COMPLETION, other_choices)[:2] == (422, "another_request")
@@ -192,6 +195,40 @@ def test_only_routers_of_one_deployment_read_each_others_ids() -> None:
     assert mine.read(written) == (ticket, [ChoicePlace(), ChoicePlace(0), ChoicePlace(12, True)])
     with pytest.raises(RequestError):
         yours.read(written)
+
+
+def test_thoughts_and_calls_go_on_where_they_were_cut() -> None:
+    pieces = [
+        TextDelta(0, "", reasoning="Let me"),
+        TextDelta(0, "", reasoning=" think."),
+        TextDelta(0, "I will ", reasoning=" So"),
+        TextDelta(0, "look.", calls=(AnswerDelta("call", "find", 0), AnswerDelta("arguments", '{"a"', 0))),
+        TextDelta(0, "", calls=(AnswerDelta("arguments", ": 1}", 0), AnswerDelta("call", "go", 1))),
+        TextDelta(0, "", "tool_calls", calls=(AnswerDelta("arguments", "{}", 1),)),
+    ]
+    ids, ticket = StreamIds(b"secret"), StreamTicket("r", 1, 1, bytes(16), "fp")
+    whole = _told(pieces)
+    marks = StreamMarks(ids.signed(ticket), [ChoicePlace()])
+    lines = [marks.written(part) for piece in pieces if (part := marks.unread(piece))]
+    for cut, line in enumerate(lines, 1):
+        _, places = ids.read(line.decode().removeprefix("id: ").strip())
+        for together in (1, 2, len(pieces)):  # the second time events fall together otherwise
+            groups = [joined(pieces[at : at + together]) for at in range(0, len(pieces), together)]
+            again = StreamMarks(ids.signed(ticket), places)
+            rest = [part for piece in groups if (part := again.unread(piece))]
+            assert _told([*pieces[:cut], *rest]) == whole
+
+
+def _told(pieces: list[TextDelta]) -> tuple[str, str, list[str], list[str | None]]:
+    calls: list[str] = []
+    for part in (part for piece in pieces for part in piece.calls):
+        if part.kind == "call":
+            calls.append(f"{part.text}:")
+        else:
+            calls[-1] += part.text
+    ends = [piece.finish_reason for piece in pieces if piece.finish_reason]
+    text, thoughts = ("".join(words) for words in zip(*((p.text, p.reasoning) for p in pieces), strict=True))
+    return text, thoughts, calls, list(ends)
 
 
 def test_an_idempotency_key_gives_the_same_answer_at_every_router(
