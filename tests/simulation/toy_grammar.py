@@ -2,6 +2,7 @@
 
 So a matcher that has taken a token too many or too few, or one of the prompt, allows other tokens than the oracle. The
 frail grammar cannot go on after some outputs, as a real one that meets a limit; where, is a matter of the output alone.
+The barren one allows nothing at all.
 `ToyMatcher` is what the real `Constraints` take for a matcher of llguidance.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from shared.grammar import Grammar
 from tests.simulation.timeline import Action, TimelineProcess
 
-FIRM, FRAIL = Grammar("regex", "firm"), Grammar("regex", "frail")
+FIRM, FRAIL, BARREN = (Grammar("regex", word) for word in ("firm", "frail", "barren"))
 CLASSES = 4  # one token in so many may come next
 FAILING = 11  # one output in so many is the last of a frail grammar
 
@@ -38,7 +39,7 @@ def allowed(state: int, vocab_size: int) -> frozenset[int]:
 
 def fails(grammar: Grammar, state: int) -> bool:
     """Whether no token may come next."""
-    return grammar.text == FRAIL.text and state % FAILING == 0 and state != 0
+    return grammar.text == BARREN.text or (grammar.text == FRAIL.text and state % FAILING == 0 and state != 0)
 
 
 class ToyMatcher:

@@ -22,7 +22,7 @@ from tests.simulation.scenario import (
     ScenarioSizes,
     SimulationScenario,
 )
-from tests.simulation.toy_grammar import FIRM, FRAIL
+from tests.simulation.toy_grammar import BARREN, FIRM, FRAIL
 from tests.simulation.versions import way_of
 
 
@@ -258,7 +258,7 @@ def grammars(scenario: SimulationScenario) -> SimulationScenario:
     frail = 0.5 if way_of(scenario.random) == "new" and not scenario.calm else 0.0
 
     def constrained(planned: PlannedRequest) -> PlannedRequest:
-        grammar = FRAIL if rng.random() < frail else FIRM
+        grammar = rng.choice((FRAIL, FRAIL, FRAIL, BARREN)) if rng.random() < frail else FIRM
         return replace(planned, params=msgspec.structs.replace(planned.params, grammar=grammar))
 
     requests = [constrained(each) if rng.random() < share else each for each in scenario.requests]
