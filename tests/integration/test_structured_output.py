@@ -71,7 +71,7 @@ def formats() -> jsonschema.FormatChecker:
         def check(value: object) -> bool:
             if not isinstance(value, str):
                 return True
-            return strict.conforms(value.replace(":60", ":59").replace("-02-29", "-02-28"), kind)
+            return bool(strict.conforms(value.replace(":60", ":59").replace("-02-29", "-02-28"), kind))
 
         checker.checks(kind)(check)
 
