@@ -17,8 +17,8 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.http.openai_objects import AnswerObjects, usage_json
-from router.http.replies import failure_body, send_failure, send_json, send_start
+from router.http.openai_objects import AnswerObjects, Event, usage_json
+from router.http.replies import send_failure, send_json, send_start
 from router.http.response_stream import ResponseStream, TextDelta, joined
 from router.http.resuming import StreamMarks
 
@@ -138,15 +138,19 @@ async def _abort(scope: Scope, receive: Receive) -> None:
             pass
 
 
-def _event(body: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+def _event(event: Event) -> bytes:
+    """As server-sent events; one that has a type is named by it, as the Responses API wants it."""
+    if isinstance(event, list):
+        return b"".join(map(_event, event))
+    name = f"event: {event['type']}\n".encode() if "type" in event else b""
+    return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def _last_events(answer: ResponseStream, objects: AnswerObjects, with_usage: bool) -> bytes:
     if answer.failure:
-        return _event(failure_body(answer.failure))
+        return _event(objects.failed(answer.failure))
     usage = _event(objects.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
-    return usage + DONE
+    return usage + DONE if objects.done else usage
 
 
 def _body(body: bytes, *, more: bool = True) -> dict[str, Any]:

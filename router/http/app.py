@@ -45,8 +45,9 @@ def make_app(
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_failure)  # Starlette raises it again once this is sent
     hot: dict[str, ASGIApp] = {
-        "/v1/completions": CompletionEndpoint(serving, chat=False),
-        "/v1/chat/completions": CompletionEndpoint(serving, chat=True),
+        "/v1/completions": CompletionEndpoint(serving, "completions"),
+        "/v1/chat/completions": CompletionEndpoint(serving, "chat"),
+        "/v1/responses": CompletionEndpoint(serving, "responses"),
         "/tokenize": TokenizeEndpoint(serving, to_text=False),
         "/detokenize": TokenizeEndpoint(serving, to_text=True),
     }

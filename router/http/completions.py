@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions: from the body to the requests to the core.
+"""POST /v1/completions, /v1/chat/completions and /v1/responses: from the body to the requests to the core.
 
 Plain ASGI under FastAPI, because these two carry all the traffic. One HTTP request is one `ResponseStream` with a
 choice for each prompt, and each choice is one request to the core. What is written is `answer_writer`'s.
@@ -19,6 +19,7 @@ from router.http.answer_writer import AnswerWriter
 from router.http.bad_words import bad_word_ids, check_bars
 from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
+from router.http.field_states import Endpoint
 from router.http.logprob_objects import LogprobObjects
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import TokenIds
@@ -39,6 +40,8 @@ from router.http.request_fields import (
     text_options,
     truncation,
 )
+from router.http.responses_events import ResponsesObjects
+from router.http.responses_fields import ChatOfResponses, in_responses_words, read_responses
 from router.http.resuming import AskedStream
 from router.http.serving import OpenAIServing
 from router.http.stream_ids import StreamTicket
@@ -46,14 +49,16 @@ from router.http.structured_output import asked_grammar
 from router.http.tools import NO_TOOLS, ToolUse
 from shared.errors import RequestError
 
+PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}  # of ids
+
 
 class CompletionEndpoint:
-    """The ASGI endpoint of one of the two paths."""
+    """The ASGI endpoint of one of the paths."""
 
-    def __init__(self, serving: OpenAIServing, *, chat: bool):
+    def __init__(self, serving: OpenAIServing, endpoint: Endpoint):
         self._serving = serving
         self._settings = serving.settings
-        self._chat = chat
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
@@ -66,12 +71,13 @@ class CompletionEndpoint:
                 )
             await self._answer(scope, receive, send, fields, reading, requests, asked)
         except RequestError as error:
-            await send_request_error(scope, send, error, self._settings.retry_after_seconds)
+            told = in_responses_words(error) if self._endpoint == "responses" else error
+            await send_request_error(scope, send, told, self._settings.retry_after_seconds)
         except DisconnectedError:
             pass
 
-    def _fields(self, body: bytearray) -> GenerationFields:
-        fields = read_fields(body, ChatFields) if self._chat else read_fields(body, CompletionFields)
+    def _fields(self, body: bytearray, context_len: int) -> GenerationFields:
+        fields = self._read(body, context_len)
         self._serving.check_model(fields.model)
         choice_count(fields, self._settings.prompts_max)
         asked_max_tokens(fields)
@@ -81,11 +87,20 @@ class CompletionEndpoint:
         asked_logprobs(fields)
         return fields
 
+    def _read(self, body: bytearray, context_len: int) -> GenerationFields:
+        match self._endpoint:
+            case "chat":
+                return read_fields(body, ChatFields)
+            case "completions":
+                return read_fields(body, CompletionFields)
+            case "responses":
+                return read_responses(body, context_len)
+
     def _requests(
         self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
     ) -> tuple[GenerationFields, AnswerReading | None, list[ClientRequest]]:
         """What a body asks for, with the requests to the core for each prompt. On a thread, with all bounds checked."""
-        fields = self._fields(body)
+        fields = self._fields(body, context_len)
         fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
         grammar = asked_grammar(fields)
         use = fields.tool_use() if isinstance(fields, ChatFields) else NO_TOOLS
@@ -152,11 +167,12 @@ class CompletionEndpoint:
         asked: AskedStream,
     ) -> None:
         rid, with_usage, options = scope["segue.rid"], include_usage(fields), text_options(fields, reading)
+        typed = self._endpoint == "responses"
         now = asyncio.get_running_loop().time()
-        of_tokens = options.token_ids or asked_logprobs(fields) >= 0
+        of_tokens = options.token_ids or asked_logprobs(fields) >= 0 or typed
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, fields)
-        writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage, marks=marks)
+        writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage or typed, marks=marks)
         async with self._serving.submitted(rid, requests, options) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 
@@ -164,14 +180,16 @@ class CompletionEndpoint:
         """Of an answer that has this rid, or that a ticket tells of."""
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
         head = ObjectHead(
-            answer_id=f"{'chatcmpl' if self._chat else 'cmpl'}-{rid}",
+            answer_id=f"{PREFIXES[self._endpoint]}{rid}",
             created=created,
             model=fields.model,
             system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),
             logprobs=self._logprobs(fields),
         )
-        return ChatObjects(head) if self._chat else CompletionObjects(head)
+        if isinstance(fields, ChatOfResponses):
+            return ResponsesObjects(head, fields.asked)
+        return ChatObjects(head) if isinstance(fields, ChatFields) else CompletionObjects(head)
 
     def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:
         if asked_logprobs(fields) < 0:

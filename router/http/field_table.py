@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from router.http.known_fields import KNOWN_FIELDS, Endpoint, KnownField, fields_of
+from router.http.field_states import Endpoint, KnownField
+from router.http.known_fields import KNOWN_FIELDS, fields_of
 from router.http.request_body import decode
 from shared.errors import RequestError
 
@@ -25,7 +26,8 @@ log = structlog.get_logger(__name__)
 SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
 NEUTRAL_BYTES_MAX = 64
 NAMES_MAX = 4096  # of a body whose unknown names are looked at; far more than any client sends
-LARGE_FIELDS = ("prompt", "messages")  # they have bounds of their own
+LARGE_FIELDS = ("prompt", "messages", "input")  # they have bounds of their own
+UNKNOWN = "unknown_parameter"  # OpenAI's word
 SLIP = 0.8  # how alike two names are, from 0 to 1, if one is taken for the other
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
@@ -84,9 +86,11 @@ def _check_spelling(endpoint: Endpoint, given: dict[str, msgspec.Raw]) -> None:
             continue
         if (other := _ELSEWHERE.get(name)) and other.state != "no effect":
             if not is_neutral(bytes(value), other.neutral):
-                raise RequestError(f"{name} is not a field of this path", param=name)
+                raise RequestError(f"{name} is not a field of this path", param=name, code=UNKNOWN)
             continue
         near = difflib.get_close_matches(name[:64], known, n=1, cutoff=SLIP)
         if near:
-            raise RequestError(f"{name[:64]} is not a field; did you mean {near[0]}?", param=name[:64])
+            raise RequestError(
+                f"{name[:64]} is not a field; did you mean {near[0]}?", param=name[:64], code=UNKNOWN
+            )
         log.debug("request.unknown_field", field=name[:64])

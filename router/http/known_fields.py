@@ -1,57 +1,15 @@
 """Every field of the requests of OpenAI, vLLM and SGLang, and of a few other servers: what becomes of it here.
 
 Data alone. `field_table` reads bodies by it, and `python -m tests.tidy.api_page` writes docs/api.md out of it. A field
-that would change the output is served or refused, never ignored.
-
-    served      the struct of its endpoint in `request_fields` has it
-    refused     400 with the sentence below, unless it holds a neutral value: one that asks for nothing
-    no effect   accepted: it asks for nothing that a client could see in the output
+that would change the output is served or refused, never ignored; see `field_states`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable
 
-Endpoint = Literal["chat", "completions"]
-Origin = Literal["OpenAI", "vLLM", "SGLang", "others"]
-FieldState = Literal["served", "refused", "no effect"]
-
-CHAT: tuple[Endpoint, ...] = ("chat",)
-COMPLETIONS: tuple[Endpoint, ...] = ("completions",)
-BOTH: tuple[Endpoint, ...] = ("chat", "completions")
-
-
-@dataclass(frozen=True, slots=True)
-class KnownField:
-    """One field of one or more endpoints."""
-
-    name: str
-    origin: Origin
-    endpoints: tuple[Endpoint, ...]
-    state: FieldState
-    remark: str = ""  # what a client does instead, why it has no effect, or how it is served
-    neutral: tuple[Any, ...] = ()  # accepted although the field is refused; null always is
-
-
-def _served(origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str]) -> Iterator[KnownField]:
-    return (KnownField(name, origin, endpoints, "served", remark) for name, remark in fields.items())
-
-
-def _no_effect(
-    origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str]
-) -> Iterator[KnownField]:
-    return (KnownField(name, origin, endpoints, "no effect", remark) for name, remark in fields.items())
-
-
-def _refused(
-    origin: Origin, endpoints: tuple[Endpoint, ...], fields: dict[str, str | tuple[str, tuple[Any, ...]]]
-) -> Iterator[KnownField]:
-    for name, said in fields.items():
-        remark, neutral = said if isinstance(said, tuple) else (said, ())
-        yield KnownField(name, origin, endpoints, "refused", remark, neutral)
-
+from router.http.field_states import BOTH, CHAT, COMPLETIONS, Endpoint, KnownField, no_effect, refused, served
+from router.http.known_responses_fields import RESPONSES_FIELDS
 
 _LATER = "this version does not have it"
 _TEXT_ONLY = "this server reads and writes text only"
@@ -62,7 +20,7 @@ _NOT_A_SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the
 _OWN_NAME = "the name here is {}"
 
 _OPENAI = (
-    *_served(
+    *served(
         "OpenAI",
         BOTH,
         {
@@ -82,16 +40,16 @@ _OPENAI = (
             "best_of": "what n is, or nothing: answers are not ranked here",
         },
     ),
-    *_served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
-    *_served(
+    *served("OpenAI", CHAT, {"messages": "text; roles system, developer, user, assistant, tool"}),
+    *served(
         "OpenAI",
         CHAT,
         {"response_format": "json_schema, json_object; a keyword that cannot be kept is refused"},
     ),
-    *_served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
-    *_served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
-    *_served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
-    *_served(
+    *served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
+    *served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
+    *served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
+    *served(
         "OpenAI",
         CHAT,
         {
@@ -102,20 +60,18 @@ _OPENAI = (
             "function_call": "the name of today is tool_choice",
         },
     ),
-    *_served("vLLM", CHAT, {"include_reasoning": "false leaves thoughts out"}),
-    *_served("SGLang", CHAT, {"separate_reasoning": "false leaves thoughts in the content"}),
-    *_served(
-        "OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}
-    ),
-    *_served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
-    *_refused(
+    *served("vLLM", CHAT, {"include_reasoning": "false leaves thoughts out"}),
+    *served("SGLang", CHAT, {"separate_reasoning": "false leaves thoughts in the content"}),
+    *served("OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}),
+    *served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
+    *refused(
         "OpenAI",
         BOTH,
         {
             "moderation": "nothing is moderated here",
         },
     ),
-    *_refused(
+    *refused(
         "OpenAI",
         COMPLETIONS,
         {
@@ -123,7 +79,7 @@ _OPENAI = (
             "suffix": ("the model continues a prompt, it fills no gap", ("",)),
         },
     ),
-    *_refused(
+    *refused(
         "OpenAI",
         CHAT,
         {
@@ -133,7 +89,7 @@ _OPENAI = (
             "web_search_options": "this server has no tools of its own",
         },
     ),
-    *_no_effect(
+    *no_effect(
         "OpenAI",
         BOTH,
         {
@@ -150,7 +106,7 @@ _OPENAI = (
 )
 
 _VLLM = (
-    *_served(
+    *served(
         "vLLM",
         BOTH,
         {
@@ -161,8 +117,8 @@ _VLLM = (
             "guided_grammar": "the former name of structured_outputs.grammar",
         },
     ),
-    *_served("vLLM", COMPLETIONS, {"response_format": "as in chats"}),
-    *_served(
+    *served("vLLM", COMPLETIONS, {"response_format": "as in chats"}),
+    *served(
         "vLLM",
         BOTH,
         {
@@ -183,7 +139,7 @@ _VLLM = (
             "return_tokens_as_token_ids": "a token of logprobs is shown as token_id:17",
         },
     ),
-    *_served(
+    *served(
         "vLLM",
         CHAT,
         {
@@ -193,8 +149,8 @@ _VLLM = (
             "documents": "for templates that read them",
         },
     ),
-    *_no_effect("vLLM", BOTH, {"spaces_between_special_tokens": "no spaces are put between them"}),
-    *_refused(
+    *no_effect("vLLM", BOTH, {"spaces_between_special_tokens": "no spaces are put between them"}),
+    *refused(
         "vLLM",
         BOTH,
         {
@@ -215,7 +171,7 @@ _VLLM = (
             "repetition_detection": _NOT_A_SAMPLER,
         },
     ),
-    *_refused(
+    *refused(
         "vLLM",
         CHAT,
         {
@@ -225,8 +181,8 @@ _VLLM = (
             "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
         },
     ),
-    *_served("vLLM", COMPLETIONS, {"add_special_tokens": "true unless set; for prompts that are text"}),
-    *_no_effect(
+    *served("vLLM", COMPLETIONS, {"add_special_tokens": "true unless set; for prompts that are text"}),
+    *no_effect(
         "vLLM",
         BOTH,
         {
@@ -236,7 +192,7 @@ _VLLM = (
 )
 
 _SGLANG = (
-    *_served(
+    *served(
         "SGLang",
         BOTH,
         {
@@ -246,8 +202,8 @@ _SGLANG = (
             "structural_tag": "structures of begin, schema and end, and their triggers",
         },
     ),
-    *_served("SGLang", BOTH, {"no_stop_trim": "the same as include_stop_str_in_output"}),
-    *_refused(
+    *served("SGLang", BOTH, {"no_stop_trim": "the same as include_stop_str_in_output"}),
+    *refused(
         "SGLang",
         BOTH,
         {
@@ -275,7 +231,7 @@ _SGLANG = (
             "max_new_tokens": _OWN_NAME.format("max_tokens"),
         },
     ),
-    *_no_effect(
+    *no_effect(
         "SGLang",
         BOTH,
         {
@@ -290,7 +246,7 @@ _SGLANG = (
 )
 
 _OTHERS = (
-    *_refused(
+    *refused(
         "others",
         BOTH,
         {
@@ -355,7 +311,7 @@ _OTHERS = (
             "route": "requests go to no other server",
         },
     ),
-    *_no_effect(
+    *no_effect(
         "others",
         BOTH,
         {
@@ -366,7 +322,7 @@ _OTHERS = (
     ),
 )
 
-KNOWN_FIELDS: tuple[KnownField, ...] = (*_OPENAI, *_VLLM, *_SGLANG, *_OTHERS)
+KNOWN_FIELDS: tuple[KnownField, ...] = (*_OPENAI, *RESPONSES_FIELDS, *_VLLM, *_SGLANG, *_OTHERS)
 
 
 def fields_of(endpoint: Endpoint, known: Iterable[KnownField] = KNOWN_FIELDS) -> dict[str, KnownField]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 SERVED = {
     "/v1/chat/completions": "POST: the next message of a chat",
+    "/v1/responses": "POST: the same in OpenAI's newer form; nothing is stored",
     "/v1/completions": "POST: the continuation of a text",
     "/v1/models": "GET: the model's name, and its context length",
     "/tokenize": "POST: the token ids of a text or a chat",

@@ -10,24 +10,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.core.effects import Usage
+from router.core.effects import RequestFailed, Usage
 from router.http.logprob_objects import LogprobObjects
+from router.http.replies import failure_body
 from router.http.response_stream import TextDelta
 
 Json = dict[str, Any]
+Event = Json | list[Json]  # of a stream: one, or several that belong together
 
 
 class AnswerObjects(Protocol):
     """One kind of answer."""
 
-    def opening(self, index: int) -> Json | None:
-        """The chunk before the first piece of a choice, if this kind has one."""
+    done: bool  # whether a stream that is complete ends with [DONE]
 
-    def chunk(self, piece: TextDelta) -> Json:
+    def opening(self, index: int) -> Event | None:
+        """What comes before the first piece of a choice, if this kind has that."""
+
+    def chunk(self, piece: TextDelta) -> Event:
         """One piece of a stream."""
 
-    def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk of a stream whose request asked for usage."""
+    def usage_chunk(self, usage: Json) -> Event:
+        """The last of a stream whose request asked for usage."""
+
+    def failed(self, failure: RequestFailed) -> Event:
+        """The last of a stream that is interrupted."""
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         """An answer that is not streamed; one piece a choice."""
@@ -62,6 +69,8 @@ class ObjectHead:
 class CompletionObjects:
     """Objects of /v1/completions."""
 
+    done = True
+
     def __init__(self, head: ObjectHead):
         self._head = head
 
@@ -74,6 +83,9 @@ class CompletionObjects:
 
     def usage_chunk(self, usage: Json) -> Json:
         return {**self._head.chunk("text_completion", []), "usage": usage}
+
+    def failed(self, failure: RequestFailed) -> Event:
+        return failure_body(failure)
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         choices = [self._choice(piece) for piece in pieces]
@@ -92,6 +104,8 @@ class CompletionObjects:
 
 class ChatObjects:
     """Objects of /v1/chat/completions."""
+
+    done = True
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -117,6 +131,9 @@ class ChatObjects:
 
     def usage_chunk(self, usage: Json) -> Json:
         return {**self._head.chunk("chat.completion.chunk", []), "usage": usage}
+
+    def failed(self, failure: RequestFailed) -> Event:
+        return failure_body(failure)
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
         choices = [

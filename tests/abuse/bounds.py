@@ -216,6 +216,13 @@ ROUTER_BOUNDS = (
         place="router.http.bad_words",
     ),
     Bound(
+        "OBJECTS_PER_TOKEN_MAX",
+        "400",
+        "four items for each token of the context, of one of two tokenizer threads",
+        f"{UNIT}/test_responses.py::test_more_items_than_the_context_could_hold_are_not_read",
+        place="router.http.responses_input",
+    ),
+    Bound(
         "PENDING_TOKENS_MAX",
         "the text goes out as it is",
         "8 tokens a stream",

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from router.http.known_fields import KNOWN_FIELDS, FieldState, KnownField
+from router.http.field_states import FieldState, KnownField
+from router.http.known_fields import KNOWN_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEAD = """# The API

@@ -11,8 +11,9 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
+from router.http.field_states import BOTH, Endpoint
 from router.http.field_table import NAMES_MAX
-from router.http.known_fields import BOTH, KNOWN_FIELDS, Endpoint, fields_of
+from router.http.known_fields import KNOWN_FIELDS, fields_of
 from router.http.request_fields import ChatFields, CompletionFields, GenerationFields, read_fields
 from shared.errors import RequestError
 

@@ -34,7 +34,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     tokenizer = Tokenizer(model_folder, template_seconds_max=5)
     prompts = Prompts(tokenizer, settings)
     serving = OpenAIServing(None, tokenizer, prompts, settings, {}, Resuming(b"secret"))  # type: ignore[arg-type]
-    endpoint = CompletionEndpoint(serving, chat="messages" in fields)
+    endpoint = CompletionEndpoint(serving, "chat" if "messages" in fields else "completions")
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
     scope = {"headers": [(b"idempotency-key", b"k")], "path": "/", "segue.rid": "r"}
     asked = AskedStream(serving.resuming, scope, "")

@@ -1,0 +1,72 @@
+"""Every field of OpenAI's /v1/responses, and what becomes of it; a part of `known_fields`."""
+
+from __future__ import annotations
+
+from router.http.field_states import RESPONSES, no_effect, refused, served
+
+_NOT_STORED = "nothing is stored here: send the whole conversation as input"
+RESPONSES_FIELDS = (
+    *served(
+        "OpenAI",
+        RESPONSES,
+        {
+            "model": "required; /v1/models has the name",
+            "input": "text, or items: message, function_call, function_call_output, reasoning",
+            "instructions": "the system message; one with the input's own",
+            "stream": "typed events",
+            "max_output_tokens": "at least 1; all that the context leaves by default",
+            "temperature": "0 to 2; 0 is greedy",
+            "top_p": "above 0, up to 1",
+            "tools": "of type function",
+            "tool_choice": "none, auto, required or a function",
+            "parallel_tool_calls": "",
+            "text": "format: text, json_object or json_schema",
+            "reasoning": "effort goes to the template; summaries are not made",
+            "include": "message.output_text.logprobs",
+            "top_logprobs": "up to 20",
+            "metadata": "comes back with the answer",
+            "prompt_cache_key": "requests of one key prefer one worker",
+        },
+    ),
+    *served(
+        "vLLM",
+        RESPONSES,
+        {
+            "top_k": "0 or -1: all",
+            "min_p": "0 to 1",
+            "repetition_penalty": "0.01 to 10",
+            "seed": "as in a chat",
+            "cache_salt": "requests of different salts share no prefix cache",
+        },
+    ),
+    *refused(
+        "OpenAI",
+        RESPONSES,
+        {
+            "previous_response_id": _NOT_STORED,
+            "conversation": _NOT_STORED,
+            "prompt": "prompts are not stored here: send its text as instructions",
+            "background": ("nothing is stored here: an answer comes on the connection", (False,)),
+            "background_options": "nothing is stored here: an answer comes on the connection",
+            "truncation": ("an input that is too long is refused", ("disabled",)),
+            "context_management": ("an input is not shortened", ([],)),
+            "moderation": "nothing is moderated here",
+            "image": "this server reads and writes text only",
+            "access_programs": "this server has no tools of its own",
+        },
+    ),
+    *no_effect(
+        "OpenAI",
+        RESPONSES,
+        {
+            "store": "nothing is stored; the answer says so",
+            "stream_options": "events are not obfuscated, and the last one has usage",
+            "max_tool_calls": "it counts tools that a server calls",
+            "user": "names a user to OpenAI",
+            "service_tier": "there is one",
+            "safety_identifier": "names a user to OpenAI",
+            "prompt_cache_retention": "pages are kept as long as there is room",
+            "prompt_cache_options": "pages are kept as long as there is room",
+        },
+    ),
+)

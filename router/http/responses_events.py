@@ -1,0 +1,244 @@
+"""The JSON of /v1/responses: one answer as items (thoughts, a message, calls), whole and as typed events.
+
+    created, in_progress                            before the first piece
+    output_item.added, content_part.added           when an item begins
+    reasoning_text.delta, output_text.delta, function_call_arguments.delta
+    the same with done, content_part.done, output_item.done
+    completed, or incomplete where max_output_tokens was reached
+
+A whole answer is what the same events would have built, so both are equal. Thoughts and message stay open until the
+end: a model may go on with either. A call ends where the next one begins. Pure functions of pieces; no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from router.core.effects import RequestFailed
+from router.http.openai_objects import Event, Json, ObjectHead
+from router.http.response_stream import TextDelta
+from router.http.responses_fields import ResponsesFields, tools_of
+
+Kind = Literal["reasoning", "message", "function_call"]
+_TEXT_KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
+
+
+class ResponsesObjects:
+    """One answer on its way. Its events come in order, so it is for one stream, or for one whole answer."""
+
+    done = False  # no [DONE]: the last event says that it is the last
+
+    def __init__(self, head: ObjectHead, asked: ResponsesFields):
+        self._head = head
+        self._asked = asked
+        self._tools = tools_of(asked)
+        self._items: list[_Item] = []
+        self._sent = 0
+        self._complete = True
+
+    def opening(self, index: int) -> Event | None:
+        """The response before anything of it is known."""
+        del index
+        response = self._response("in_progress", None)
+        return [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+
+    def chunk(self, piece: TextDelta) -> Event:
+        """The events of one piece."""
+        events: list[Json] = []
+        if piece.reasoning:
+            events += self._text("reasoning", piece.reasoning, [])
+        if piece.text or piece.entries:
+            told = self._head.logprobs
+            entries = told.chat(piece.entries)["content"] if told and piece.entries else []
+            events += self._text("message", piece.text, entries)
+        for part in piece.calls:
+            events += (
+                self._begin_call(part.text, part.call) if part.kind == "call" else self._argue(part.text)
+            )
+        if piece.finish_reason is not None:
+            self._complete = piece.finish_reason != "length"
+            if not self._items:
+                events += self._begin("message")
+            for item in self._items:
+                events += self._end(item)
+        return events
+
+    def usage_chunk(self, usage: Json) -> Event:
+        """The last event."""
+        status = "completed" if self._complete else "incomplete"
+        return self._event(f"response.{status}", response=self._response(status, usage))
+
+    def failed(self, failure: RequestFailed) -> Event:
+        """The last events of an answer that was interrupted."""
+        code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
+        for item in self._items:
+            item.status = "completed" if item.ended else "incomplete"
+        response = self._response("failed", None) | {"error": {"code": code, "message": failure.message}}
+        return [
+            self._event("error", code=failure.code, message=failure.message, param=failure.param),
+            self._event("response.failed", response=response),
+        ]
+
+    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
+        """The whole answer."""
+        for piece in pieces:
+            self.chunk(piece)
+        return self._response("completed" if self._complete else "incomplete", usage)
+
+    # ---- items -------------------------------------------------------------------------------------------------
+
+    def _text(self, kind: Kind, text: str, logprobs: list[Json]) -> list[Json]:
+        """Events of more text in the one item of a kind."""
+        found = [item for item in self._items if item.kind == kind]
+        events = [] if found else self._begin(kind)
+        item = found[0] if found else self._items[-1]
+        item.text += text
+        item.logprobs += logprobs
+        about: Json = {"delta": text} | ({"logprobs": logprobs} if kind == "message" else {})
+        return [*events, self._event(f"response.{_TEXT_KINDS[kind]}.delta", **item.place, **about)]
+
+    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> list[Json]:
+        item = _Item(kind, self._head.answer_id, len(self._items), name, call_id)
+        self._items.append(item)
+        added = self._event(
+            "response.output_item.added", output_index=item.index, item=item.shown("in_progress")
+        )
+        if kind == "function_call":
+            return [added]
+        return [added, self._event("response.content_part.added", **item.place, part=item.part(begun=True))]
+
+    def _begin_call(self, name: str, call: int) -> list[Json]:
+        events = [] if not self._items else self._end_calls()
+        named = f"{self._head.answer_id} 0 {call}"
+        call_id = hashlib.sha256(named.encode()).hexdigest()[
+            :9
+        ]  # the only kind that every template takes back
+        return events + self._begin("function_call", name, call_id)
+
+    def _argue(self, text: str) -> list[Json]:
+        item = self._items[-1] if self._items[-1].kind == "function_call" else self._last_call()
+        item.text += text
+        return [self._event("response.function_call_arguments.delta", **item.call_place, delta=text)]
+
+    def _last_call(self) -> _Item:
+        return next(item for item in reversed(self._items) if item.kind == "function_call")
+
+    def _end_calls(self) -> list[Json]:
+        return [event for item in self._items if item.kind == "function_call" for event in self._end(item)]
+
+    def _end(self, item: _Item) -> list[Json]:
+        if item.ended:
+            return []
+        item.ended = True
+        status = "completed" if self._complete or item is not self._items[-1] else "incomplete"
+        item.status = status
+        return [
+            *self._whole_text(item),
+            self._event("response.output_item.done", output_index=item.index, item=item.shown(status)),
+        ]
+
+    def _whole_text(self, item: _Item) -> list[Json]:
+        if item.kind == "function_call":
+            about = {"arguments": item.text, "name": item.name}
+            return [self._event("response.function_call_arguments.done", **item.call_place, **about)]
+        logprobs: Json = {"logprobs": item.logprobs} if item.kind == "message" else {}
+        return [
+            self._event(f"response.{_TEXT_KINDS[item.kind]}.done", **item.place, text=item.text, **logprobs),
+            self._event("response.content_part.done", **item.place, part=item.part()),
+        ]
+
+    # ---- the response ------------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        self._sent += 1
+        return {"type": kind, "sequence_number": self._sent - 1, **fields}
+
+    def _response(self, status: str, usage: Json | None) -> Json:
+        asked = self._asked
+        return {
+            "id": self._head.answer_id,
+            "object": "response",
+            "created_at": self._head.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "model": self._head.model,
+            "output": [item.shown(item.status) for item in self._items],
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "store": False,
+            "system_fingerprint": self._head.system_fingerprint,
+            "temperature": asked.temperature,
+            "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
+            "tool_choice": "auto" if bytes(asked.tool_choice) == b"null" else asked.tool_choice,
+            "tools": self._tools,
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+            "usage": usage and _usage(usage),
+        }
+
+
+class _Item:
+    """One item of the output."""
+
+    def __init__(self, kind: Kind, answer_id: str, index: int, name: str, call_id: str):
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        self.id = f"{prefix}_{answer_id.partition('_')[2]}-{index}"
+        self.kind = kind
+        self.index = index
+        self.text = ""  # or the arguments of a call
+        self.logprobs: list[Json] = []
+        self.name = name
+        self.call_id = call_id
+        self.ended = False
+        self.status = "in_progress"
+
+    @property
+    def place(self) -> Json:
+        return {**self.call_place, "content_index": 0}
+
+    @property
+    def call_place(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index}
+
+    def part(self, *, begun: bool = False) -> Json:
+        """Its one part of text; empty where it has only begun."""
+        text = "" if begun else self.text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = [] if begun else self.logprobs
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def shown(self, status: str) -> Json:
+        """The item as it is now; one in progress has no content yet."""
+        item: Json = {"type": self.kind, "id": self.id, "status": status}
+        if self.kind == "function_call":
+            return {**item, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content = [] if status == "in_progress" else [self.part()]
+        if self.kind == "reasoning":
+            return {**item, "summary": [], "content": content}
+        return {**item, "role": "assistant", "content": content}
+
+
+def _usage(usage: Json) -> Json:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,171 @@
+"""The fields of POST /v1/responses, and the chat request that they mean.
+
+Everything is served as a chat is: same bounds, same tokens. Nothing is stored, so a request brings the whole
+conversation as its `input`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from router.http.field_table import UNKNOWN, read_by_table
+from router.http.request_body import decode
+from router.http.request_fields import ChatFields
+from router.http.responses_input import chat_messages
+from shared.errors import RequestError
+
+Json = dict[str, Any]
+
+LOGPROBS = "message.output_text.logprobs"
+# What a client finds under another name in the sentences about chats.
+_CHAT_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+_NULL = msgspec.Raw(b"null")
+
+
+class ReasoningFields(msgspec.Struct):
+    """How much a model thinks; summaries are not made."""
+
+    effort: str | None = None
+
+
+class TextFormatFields(msgspec.Struct):
+    """What the text must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = _NULL
+    strict: bool | None = None
+
+
+class TextFields(msgspec.Struct):
+    """The text of the answer."""
+
+    format: TextFormatFields | None = None
+    verbosity: str | None = None
+
+
+class FunctionFields(msgspec.Struct):
+    """A tool: what chat completions have in an object `function` of its own."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = _NULL
+    strict: bool = False
+
+
+class ResponsesFields(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/responses; null means the default everywhere."""
+
+    model: str
+    input: msgspec.Raw
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    tools: msgspec.Raw = _NULL
+    tool_choice: msgspec.Raw = _NULL
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+
+
+class ChatOfResponses(ChatFields, kw_only=True):
+    """The chat request, with what was asked for: the answer repeats it."""
+
+    asked: ResponsesFields
+
+
+def read_responses(body: bytes | bytearray, context_len: int) -> ChatOfResponses:
+    """The chat request that a body means; raises `RequestError` naming the field that is wrong."""
+    asked = read_by_table(body, "responses", ResponsesFields)
+    messages = chat_messages(asked.input, asked.instructions, context_len)
+    asked.input = _NULL  # the fields live on, the body need not
+    told = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
+    return ChatOfResponses(
+        asked=asked,
+        model=asked.model,
+        messages=msgspec.Raw(msgspec.json.encode(messages)),
+        stream=asked.stream,
+        max_completion_tokens=asked.max_output_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        seed=asked.seed,
+        tools=_chat_tools(asked),
+        tool_choice=asked.tool_choice,
+        parallel_tool_calls=asked.parallel_tool_calls,
+        response_format=_response_format(asked.text),
+        reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
+        logprobs=True if told else None,
+        top_logprobs=asked.top_logprobs if told else None,
+        prompt_cache_key=asked.prompt_cache_key,
+        cache_salt=asked.cache_salt,
+    )
+
+
+def in_responses_words(error: RequestError) -> RequestError:
+    """The same error with the names that this API has for the fields of a chat."""
+    if error.code == UNKNOWN:
+        return error
+    message, param = error.message, error.param
+    for name, own in _CHAT_NAMES.items():
+        message = message.replace(name, own)
+        param = param.replace(name, own) if param else param
+    return RequestError(message, status=error.status, param=param, code=error.code)
+
+
+def tools_of(asked: ResponsesFields) -> list[FunctionFields]:
+    """The tools of a request, in the form that this API has for them."""
+    return [] if bytes(asked.tools) == b"null" else decode(asked.tools, list[FunctionFields], "tools")
+
+
+def _chat_tools(asked: ResponsesFields) -> msgspec.Raw:
+    given = tools_of(asked)
+    for at, tool in enumerate(given):
+        if tool.type != "function":
+            raise RequestError(
+                f"tools[{at}].type must be function: this server has no tools of its own",
+                param=f"tools[{at}].type",
+            )
+    functions = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        for tool in given
+    ]
+    chat = [{"type": "function", "function": function} for function in functions]
+    return msgspec.Raw(msgspec.json.encode(chat))
+
+
+def _response_format(text: TextFields | None) -> msgspec.Raw:
+    if text is None or text.format is None or text.format.type == "text":
+        return _NULL
+    if text.format.type == "json_object":
+        return msgspec.Raw(b'{"type":"json_object"}')
+    schema = {"name": text.format.name, "schema": text.format.schema, "strict": text.format.strict}
+    given = {name: value for name, value in schema.items() if value is not None}
+    return msgspec.Raw(msgspec.json.encode({"type": "json_schema", "json_schema": given}))

@@ -1,0 +1,127 @@
+"""The items of a Responses request become the messages of a chat.
+
+    message                 a message of its role
+    function_call           a call in the assistant's message
+    function_call_output    a message of role tool
+    reasoning               the thoughts of the assistant's message
+
+What an assistant thought, said and called in a row is one message, as chat templates want it. Instructions stand before
+all; where the input begins with a system message too, both are one, because many templates take one alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.http.request_body import decode, missing_field
+from shared.errors import RequestError
+
+OBJECTS_PER_TOKEN_MAX = 4  # of the context: an item, and each of its parts, is an object
+
+Json = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_SYSTEM = ("system", "developer")
+
+
+class PartFields(msgspec.Struct):
+    """One part of a content that is a list."""
+
+    type: str = "input_text"
+    text: str | None = None
+
+
+class ItemFields(msgspec.Struct):
+    """One item of `input`, whatever its type."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[PartFields] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    call_id: str | None = None
+    output: str | list[PartFields] | None = None
+
+
+def chat_messages(given: msgspec.Raw, instructions: str | None, context_len: int) -> list[Json]:
+    """The messages of a chat; raises `RequestError` naming the item that is wrong."""
+    messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+    if bytes(given).startswith(b'"'):
+        return [*messages, {"role": "user", "content": decode(given, str, "input")}]
+    if bytes(given).count(b"{") > OBJECTS_PER_TOKEN_MAX * context_len:
+        raise RequestError(
+            f"input has more items than the model's context of {context_len} tokens can hold",
+            param="input",
+            code="context_length_exceeded",
+        )
+    items = decode(given, list[ItemFields], "input")
+    if not items:
+        raise RequestError("input must be a string, or a list of at least one item", param="input")
+    for at, item in enumerate(items):
+        _add(messages, item, f"input[{at}]")
+    return _with_one_system(messages)
+
+
+def _add(messages: list[Json], item: ItemFields, param: str) -> None:
+    if item.type == "message":
+        role = item.role or _missing(f"{param}.role")
+        content = _text(item.content, f"{param}.content")
+        if role == "assistant":
+            _assistant(messages, "content")["content"] = content
+        else:
+            messages.append({"role": role, "content": content})
+    elif item.type == "function_call":
+        function = {"name": item.name or _missing(f"{param}.name"), "arguments": item.arguments or "{}"}
+        call = {"id": item.call_id or _missing(f"{param}.call_id"), "type": "function", "function": function}
+        _assistant(messages).setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        called = item.call_id or _missing(f"{param}.call_id")
+        output = _text(item.output, f"{param}.output")
+        messages.append({"role": "tool", "tool_call_id": called, "content": output})
+    elif item.type == "reasoning":
+        if item.content:
+            thoughts = _text(item.content, f"{param}.content")
+            _assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
+    else:
+        raise RequestError(
+            f"{param}.type must be message, function_call, function_call_output or reasoning: nothing is stored here,"
+            " and there are no other tools",
+            param=f"{param}.type",
+        )
+
+
+def _assistant(messages: list[Json], *without: str) -> Json:
+    """The assistant's message that an item belongs to; a new one if the last one has something of `without`."""
+    if not messages or messages[-1]["role"] != "assistant" or any(name in messages[-1] for name in without):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _with_one_system(messages: list[Json]) -> list[Json]:
+    first = messages[:2]
+    if len(first) == 2 and all(message["role"] in _SYSTEM for message in first):
+        both = "\n\n".join(message["content"] for message in first)
+        return [{"role": "system", "content": both}, *messages[2:]]
+    return messages
+
+
+def _text(content: str | list[PartFields] | None, param: str) -> str:
+    if content is None:
+        raise missing_field(param)
+    if isinstance(content, str):
+        return content
+    for at, part in enumerate(content):
+        if part.type not in _TEXT_PARTS:
+            raise RequestError(
+                f"{param}[{at}].type must be a part of text: this server reads text only",
+                param=f"{param}[{at}].type",
+            )
+        if part.text is None:
+            raise missing_field(f"{param}[{at}].text")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _missing(param: str) -> str:
+    raise missing_field(param)

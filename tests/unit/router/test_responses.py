@@ -1,0 +1,291 @@
+"""/v1/responses through OpenAI's own client; the types of the `openai` package judge every event and every answer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.resources.responses import Responses
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from router.http.known_fields import fields_of
+from router.http.responses_fields import ResponsesFields
+from router.text.tokenizer import Tokenizer
+from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
+from tests.unit.router.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, TEMPLATE, prompt, says
+from tests.unit.router.tiny_model import write_folder
+
+OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+TEXTS = {
+    "text": "Héllo 日本 🙂🦊, the quick brown fox.",
+    "thoughts": "<think>\nSo.\n</think>\n\nthe fox",
+    "a call": f"<think>\nSo.\n</think>\n\nI look:\n\n{CALL}\n{CALL.replace('Paris', 'Zürich 🙂')}",
+    "nothing": "",
+}
+VARYING = ("id", "item_id", "created_at", "sequence_number", "call_id")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("responses"), chat_template=TEMPLATE, context_len=CONTEXT_LEN)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder, template_seconds_max=5)
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[RunningRouter]:
+    with RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
+    says(served, tokenizer, TEXTS["text"])
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": "How is it in Paris?", "max_output_tokens": 400} | fields
+
+
+def whole(router: RunningRouter, **fields: Any) -> dict[str, Any]:
+    answer = httpx2.post(f"{router.url}/v1/responses", json=body(**fields), timeout=20)
+    assert answer.status_code == 200, answer.text
+    checked(Response, answer.json())
+    return dict(answer.json())
+
+
+def events(router: RunningRouter, **fields: Any) -> list[dict[str, Any]]:
+    """All events of a stream, each judged by the `openai` package."""
+    answer = httpx2.post(f"{router.url}/v1/responses", json=body(stream=True, **fields), timeout=20)
+    assert answer.status_code == 200, answer.text
+    found = []
+    for block in answer.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        checked(ResponseStreamEvent, event)
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def checked(kind: Any, value: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydantic's, of annotations in the package
+        TypeAdapter(kind).validate_python(value)
+
+
+def refusal(router: RunningRouter, **fields: Any) -> dict[str, Any]:
+    answer = httpx2.post(f"{router.url}/v1/responses", json=body(**fields), timeout=20)
+    assert answer.status_code == 400, answer.text
+    return dict(answer.json()["error"])
+
+
+def stable(value: Any) -> Any:
+    """Without what differs between two answers to one request."""
+    if isinstance(value, list):
+        return [stable(one) for one in value]
+    if isinstance(value, dict):
+        return {name: stable(one) for name, one in value.items() if name not in VARYING}
+    return value
+
+
+def built(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output as a client builds it of deltas alone."""
+    items: list[dict[str, Any]] = []
+    for event in found:
+        kind = event["type"]
+        if kind == "response.output_item.added":
+            items.append({"type": event["item"]["type"], "text": ""})
+        elif kind.endswith(".delta"):
+            items[event["output_index"]]["text"] += event["delta"]
+    return items
+
+
+def texts(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": item["type"],
+            "text": item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"],
+        }
+        for item in output
+    ]
+
+
+@pytest.mark.parametrize("row", [1, 7, 1000], ids="{} tokens a message".format)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_stream_is_the_answer_that_is_not_streamed(
+    served: RunningRouter, tokenizer: Tokenizer, text: str, row: int
+) -> None:
+    says(served, tokenizer, text, row=row)
+    answer = whole(served, tools=[TOOL])
+    found = events(served, tools=[TOOL])
+    assert found[-1]["type"] == "response.completed"
+    assert stable(found[-1]["response"]) == stable(answer)
+    assert built(found) == texts(answer["output"])
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert sorted(done, key=lambda item: item["id"]) == sorted(
+        found[-1]["response"]["output"], key=lambda item: item["id"]
+    )
+
+
+def test_an_answer_has_its_text_and_says_that_nothing_is_stored(
+    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    answer = client.responses.create(
+        model=MODEL, input="hi", instructions="Be brief.", metadata={"a": "b"}, store=True
+    )
+    assert answer.output_text == TEXTS["text"]
+    assert answer.status == "completed"
+    assert answer.id.startswith("resp_")
+    assert answer.to_dict()["store"] is False
+    assert answer.metadata == {"a": "b"}
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len(served.workers.prefills[-1].token_ids)
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    assert "<|start|>system\nBe brief.<|end|><|start|>user\nhi<|end|>" in prompt(served, tokenizer)
+
+
+def test_the_clients_own_stream_joins_to_the_text(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="hi") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == TEXTS["text"]
+        assert stream.get_final_response().output_text == TEXTS["text"]
+
+
+def test_an_answer_that_reached_its_limit_is_incomplete(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, TEXTS["text"], end=False)
+    answer = whole(served, max_output_tokens=4)
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in answer["output"]] == ["incomplete"]
+    assert events(served, max_output_tokens=4)[-1]["type"] == "response.incomplete"
+
+
+def test_a_conversation_with_tools_comes_back_whole(
+    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    says(served, tokenizer, TEXTS["a call"])
+    first = client.responses.create(model=MODEL, input="How is it in Paris?", tools=[TOOL])
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Zürich 🙂"]
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "<|end|> rain"}
+    items: Any = [{"role": "user", "content": "How is it in Paris?"}, *first.to_dict()["output"], result]
+    says(served, tokenizer, "It rains.")
+    second = client.responses.create(model=MODEL, input=items, tools=[TOOL])
+    assert second.output_text == "It rains."
+    shown = prompt(served, tokenizer)
+    assert "<weather Paris><weather Zürich 🙂><|end|>" in shown
+    assert f"<|end|> rain of {calls[0].call_id}" in shown
+    ends = served.workers.prefills[-1].token_ids.count(tokenizer.encode("<|end|>", False)[0])
+    assert ends == shown.count("<|end|>") - 1, "what a tool says is text"
+
+
+def test_logprobs_come_with_their_text(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, "the fox")
+    answer = whole(served, top_logprobs=2, include=["message.output_text.logprobs"])
+    entries = answer["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries if entry["token"] != "<|end|>") == "the fox"
+    assert {len(entry["top_logprobs"]) for entry in entries} == {2}
+    found = events(served, top_logprobs=2)
+    streamed = [
+        one for event in found for one in event.get("logprobs", []) if event["type"].endswith("delta")
+    ]
+    assert streamed == entries
+
+
+def test_a_schema_is_a_grammar(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, "{}")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    asked = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+    answer = whole(served, text=asked)
+    assert answer["text"]["format"]["schema"] == schema
+    grammar = served.workers.prefills[-1].params.grammar
+    assert grammar is not None
+    assert '"a"' in grammar.text
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an earlier response": ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    "a conversation": ({"conversation": "conv_1"}, "conversation"),
+    "a stored prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    "the background": ({"background": True}, "background"),
+    "a tool of the server": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "an item of the server": ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    "an image": (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+    ),
+    "no items": ({"input": []}, "input"),
+    "a number": ({"input": 5}, "input"),
+    "an item without a role": ({"input": [{"content": "hi"}]}, "input[0].role"),
+    "a result without its call": (
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        "input[0].call_id",
+    ),
+    "a truncated input": ({"truncation": "auto"}, "truncation"),
+    "no output": ({"max_output_tokens": 0}, "max_output_tokens"),
+    "a field of chats": ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
+    "a slip": ({"tempreature": 1}, "tempreature"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_served_is_refused_by_its_own_name(
+    served: RunningRouter, fields: dict[str, Any], param: str
+) -> None:
+    heard = len(served.workers.prefills)
+    error = refusal(served, **fields)
+    assert error["param"] == param
+    assert param in error["message"]
+    assert len(served.workers.prefills) == heard
+
+
+def test_more_items_than_the_context_could_hold_are_not_read(served: RunningRouter) -> None:
+    error = refusal(served, input=[{}] * (5 * CONTEXT_LEN))
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+
+
+def test_a_stream_that_is_interrupted_says_so(folder: Path) -> None:
+    with RunningRouter(folder, limits=LIMITS, worker_return_seconds=0.1) as router:
+        router.workers.script = Script(stalled=True)
+        with httpx2.stream(
+            "POST", f"{router.url}/v1/responses", json=body(stream=True), timeout=20
+        ) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: response.created"
+            router.call(router.workers.lose_decode)
+            rest = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    for event in rest:
+        checked(ResponseStreamEvent, event)
+    assert [event["type"] for event in rest[-2:]] == ["error", "response.failed"]
+    assert rest[-1]["response"]["status"] == "failed"
+
+
+def test_the_served_fields_of_the_table_are_those_of_the_struct() -> None:
+    served = {name for name, field in fields_of("responses").items() if field.state == "served"}
+    assert served == set(ResponsesFields.__struct_fields__)
+
+
+def test_the_table_has_every_parameter_of_the_openai_package() -> None:
+    parameters = set(inspect.signature(Responses.create).parameters) - OF_THE_CLIENT
+    assert parameters - set(fields_of("responses")) == set()
