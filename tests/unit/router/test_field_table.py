@@ -7,18 +7,25 @@ import json
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
 from router.http.field_states import BOTH, Endpoint
-from router.http.field_table import NAMES_MAX
+from router.http.field_table import NAMES_MAX, read_by_table
 from router.http.known_fields import KNOWN_FIELDS, fields_of
 from router.http.request_fields import ChatFields, CompletionFields, GenerationFields, read_fields
+from router.http.responses_fields import ResponsesFields
 from shared.errors import RequestError
 
 KINDS: dict[Endpoint, type[GenerationFields]] = {"chat": ChatFields, "completions": CompletionFields}
-PROMPTS: dict[Endpoint, dict[str, Any]] = {"chat": {"messages": []}, "completions": {"prompt": "fox"}}
+STRUCTS: dict[Endpoint, type[msgspec.Struct]] = {**KINDS, "responses": ResponsesFields}
+PROMPTS: dict[Endpoint, dict[str, Any]] = {
+    "chat": {"messages": []},
+    "completions": {"prompt": "fox"},
+    "responses": {"input": "fox"},
+}
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -115,7 +122,7 @@ def test_values_that_ask_for_nothing_are_accepted(field: Any) -> None:
     for endpoint in field.endpoints:
         for value in (*field.neutral, None):
             if field.state == "refused":
-                read_fields(body(endpoint, **{field.name: value}), KINDS[endpoint])
+                read_by_table(body(endpoint, **{field.name: value}), endpoint, STRUCTS[endpoint])
 
 
 def test_a_slip_of_the_finger_is_no_silence() -> None:

@@ -189,7 +189,8 @@ def test_a_conversation_with_tools_comes_back_whole(
     calls = [item for item in first.output if item.type == "function_call"]
     assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Zürich 🙂"]
     result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "<|end|> rain"}
-    items: Any = [{"role": "user", "content": "How is it in Paris?"}, *first.to_dict()["output"], result]
+    said: Any = first.to_dict()["output"]
+    items: Any = [{"role": "user", "content": "How is it in Paris?"}, *said, result]
     says(served, tokenizer, "It rains.")
     second = client.responses.create(model=MODEL, input=items, tools=[TOOL])
     assert second.output_text == "It rains."
@@ -265,9 +266,10 @@ def test_more_items_than_the_context_could_hold_are_not_read(served: RunningRout
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
 
-def test_a_stream_that_is_interrupted_says_so(folder: Path) -> None:
+def test_a_stream_that_is_interrupted_says_so(folder: Path, tokenizer: Tokenizer) -> None:
+    output = tokenizer.encode("the fox", add_special_tokens=False)
     with RunningRouter(folder, limits=LIMITS, worker_return_seconds=0.1) as router:
-        router.workers.script = Script(stalled=True)
+        router.workers.script = Script(output=lambda _: output, stalled=True)
         with httpx2.stream(
             "POST", f"{router.url}/v1/responses", json=body(stream=True), timeout=20
         ) as answer:
