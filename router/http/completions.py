@@ -168,8 +168,10 @@ class CompletionEndpoint:
     ) -> None:
         rid, with_usage, options = scope["segue.rid"], include_usage(fields), text_options(fields, reading)
         typed = self._endpoint == "responses"
+        if typed and asked.plan.ticket is not None:
+            raise RequestError("a stream of /v1/responses cannot be resumed: leave out X-Segue-Resumable")
         now = asyncio.get_running_loop().time()
-        of_tokens = options.token_ids or asked_logprobs(fields) >= 0 or typed
+        of_tokens = options.token_ids or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, fields)
         writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage or typed, marks=marks)

@@ -283,6 +283,14 @@ def test_a_stream_that_is_interrupted_says_so(folder: Path, tokenizer: Tokenizer
     assert rest[-1]["response"]["status"] == "failed"
 
 
+def test_a_stream_that_is_to_be_resumed_is_refused(served: RunningRouter) -> None:
+    headers = {"x-segue-resumable": "true"}
+    asked = body(stream=True)
+    answer = httpx2.post(f"{served.url}/v1/responses", json=asked, headers=headers, timeout=20)
+    assert answer.status_code == 400
+    assert "X-Segue-Resumable" in answer.json()["error"]["message"]
+
+
 def test_the_served_fields_of_the_table_are_those_of_the_struct() -> None:
     served = {name for name, field in fields_of("responses").items() if field.state == "served"}
     assert served == set(ResponsesFields.__struct_fields__)
