@@ -14,14 +14,11 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 
 from router.http.field_states import Endpoint, KnownField
 from router.http.known_fields import KNOWN_FIELDS, fields_of
 from router.http.request_body import decode
 from shared.errors import RequestError
-
-log = structlog.get_logger(__name__)
 
 SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
 NEUTRAL_BYTES_MAX = 64
@@ -93,4 +90,3 @@ def _check_spelling(endpoint: Endpoint, given: dict[str, msgspec.Raw]) -> None:
             raise RequestError(
                 f"{name[:64]} is not a field; did you mean {near[0]}?", param=name[:64], code=UNKNOWN
             )
-        log.debug("request.unknown_field", field=name[:64])
