@@ -28,7 +28,7 @@ from router.http.chat_messages import MessageFields, template_message
 from router.http.request_body import decode
 from router.http.tokenizer_queue import TokenizerQueue
 from router.http.tools_in_words import in_words
-from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, texts_of
+from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError
 
@@ -122,7 +122,7 @@ class Prompts:
         if len(decoded) > context_len:  # their roles may be spelled with escapes
             raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
         parsed = [template_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
-        chars = sum(len(text) for message in parsed for text in texts_of(message))
+        chars = sum(len(text) for message in parsed for text in client_texts(message))
         self._check_chars(chars, context_len, "messages")
         parsed, options = self._with_tools(parsed, options)
         try:

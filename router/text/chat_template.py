@@ -65,6 +65,11 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
+def client_texts(message: Message) -> Iterator[str]:
+    """What the client wrote in a message: all but its role and the names of its fields."""
+    return texts_of([value for name, value in message.items() if name != "role"])
+
+
 class ChatTemplate:
     """The template of one model folder. May be used from any thread."""
 

@@ -21,14 +21,14 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from router.text.chat_template import ChatOptions, ChatTemplate, Message, replace_all, texts_of
+from router.text.chat_template import ChatOptions, ChatTemplate, Message, client_texts, replace_all
 from shared.errors import RequestError
 
 Encode = Callable[[Any, str], list[int]]  # with a tokenizer, a text without special tokens around it
@@ -66,7 +66,7 @@ class ControlTokens:
 
     def typed_in(self, messages: Sequence[Message], options: ChatOptions) -> bool:
         """Whether what a client sent holds a special token, or may be a part of one with what stands beside it."""
-        texts = chain(chain.from_iterable(map(_client_texts, messages)), options.texts())
+        texts = chain(chain.from_iterable(map(client_texts, messages)), options.texts())
         return any(self._typed_in(text) for text in texts)
 
     def encode(self, messages: Sequence[Message], options: ChatOptions, encode: Encode) -> list[int]:
@@ -165,11 +165,6 @@ class SecondNames:
         return bool(rendered) and all(
             _encode(backend, first) == self.encode(second, _encode) for first, second in rendered
         )
-
-
-def _client_texts(message: Message) -> Iterator[str]:
-    """What the client wrote in a message: all but its role and the names of its fields."""
-    return texts_of([value for name, value in message.items() if name != "role"])
 
 
 def _accepted(template: ChatTemplate, chat: Sequence[Message]) -> str | None:
