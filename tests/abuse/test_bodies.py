@@ -154,11 +154,14 @@ CASES = {
     "a model that is a list": fields(model=[MARKER]),
     "n of a million": fields(n=1_000_000),
     "best_of": fields(best_of=20),
-    "logprobs": fields(logprobs=5),
+    "logprobs": fields(LEGAL, logprobs=5),
+    "21 logprobs": fields(logprobs=21),
+    "2 to the 70 logprobs": fields(logprobs=2**70),
+    "logprobs of the prompt": fields(prompt_logprobs=5),
     "embedded prompts": fields(prompt_embeds=MARKER),
     "a chat template": message(MARKER, EITHER, chat_template="{% for a in range(10**9) %}x{% endfor %}"),
     "a tool": message(MARKER, tools=[{"type": "function", "function": {"name": MARKER}}]),
-    "a grammar": fields(guided_regex="(a+)+$"),
+    "a grammar": fields(LEGAL, guided_regex="(a+)+$"),
     "a schema": message(MARKER, response_format={"type": "json_schema", "json_schema": {"name": MARKER}}),
     "an image of another host": message(
         [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x"}}]
