@@ -359,8 +359,7 @@ def _fits_ignored() -> list[Patch]:
 
 @_mistake("placement", "pages go to workers of another KV format")
 def _format_ignored() -> list[Patch]:
-    def could_decode(need: Any, worker: Worker, fleet: Any) -> bool:
-        del fleet
-        return worker.fits(need.tokens_max)
+    def could_decode(need: Any, worker: Worker, _fleet: Any) -> bool:
+        return worker.fits(need.tokens_max) and need.features <= worker.features
 
-    return [(placement, "_could_decode", could_decode)]
+    return [(placement, "could_decode", could_decode)]

@@ -10,6 +10,7 @@ from shared.baton import Baton
 from shared.kv.page_pool import PageState
 from shared.messages import Row
 from shared.req import Req
+from shared.sampled import TokenLogprobs
 from shared.schedule_batch import PageGrant, SlotJoin
 from tests.simulation.mutation import Mutation, Patch, into
 
@@ -80,7 +81,9 @@ def _page_late() -> list[Patch]:
 
 @_mistake("steps", "a flush forgets all but the last token of a request")
 def _last_token_only() -> list[Patch]:
-    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...]) -> Row:
-        return Row(rid, attempt, index + len(token_ids) - 1, token_ids[-1:])
+    def row(
+        rid: str, attempt: int, index: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+    ) -> Row:
+        return Row(rid, attempt, index + len(token_ids) - 1, token_ids[-1:], logprobs[-1:])
 
     return [(output_buffer, "Row", row)]

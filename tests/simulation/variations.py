@@ -197,7 +197,7 @@ def partition(scenario: SimulationScenario) -> SimulationScenario:
         f"decode-{rng.randrange(sizes.decode_workers)}",
     )
     sizes = replace(sizes, unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
-    if scenario.calm:
+    if scenario.calm and way_of(scenario.random) != "rolling":  # there each new process has to learn it again
         sizes = replace(sizes, losses_max=1)
     return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
 
