@@ -14,7 +14,7 @@ from tests.simulation.mutation import Mutation
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import Run, run_seed, seeds_until_caught
 
-SEEDS_MAX = 400
+SEEDS_MAX = 1000  # as many as must pass
 AREAS = {
     "bars",
     "migration",
