@@ -11,14 +11,16 @@ import signal
 import sys
 from typing import NoReturn
 
-USAGE = """usage: segue up [--model MODEL] [--prefill N] [--decode N] [--router-port PORT] [--config FILE] …
+USAGE = """usage: segue up [MODEL] [-p PORT] [--prefill N] [--decode N] [--config FILE] …
 
        segue keys new NAME | check FILE
 
-up: serve a language model on this machine, with prefill and decode in processes of their own.
+up, serve: serve a language model on this machine, with prefill and decode in processes of their own. MODEL is a folder,
+a .gguf file, a Hub id, or smollm2, which is installed with Segue.
 keys: draw API keys for the clients of a router.
 `segue up --help` lists all flags; `segue --version` says the version.
 """
+COMMANDS = ("up", "serve", "keys")
 
 
 def main() -> NoReturn:
@@ -41,7 +43,7 @@ def run_and_exit(argv: list[str]) -> NoReturn:
         run(argv)
         exit_now()
     except StartError as error:
-        exit_with_error(f"{'keys' if argv[:1] == ['keys'] else 'up'}: {error}")
+        exit_with_error(f"{argv[0] if argv[0] in COMMANDS else 'command line'}: {error}")
 
 
 def run(argv: list[str]) -> None:
@@ -55,17 +57,18 @@ def run(argv: list[str]) -> None:
             sys.stdout.write(USAGE)
         case ["--version"]:
             sys.stdout.write(f"segue {version('segue')}\n")
-        case ["up", *flags]:
+        case ["up" | "serve", *words]:
             from shared.local.config import load_local
             from shared.local.console import StartupConsole
+            from shared.local.spelling import spelled_out
             from shared.local.up import up
 
-            up(load_local(flags, os.environ), StartupConsole())
+            up(load_local(spelled_out(words), os.environ), StartupConsole())
         case ["keys", *words]:
             from shared.local.keys_command import keys
 
             sys.stdout.write(keys(words))
         case [word, *_]:
             raise ConfigError(
-                f"unknown command {word}; there are `segue up` and `segue keys`, see segue --help"
+                f"unknown command {word}; there are `segue up MODEL` and `segue keys`, see segue --help"
             )

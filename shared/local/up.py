@@ -36,12 +36,17 @@ from shared.process.worker_config import WorkerConfig
 
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WORKERS: tuple[Role, ...] = ("prefill", "decode")
+NVIDIA = Path("/dev/nvidiactl")  # there once the driver is loaded
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
 
 def up(settings: LocalSettings, console: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
     config, environment = settings.config, _environment()
+    if config.device == "cuda" and not NVIDIA.exists():
+        raise StartError(
+            "--device cuda needs an NVIDIA GPU and its driver; this machine has none: leave it out"
+        )
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     with contextlib.ExitStack() as stack:
