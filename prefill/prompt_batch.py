@@ -89,9 +89,8 @@ class PromptBatch:
             else:
                 held = self._memory.pages_for(extend.start)
                 grants.append(PageGrant(req.slot, tuple(req.pages[held:])))
-            rows.append(
-                ExtendRow(req.slot, req.token_ids[extend.start : extend.end], extend.start, extend.last)
-            )
+            tokens, scores = req.token_ids[extend.start : extend.end], req.scores(extend.start, extend.end)
+            rows.append(ExtendRow(req.slot, tokens, extend.start, extend.last, scores))
             req.launched_len = extend.end
             self._states.advance(
                 req, PrefillEvent.LAST_PLANNED if extend.last else PrefillEvent.CHUNK_PLANNED

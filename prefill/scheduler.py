@@ -12,6 +12,8 @@ requests, and is drained once its queue is computed and its leases have ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
@@ -24,7 +26,7 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Load, Prefill, Prefilled, Refused
+from shared.messages import SCORES_MAX, Cancel, Load, Prefill, Prefilled, Refused, Scored
 from shared.req import Req
 from shared.sampled import Sampled, TokenLogprobs
 from shared.schedule_batch import ScheduleBatch
@@ -140,14 +142,17 @@ class PrefillScheduler:
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Commit what the step computed; hand over the requests whose prompt it completed."""
         rows = enumerate(sampled.token_ids)
-        for extend in self.batch.settle(batch.step):
+        for place, extend in enumerate(self.batch.settle(batch.step)):
             row, token_id = next(rows) if extend.last else (None, None)
             req = extend.req
             if req.state is PrefillState.CANCELLED:
                 continue  # while the step ran
             req.kv_len = extend.end
+            self._tell_scores(req, extend.start + 1, sampled.scored.get(place, ()))
             if row is None or token_id is None:
-                self.memory.commit(req)
+                # One that is scored computes what may be cached: until its end it would hold such blocks twice.
+                if req.params.prompt_logprobs < 0:
+                    self.memory.commit(req)
             elif row in sampled.failed:
                 self._fail(req, sampled.failed[row])
             else:
@@ -312,6 +317,12 @@ class PrefillScheduler:
         self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
         self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
         self._effects.append(Send(req.router, prefilled))
+
+    def _tell_scores(self, req: Req, index: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Send what is known of the prompt's tokens from `index` on."""
+        for start in range(0, len(logprobs), SCORES_MAX):
+            some = tuple(logprobs[start : start + SCORES_MAX])
+            self._effects.append(Send(req.router, Scored(req.rid, req.attempt, index + start, some)))
 
     def _fail(self, req: Req, why: str) -> None:
         """The prompt is computed, but nothing can follow it: end the request. Its pages stay in the cache."""

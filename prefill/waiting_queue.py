@@ -72,7 +72,7 @@ class WaitingQueue:
 
     def add(self, req: Req) -> None:
         """It waits from now on."""
-        self._memory.look_up(req, len(req.token_ids) - 1)
+        self._memory.look_up(req, req.reusable_len)
         self._reqs[req.rid] = req
 
     def remove(self, req: Req) -> None:

@@ -36,9 +36,11 @@ Meter = Callable[[ClientRequest, "TokenSink"], tuple[ClientRequest, "TokenSink"]
 
 
 class TokenSink(Protocol):
-    """Receives the output of one request; `ended` is the last call."""
+    """Receives the output of one request, and before it what its prompt scores; `ended` is the last call."""
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None: ...
+
+    def scored(self, logprobs: Logprobs) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
 
@@ -136,6 +138,14 @@ class RouterShell:
             try:
                 sink.tokens(token_ids, logprobs)
             except BaseException as error:  # a tokenizer's panic is no Exception
+                self._give_up(rid, sink, error)
+
+    def scored(self, rid: str, logprobs: Logprobs) -> None:
+        """Tell the request's sink how likely its prompt is, in order."""
+        if sink := self._sinks.get(rid):
+            try:
+                sink.scored(logprobs)
+            except BaseException as error:
                 self._give_up(rid, sink, error)
 
     def ended(self, rid: str, outcome: Outcome) -> None:

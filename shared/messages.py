@@ -39,6 +39,7 @@ PROTOCOL_MESSAGES = frozenset(  # known to every version of this protocol: the s
     )
 )  # fmt: skip
 
+SCORES_MAX = 256  # in one message, so that no frame is large
 FAILED_CHARACTERS_MAX = 1024  # of the sentence for a client
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]  # far more than there will be
 WorkerRole = Literal["prefill", "decode"]
@@ -109,6 +110,9 @@ class Prefill(Message, frozen=True):
     priority: int = 0
     extra_key: Name = ""  # keeps caches apart: adapters, tenants
     tenant: Name = ""  # opaque, the same from all routers; tenants share the worker fairly
+    scored_len: int = (
+        0  # the first tokens of the prompt, whose logprobs the router has if they were asked for
+    )
 
 
 class Renew(Message, frozen=True):
@@ -176,6 +180,15 @@ class Prefilled(Message, frozen=True):
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, if they were asked for
+
+
+class Scored(Message, frozen=True):
+    """How likely some tokens of the prompt are, if that was asked for: all of them come before `Prefilled`."""
+
+    rid: Name
+    attempt: int
+    index: int  # of the first of them in the prompt; the very first token of a prompt has no logprob
+    logprobs: Annotated[tuple[TokenLogprobs, ...], msgspec.Meta(min_length=1, max_length=SCORES_MAX)]
 
 
 class Joined(Message, frozen=True):
@@ -277,6 +290,7 @@ WorkerToRouter = (
     | Load
     | Draining
     | Failed
+    | Scored
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -57,6 +57,7 @@ class Req:
     )  # of the tokens that were not sent, if asked for
     slot: int | None = None
     retractions: int = 0
+    scored_len: int = 1  # tokens of the prompt that need no logprob any more; the first never has one
     final_kv_len: int = field(init=False)  # tokens whose KV it can ever need: all but the very last one
 
     def __post_init__(self) -> None:
@@ -80,7 +81,21 @@ class Req:
             arrived_at=now,
             started_at=now,
             state=state,
+            scored_len=max(1, command.scored_len) if isinstance(command, Prefill) else command.prompt_len,
         )
+
+    @property
+    def reusable_len(self) -> int:
+        """Tokens whose KV may come from a cache: a logprob that is asked for has to be computed."""
+        unscored = self.params.prompt_logprobs >= 0 and self.scored_len < self.prompt_len
+        return self.scored_len - 1 if unscored else len(self.token_ids) - 1
+
+    def scores(self, start: int, end: int) -> list[int]:
+        """The tokens behind positions `start` … `end` - 1 whose logprobs are asked for; none of them: empty."""
+        last = min(end, self.prompt_len - 1)
+        if self.params.prompt_logprobs < 0 or last < self.scored_len:
+            return []
+        return self.token_ids[start + 1 : last + 1]
 
     @property
     def output_len(self) -> int:

@@ -32,9 +32,8 @@ class Sampled:
     """The results of one step, in row order of its batch.
 
     `logprobs` has an entry for each row whose request asks for them, by the row's place in `token_ids`. `scored` has
-    those of the prompt tokens that an EXTEND row has computed, by the row's place in the batch: entry i is of the token
-    behind the row's input token i. `failed` names rows whose request cannot go on, by their place in `token_ids`, and
-    why: their token is to be discarded.
+    those of an EXTEND row's `scores`, by the row's place in the batch. `failed` names rows whose request cannot go on,
+    by their place in `token_ids`, and why: their token is to be discarded.
     """
 
     token_ids: list[int]

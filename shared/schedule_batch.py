@@ -52,6 +52,7 @@ class ExtendRow:
     token_ids: Sequence[int]
     start: int
     samples: bool  # False for a middle chunk: its sample is discarded
+    scores: Sequence[int] = ()  # tokens whose logprobs are asked for: entry i stands behind input token i
 
 
 @dataclass(frozen=True, slots=True)

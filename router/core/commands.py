@@ -18,6 +18,7 @@ def prefill_command(live: LiveRequest) -> Prefill:
         priority=request.priority,
         extra_key=live.extra_key,
         tenant=live.tenant.key,
+        scored_len=live.scored_len,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.core.dispatch import RouterCore
-from router.core.effects import NewTokens, Outcome, RequestEnded, RouterEffect
+from router.core.effects import NewTokens, Outcome, PromptScored, RequestEnded, RouterEffect
 from shared.effects import Note, Send
 from shared.messages import Message
 from shared.sampled import Logprobs
@@ -25,6 +25,8 @@ class EffectSink(Protocol):
     def note(self, note: Note) -> None: ...
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None: ...
+
+    def scored(self, rid: str, logprobs: Logprobs) -> None: ...
 
     def ended(self, rid: str, outcome: Outcome) -> None: ...
 
@@ -67,6 +69,8 @@ class EffectPass:
             self._sink.send(effect.peer, effect.message)
         elif isinstance(effect, Note):
             self._sink.note(effect)
+        elif isinstance(effect, PromptScored):
+            self._sink.scored(effect.rid, effect.logprobs)
         elif isinstance(effect, RequestEnded):
             self._sink.ended(effect.rid, effect.outcome)
         else:

@@ -99,6 +99,14 @@ class NewTokens(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """How likely the next tokens of a request's prompt are, from its second token on; before all of its output."""
+
+    rid: str
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEnded:
     """The last effect of a request."""
 
@@ -111,4 +119,4 @@ class FleetPaired:
     """For the first time a prefill and a decode worker are up that can exchange pages: requests can be served."""
 
 
-RouterEffect = Send | Note | NewTokens | RequestEnded | FleetPaired
+RouterEffect = Send | Note | NewTokens | PromptScored | RequestEnded | FleetPaired

@@ -57,6 +57,7 @@ class LiveRequest:
     lost_at: float = -math.inf  # when the last of them began
     rests_until: float = -math.inf  # it is placed nowhere before
     output: list[int] = field(default_factory=list)  # delivered, across attempts
+    scored_len: int = 1  # tokens of the prompt whose logprobs need not come any more; the first has none
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
     holder: Worker | None = None  # worker that leases the pages to this attempt
     target: Worker | None = None  # where room is reserved for it: its migration was requested
@@ -94,6 +95,11 @@ class LiveRequest:
     def token_ids(self) -> tuple[int, ...]:
         """Prompt and output: what the next worker starts from."""
         return self.request.token_ids + tuple(self.output)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether logprobs of its prompt are asked for and have not come."""
+        return self.request.params.prompt_logprobs >= 0 and self.scored_len < len(self.request.token_ids)
 
     @property
     def waits_on(self) -> Worker | None:

@@ -26,6 +26,7 @@ from router.core.effects import (
     ClientRequest,
     NewTokens,
     Outcome,
+    PromptScored,
     RequestCompleted,
     RequestEnded,
     RequestFailed,
@@ -168,6 +169,11 @@ class RequestTable:
         if not live.joined:
             self._note_joined(live)
         self.deliver(live, token_ids, logprobs, now)
+
+    def score(self, live: LiveRequest, logprobs: Logprobs) -> None:
+        """Give the client the logprobs of the next tokens of its prompt."""
+        self._effects.append(PromptScored(live.rid, logprobs))
+        live.scored_len += len(logprobs)
 
     def deliver(self, live: LiveRequest, token_ids: tuple[int, ...], logprobs: Logprobs, now: float) -> None:
         """Give tokens to the client: the one place where the output grows."""

@@ -24,6 +24,7 @@ from shared.messages import FinishReason
 
 AboutRequest = (
     messages.Prefilled
+    | messages.Scored
     | messages.Joined
     | messages.Row
     | messages.Migrating
@@ -37,7 +38,7 @@ SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
 FETCHES_MAX = 2  # workers that try to fetch the same pages, if the first cannot
 
 EXPECTED: dict[RequestState, tuple[type, ...]] = {
-    RequestState.PREFILLING: (messages.Prefilled, messages.Refused, messages.Failed),
+    RequestState.PREFILLING: (messages.Scored, messages.Prefilled, messages.Refused, messages.Failed),
     RequestState.READY: (messages.Refused,),
     RequestState.DECODING: (
         messages.Joined,
@@ -79,10 +80,10 @@ class WorkerReplies:
                 self._generated(live, worker, message, now)
             case messages.Prefilled():
                 self._prefilled(live, worker, message, now)
+            case messages.Scored():
+                self._scored(live, worker, message, now)
             case messages.Joined():
-                if live.holder is not None:
-                    reopened = self._partitions.fetched(live.holder, worker)
-                self._requests.join(live, message, now)
+                reopened = self._joined(live, worker, message, now)
             case messages.Migrating():
                 self._migrating(live, worker, message, now)
             case messages.Finished():
@@ -113,7 +114,8 @@ class WorkerReplies:
         return None
 
     def _prefilled(self, live: LiveRequest, worker: Worker, message: messages.Prefilled, now: float) -> None:
-        if message.index != len(live.output) or not message.token_ids or not _has_logprobs(live, message):
+        whole = message.token_ids and _has_logprobs(live, message) and not live.unscored
+        if message.index != len(live.output) or not whole:
             self._lost(live, worker, "gap", now)
             return
         self._requests.claims.waiting.served(live)
@@ -135,10 +137,26 @@ class WorkerReplies:
         else:
             self._requests.hold(live, message.baton, now)
 
+    def _scored(self, live: LiveRequest, worker: Worker, message: messages.Scored, now: float) -> None:
+        known = live.scored_len - message.index
+        end = message.index + len(message.logprobs)
+        if known < 0 or not live.unscored or end > len(live.request.token_ids):
+            self._lost(live, worker, "gap", now)
+        elif end <= live.scored_len:
+            self._counters.dropped_messages["repeat"] += 1
+        else:
+            self._requests.score(live, message.logprobs[known:])
+
     def _computed(self, group: SiblingGroup, worker: Worker, now: float) -> None:
         """The worker has the prompt of a group. When its siblings have waited long enough for it they go anywhere."""
         group.computed(worker, now)
         self._requests.claims.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
+
+    def _joined(self, live: LiveRequest, worker: Worker, message: messages.Joined, now: float) -> bool:
+        """Returns whether a pair of workers was taken for apart until now."""
+        reopened = live.holder is not None and self._partitions.fetched(live.holder, worker)
+        self._requests.join(live, message, now)
+        return reopened
 
     def _generated(self, live: LiveRequest, worker: Worker, row: messages.Row, now: float) -> None:
         known = len(live.output) - row.index

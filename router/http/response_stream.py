@@ -21,6 +21,7 @@ from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.text.answer_parser import AnswerDelta, AnswerParser
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
+from shared.errors import InvariantError
 from shared.sampled import Logprobs, TokenLogprobs
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
@@ -29,11 +30,11 @@ ENTRY_BYTES = 128  # … and a token with its logprob
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token of the output, and how likely it was."""
+    """One token of the output, or of the prompt, and how likely it was."""
 
     token_id: int
     offset: int  # characters of the choice's text before it
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: the first of a prompt
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class TextDelta:
     stop_reason: str | int | None = None  # the stop string or stop token id that was found
     token_ids: tuple[int, ...] = ()  # that came with it, if they were asked for
     entries: tuple[TokenEntry, ...] = ()  # of these tokens, if logprobs were asked for
+    prompt_entries: tuple[TokenEntry, ...] = ()  # of the whole prompt, if prompt_logprobs were asked for
     reasoning: str = ""  # thoughts, where they are told apart
     calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
 
@@ -126,7 +128,8 @@ class ResponseStream:
 def _piece_bytes(piece: TextDelta) -> int:
     # A character has at most four bytes.
     size = PIECE_BYTES + 4 * (len(piece.text) + len(piece.reasoning)) + 8 * len(piece.token_ids)
-    size += sum(ENTRY_BYTES * (1 + len(entry.logprobs.top)) for entry in piece.entries)
+    for entry in (*piece.entries, *piece.prompt_entries):
+        size += ENTRY_BYTES * (1 + (len(entry.logprobs.top) if entry.logprobs else 0))
     return size + sum(PIECE_BYTES + 4 * len(call.text) for call in piece.calls)
 
 
@@ -140,6 +143,7 @@ def joined(pieces: list[TextDelta]) -> TextDelta:
         last.stop_reason,
         tuple(token_id for piece in pieces for token_id in piece.token_ids),
         tuple(entry for piece in pieces for entry in piece.entries),
+        tuple(entry for piece in pieces for entry in piece.prompt_entries),
         "".join(piece.reasoning for piece in pieces),
         tuple(call for piece in pieces for call in piece.calls),
     )
@@ -160,7 +164,9 @@ class Choice:
         with_token_ids: bool = False,
         parser: AnswerParser | None = None,
         shows_thoughts: bool = True,
+        begins_at: int = 0,
     ):
+        """`begins_at`: characters of the choice's text that come before its output."""
         self._index = index
         self._answer = answer
         self._detokenizer = detokenizer
@@ -170,7 +176,7 @@ class Choice:
         self._stop_token_ids = stop_token_ids
         self._with_token_ids = with_token_ids
         self._last: int | None = None
-        self._chars = 0  # of the text so far, counted where logprobs are asked for
+        self._chars = begins_at  # of the text so far, counted where logprobs are asked for
         self._parser = parser
         self._shows_thoughts = shows_thoughts
 
@@ -188,6 +194,10 @@ class Choice:
             self._answer.put(delta)
         if self._stopped:
             self._stop()
+
+    def scored(self, logprobs: Logprobs) -> None:
+        """A `ToldChoice` takes what is known of a prompt, if it was asked for."""
+        raise InvariantError(f"choice {self._index} was told {len(logprobs)} scores that nobody asked for")
 
     def _told(self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]) -> str:
         """The new text, token by token, because each has a place in it."""

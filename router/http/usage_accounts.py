@@ -115,6 +115,10 @@ class MeteredSink:
         self._account.quota.spend(len(token_ids), self._accounts.now())
         self._sink.tokens(token_ids, logprobs)
 
+    def scored(self, logprobs: Logprobs) -> None:
+        """What the prompt scores costs nothing beside the prompt."""
+        self._sink.scored(logprobs)
+
     def ended(self, outcome: Outcome) -> None:
         """The end; a second one, after a fault of the sink, counts nothing."""
         if not self._ended:

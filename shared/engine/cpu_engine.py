@@ -31,7 +31,9 @@ from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
 
-FEATURES = frozenset({"logprobs", "allowed_token_ids", "bad_words"})  # of sampling, beside grammars
+FEATURES = frozenset(
+    {"logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words"}
+)  # of sampling, beside grammars
 
 
 def load_on_cpu(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.engine.native.kernels import Kernels
 from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
-from shared.schedule_batch import SlotJoin
+from shared.schedule_batch import ExtendRow, SlotJoin
 
 Row = NDArray[np.float32]
 
@@ -26,12 +26,14 @@ class LogprobRows:
 
     def __init__(self, slots: int, kernels: Kernels | None) -> None:
         self._top = torch.full((slots,), -1)
+        self._prompt_top = torch.zeros(slots, dtype=torch.int64)
         self._anybody = False  # has asked since the start
         self._kernels = kernels
 
     def join(self, join: SlotJoin) -> None:
         """Overwrite what the slot asked for."""
         self._top[join.slot] = join.params.logprobs
+        self._prompt_top[join.slot] = max(0, join.params.prompt_logprobs)
         self._anybody |= join.params.logprobs >= 0
 
     def raw(self, logits: Tensor, slots: Tensor) -> dict[int, tuple[Row, int]]:
@@ -47,6 +49,16 @@ class LogprobRows:
     def chosen(self, raw: dict[int, tuple[Row, int]], token_ids: Sequence[int]) -> dict[int, TokenLogprobs]:
         """What is known of the tokens that were chosen in these rows."""
         return {row: self.of(logits, token_ids[row], top) for row, (logits, top) in raw.items()}
+
+    def scored(self, logits: Tensor, rows: Sequence[ExtendRow]) -> dict[int, list[TokenLogprobs]]:
+        """What is known of the `scores` of these rows, by the row's place; logits float32 [scores, vocab]."""
+        told: dict[int, list[TokenLogprobs]] = {}
+        each = iter(logits.numpy())
+        for place, row in enumerate(rows):
+            top = int(self._prompt_top[row.slot])
+            if row.scores:
+                told[place] = [self.of(next(each), token_id, top) for token_id in row.scores]
+        return told
 
     def of(self, logits: Row, token_id: int, top: int) -> TokenLogprobs:
         """One token among all; logits float32 [vocab], contiguous."""

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -24,9 +25,10 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.logprobs import LogprobRows
 from shared.engine.sampler import Sampler
+from shared.engine.scored_runs import joined_runs, scored_runs
 from shared.errors import InvariantError
 from shared.sampled import Sampled
-from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
 
@@ -205,43 +207,55 @@ class TorchDevice:
         return Sampled([])
 
     def _extend(self, batch: ScheduleBatch) -> Sampled:
-        state, rows = self._state, batch.extend
+        if not any(row.scores for row in batch.extend):
+            return self._extend_rows(batch.step, batch.extend)
+        runs = scored_runs(batch.extend)
+        return joined_runs([(run, self._extend_rows(batch.step, [row for _, row in run])) for run in runs])
+
+    def _extend_rows(self, step: int, rows: Sequence[ExtendRow]) -> Sampled:
+        state = self._state
         slots = torch.tensor([row.slot for row in rows])
         starts = torch.tensor([row.start for row in rows])
         query_lens = torch.tensor([len(row.token_ids) for row in rows])
         if not torch.equal(state.kv_lens[slots], starts):
-            raise InvariantError(f"step {batch.step} extends a slot elsewhere than at the end of its cache")
+            raise InvariantError(f"step {step} extends a slot elsewhere than at the end of its cache")
         state.kv_lens[slots] = starts + query_lens
         token_ids = torch.tensor([token for row in rows for token in row.token_ids])
-        last_rows = query_lens.cumsum(0) - 1
         samples = torch.tensor([row.samples for row in rows])
-        return self._forward(batch.step, token_ids, slots, query_lens, last_rows[samples], slots[samples])
+        ends = query_lens.cumsum(0)
+        if not any(row.scores for row in rows):
+            logits = self._logits(token_ids, slots, query_lens, ends[samples] - 1)
+            return self._sample(step, logits, slots[samples])
+        firsts = (ends - query_lens).tolist()
+        scored = [first + i for first, row in zip(firsts, rows, strict=True) for i in range(len(row.scores))]
+        needed = torch.cat([torch.tensor(scored), ends[samples] - 1]).sort()
+        logits = self._logits(token_ids, slots, query_lens, needed.values)
+        is_scored = needed.indices < len(scored)
+        told = self._logprobs.scored(logits[is_scored], rows)
+        return replace(self._sample(step, logits[~is_scored], slots[samples]), scored=told)
 
     def _decode(self, batch: ScheduleBatch) -> Sampled:
         slots = torch.tensor(batch.decode_slots, dtype=torch.int64)
         self._state.kv_lens[slots] += 1
         ones, rows = torch.ones_like(slots), torch.arange(len(slots))
-        return self._forward(batch.step, self._state.last_tokens[slots], slots, ones, rows, slots)
+        logits = self._logits(self._state.last_tokens[slots], slots, ones, rows)
+        return self._sample(batch.step, logits, slots)
 
-    def _forward(
-        self,
-        step: int,
-        token_ids: Tensor,  # [tokens]
-        slots: Tensor,  # [requests]
-        query_lens: Tensor,  # [requests]
-        sampled_rows: Tensor,  # [sampled] rows among the tokens
-        sampled_slots: Tensor,  # [sampled]
-    ) -> Sampled:
+    def _logits(self, token_ids: Tensor, slots: Tensor, query_lens: Tensor, rows: Tensor) -> Tensor:
+        """token_ids [tokens], slots and query_lens [requests], rows [rows] among the tokens → [rows, vocab]."""
         batch = PagedBatch.of(
             query_lens, self._state.kv_lens[slots], self._state.page_tables[slots], self._cache.page_size
         )
-        logits = self._model.forward(token_ids, batch, sampled_rows)
+        return self._model.forward(token_ids, batch, rows)
+
+    def _sample(self, step: int, logits: Tensor, slots: Tensor) -> Sampled:
+        """A token for each row; logits float32 [rows, vocab], slots int64 [rows]."""
         if self._on_logits is not None:
-            self._on_logits(step, tuple(sampled_slots.tolist()), logits.clone())
-        if not len(sampled_slots):
+            self._on_logits(step, tuple(slots.tolist()), logits.clone())
+        if not len(slots):
             return Sampled([])
-        asked = self._logprobs.raw(logits, sampled_slots)
-        tokens = self._sampler.sample(logits, sampled_slots, self._state.kv_lens[sampled_slots])
-        self._state.last_tokens[sampled_slots] = tokens
+        asked = self._logprobs.raw(logits, slots)
+        tokens = self._sampler.sample(logits, slots, self._state.kv_lens[slots])
+        self._state.last_tokens[slots] = tokens
         chosen: list[int] = tokens.tolist()
         return Sampled(chosen, self._logprobs.chosen(asked, chosen), failed=self._sampler.failed)

@@ -75,7 +75,7 @@ class PrefillAdder:
         if self._input_left <= 0:
             return AddResult.OTHER
         # Locked first, so that its own prefix does not count as available for the rest of it.
-        self._memory.match(req, len(req.token_ids) - 1)
+        self._memory.match(req, req.reusable_len)
         result = self._add_matched(req)
         if result is not AddResult.CONTINUE:
             self._memory.unmatch(req)

@@ -133,6 +133,13 @@ LINK_BOUNDS = (
         f"{UNIT}/links/test_wire.py::test_a_worker_cannot_send_an_endless_sentence",
         place="shared.messages",
     ),
+    Bound(
+        "SCORES_MAX",
+        "the worker splits them; a longer message ends the session",
+        "256 tokens with up to 20 likely ones, 100 KiB a message",
+        f"{UNIT}/links/test_wire.py::test_a_report_holds_no_more_scores_than_the_bound",
+        place="shared.messages",
+    ),
     *(
         Bound(
             name,

@@ -71,6 +71,9 @@ class SilentSink:
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """Tokens have come."""
 
+    def scored(self, logprobs: Logprobs) -> None:
+        """Of its prompt."""
+
     def ended(self, outcome: Outcome) -> None:
         """The request is over."""
 

@@ -19,10 +19,10 @@ from router.core.siblings import siblings
 from shared.effects import Note
 from shared.links.events import LinkEvent, Received
 from shared.messages import FinishReason, Hello, Message
-from shared.sampled import Logprobs
+from shared.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
-from tests.simulation.oracle import EOS_TOKEN_IDS, expected_logprobs, expected_output
+from tests.simulation.oracle import EOS_TOKEN_IDS, expected_logprobs, expected_output, expected_scores
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.settings import MODEL_NAME, router_config
 from tests.simulation.timeline import TimelineProcess
@@ -39,6 +39,7 @@ class SimulatedClient:
 
     planned: PlannedRequest
     output: list[int] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)  # of the prompt
     outcome: Outcome | None = None
     disconnected: bool = False  # its router crashed, or no longer listens: there is no answer
     ended_at: float | None = None  # seconds
@@ -54,11 +55,22 @@ class SimulatedClient:
         rid, known = self.planned.rid, len(self.output)
         assert self.outcome is None, f"{rid}: tokens after the end"
         assert index == known, f"{rid}: tokens {index} … after {known}"
+        assert len(self.scores) == len(expected_scores(self.planned.prompt, self.planned.params)), (
+            f"{rid}: tokens after {len(self.scores)} scores"
+        )
         self.output.extend(token_ids)
         expected = self.answer[0][: len(self.output)]
         assert tuple(self.output) == expected, f"{rid}: output {self.output}, expected {list(expected)}"
         told = expected_logprobs(self.planned.prompt, self.output, self.planned.params)
         assert logprobs == told[index:], f"{rid}: logprobs {logprobs} from {index} on"
+
+    def scored(self, logprobs: Logprobs) -> None:
+        """The logprobs of the prompt's tokens come once, in order, as the oracle says, and before all tokens."""
+        rid, known = self.planned.rid, len(self.scores)
+        assert not self.output, f"{rid}: scores after tokens"
+        self.scores.extend(logprobs)
+        told = expected_scores(self.planned.prompt, self.planned.params)
+        assert logprobs == told[known : len(self.scores)], f"{rid}: scores {logprobs} from {known} on"
 
     def end(self, outcome: Outcome) -> None:
         """A request ends once: complete with all its tokens, stopped or gone at the client's wish, or refused."""
@@ -256,6 +268,13 @@ class Router:
         client = self.clients[rid]
         client.tokens(index, token_ids, logprobs)
         self._hear(client)
+
+    def scored(self, rid: str, logprobs: Logprobs) -> None:
+        client = self.clients[rid]
+        live = self.core.debug(rid)
+        if client.scores and live and live["attempts"] != 1:
+            self._count("path the rest of a prompt was scored by another attempt")
+        client.scored(logprobs)
 
     def ended(self, rid: str, outcome: Outcome) -> None:
         self._journal(rid, outcome)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from decode import output_buffer
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
+from router.core.effects import PromptScored
 from router.core.live_request import LiveRequest
 from router.core.request_table import RequestTable
 from shared.messages import Row
@@ -65,3 +66,42 @@ def _sent_again() -> list[Patch]:
         return Row(rid, attempt, index, token_ids, logprobs)
 
     return [(output_buffer, "Row", row)]
+
+
+@_mistake("logprobs", "a cached prefix is not scored")
+def _cached_not_scored() -> list[Patch]:
+    def reusable_len(self: Req) -> int:
+        return len(self.token_ids) - 1
+
+    return [(Req, "reusable_len", property(reusable_len))]
+
+
+@_mistake("logprobs", "the first score of each chunk is left out")
+def _chunk_left_out() -> list[Patch]:
+    def tell_scores(self: PrefillScheduler, req: Req, index: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        at = 1 if index > 1 else 0
+        real(self, req, index + at, logprobs[at:])
+
+    real = PrefillScheduler._tell_scores
+    return [(PrefillScheduler, "_tell_scores", tell_scores)]
+
+
+@_mistake("logprobs", "a chunk is scored by the tokens it holds, not by those behind them")
+def _scored_in_place() -> list[Patch]:
+    def scores(self: Req, start: int, end: int) -> list[int]:
+        told = real(self, start, end)
+        return self.token_ids[start : start + len(told)]
+
+    real = Req.scores
+    return [(Req, "scores", scores)]
+
+
+@_mistake("logprobs", "another attempt tells again what the first has told")
+def _told_again() -> list[Patch]:
+    def score(self: RequestTable, live: LiveRequest, logprobs: Logprobs) -> None:
+        if live.attempt > 1:
+            self._effects.append(PromptScored(live.rid, logprobs[:1]))
+        real(self, live, logprobs)
+
+    real = RequestTable.score
+    return [(RequestTable, "score", score)]

@@ -68,6 +68,18 @@ def expected_logprobs(prompt: Sequence[int], output: Sequence[int], params: Samp
     return tuple(told)
 
 
+def expected_scores(prompt: Sequence[int], params: SamplingParams) -> Logprobs:
+    """Of each token of a prompt but the first; none if nobody asked."""
+    if params.prompt_logprobs < 0:
+        return ()
+    cells = [kv_cell((), prompt[0])]
+    told = []
+    for token_id in prompt[1:]:
+        told.append(logprobs_of(cells, token_id, params.prompt_logprobs))
+        cells.append(kv_cell(cells, token_id))
+    return tuple(told)
+
+
 def unbarred(params: SamplingParams, output: Sequence[int]) -> frozenset[int]:
     """What `allowed_token_ids` and `bad_words` leave behind an output; empty: all."""
     if not (params.allowed_token_ids or params.bad_words):

@@ -104,7 +104,9 @@ class OracleDevice:
         if batch.step != self.launched + 1:
             raise AssertionError(f"step {batch.step} launched after {self.launched}")
         self.launched = batch.step
-        extend = tuple(ExtendRow(r.slot, tuple(r.token_ids), r.start, r.samples) for r in batch.extend)
+        extend = tuple(
+            ExtendRow(r.slot, tuple(r.token_ids), r.start, r.samples, tuple(r.scores)) for r in batch.extend
+        )
         seconds = 0.0001 if batch.mode is ForwardMode.PREBUILT else self.speed.step
         seconds += self.speed.token * sum(len(row.token_ids) for row in extend)
         seconds *= 1 + self.speed.jitter * self.rng.uniform(-1, 1)
@@ -171,12 +173,13 @@ class OracleDevice:
             self.bars.join(join)
         for grant in step.batch.grants:
             self._slots[grant.slot].pages.extend(grant.pages)
-        rows = [self._extend(row) for row in step.extend]
+        scored: dict[int, list[TokenLogprobs]] = {}
+        rows = [self._extend(row, scored.setdefault(at, [])) for at, row in enumerate(step.extend)]
         rows += [self._decode(slot) for slot in step.decode_slots]
         sampled = [row for row in rows if row is not None]
         failed = {at: row for at, row in enumerate(sampled) if isinstance(row, str)}
         token_ids = [0 if isinstance(row, str) else row for row in sampled]
-        return Sampled(token_ids, self._told(step), failed=failed)
+        return Sampled(token_ids, self._told(step), {at: told for at, told in scored.items() if told}, failed)
 
     def _told(self, step: Step) -> dict[int, TokenLogprobs]:
         """The logprobs of the rows whose request asks."""
@@ -184,11 +187,13 @@ class OracleDevice:
         slots = [self._slots[number] for number in numbers]
         return {at: slot.told for at, slot in enumerate(slots) if slot.told is not None}
 
-    def _extend(self, row: ExtendRow) -> int | str | None:
+    def _extend(self, row: ExtendRow, told: list[TokenLogprobs]) -> int | str | None:
         slot = self._slots[row.slot]
         cells = [self._read(slot, position) for position in range(row.start)]
-        for token_id in row.token_ids:
+        for at, token_id in enumerate(row.token_ids):
             self._append(slot, cells, token_id)
+            if at < len(row.scores):
+                told.append(logprobs_of(cells, row.scores[at], slot.params.prompt_logprobs))
         slot.kv_len = len(cells)
         return self._sample(row.slot, cells) if row.samples else None
 

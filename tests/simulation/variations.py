@@ -281,6 +281,25 @@ def bars(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, requests=tuple(requests))
 
 
+def scores(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds whose routers know that prompts can be scored, a good part of the requests ask for it."""
+    rng = scenario.random("scores")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7)) if way_of(scenario.random) == "new" else 0.0
+
+    def scored(planned: PlannedRequest) -> PlannedRequest:
+        params = msgspec.structs.replace(planned.params, prompt_logprobs=rng.choice((0, 1, 3)))
+        return replace(planned, params=params)
+
+    alone = [
+        not each.group for each in scenario.requests
+    ]  # siblings that are scored compute their prompt each
+    requests = [
+        scored(each) if may and rng.random() < share else each
+        for each, may in zip(scenario.requests, alone, strict=True)
+    ]
+    return replace(scenario, requests=tuple(requests))
+
+
 VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     bounds,
     launches,
@@ -302,4 +321,5 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     with_groups,
     grammars,
     bars,
+    scores,
 )

@@ -63,7 +63,7 @@ def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
         model="oracle 1",
         kv_format="odd pages" if odd else "oracle pages",
         determinism="oracle",
-        features=("allowed_token_ids", "bad_words", "grammar", "logprobs"),
+        features=("allowed_token_ids", "bad_words", "grammar", "logprobs", "prompt_logprobs"),
         limits=Limits(slots=slots)
         if reticent
         else Limits(CONTEXT_LEN, sizes.page_size, sizes.pages(role, number), slots, VOCAB_SIZE),

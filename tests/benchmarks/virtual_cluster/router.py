@@ -154,6 +154,9 @@ class VirtualRouter:
         del index, logprobs
         self._recorder.tokens(self.open[rid], self.process.now, len(token_ids))
 
+    def scored(self, rid: str, logprobs: Logprobs) -> None:
+        raise AssertionError(f"{rid} did not ask for {len(logprobs)} scores")
+
     def ended(self, rid: str, outcome: Outcome) -> None:
         record = self.open.pop(rid)
         record.outcome = outcome

@@ -17,6 +17,7 @@ from shared.messages import (
     FAILED_CHARACTERS_MAX,
     PROTOCOL_MESSAGES,
     READABLE,
+    SCORES_MAX,
     UNDERSTOOD,
     Cancel,
     Failed,
@@ -27,6 +28,7 @@ from shared.messages import (
     RefusalReason,
     Role,
     Row,
+    Scored,
     decode_from_router,
     decode_from_worker,
     encode,
@@ -145,6 +147,14 @@ def test_a_report_names_no_more_of_the_likeliest_than_the_bound() -> None:
     assert decode_from_worker(reported(TOP_LOGPROBS_MAX)) is not None
     with pytest.raises(msgspec.ValidationError, match="length <= 20"):
         decode_from_worker(reported(TOP_LOGPROBS_MAX + 1))
+
+
+def test_a_report_holds_no_more_scores_than_the_bound() -> None:
+    most = Scored("r", 1, 1, (TokenLogprobs(-1.0),) * SCORES_MAX)
+    assert decode_from_worker(encode(most)) == most
+    for wrong in ((), (*most.logprobs, TokenLogprobs(-1.0))):
+        with pytest.raises(msgspec.ValidationError, match="length"):
+            decode_from_worker(encode(msgspec.structs.replace(most, logprobs=wrong)))
 
 
 def test_a_worker_cannot_send_an_endless_sentence() -> None:

@@ -79,7 +79,9 @@ INSTANCES: tuple[Message, ...] = (
     ),
     messages.Heartbeat(),
     messages.Closed(reason="silence"),
-    messages.Prefill("r", 1, (1, 2, 70000), 2, PARAMS, priority=3, extra_key="salt", tenant="t"),
+    messages.Prefill(
+        "r", 1, (1, 2, 70000), 2, PARAMS, priority=3, extra_key="salt", tenant="t", scored_len=2
+    ),
     messages.Renew("r", 1),
     messages.Release("r", 1),
     messages.Cancel("r", 1),
@@ -114,6 +116,7 @@ INSTANCES: tuple[Message, ...] = (
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),
+    messages.Scored("r", 1, 1, LOGPROBS),
 )
 
 

@@ -28,6 +28,9 @@ class EndOf:
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         raise AssertionError(f"no worker is there, but tokens came: {token_ids} {logprobs}")
 
+    def scored(self, logprobs: Logprobs) -> None:
+        raise AssertionError(f"no worker is there, but its prompt was scored: {logprobs}")
+
     def ended(self, outcome: Outcome) -> None:
         self.outcome.set_result(outcome)
 

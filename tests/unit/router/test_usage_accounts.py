@@ -29,6 +29,9 @@ class AnswerReader:
         del logprobs
         self.came += token_ids
 
+    def scored(self, logprobs: Logprobs) -> None:
+        raise AssertionError(f"nobody asked for {logprobs}")
+
     def ended(self, outcome: Outcome) -> None:
         self.ends.append(outcome)
 
