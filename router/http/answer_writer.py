@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
 DONE = b"data: [DONE]\n\n"
+ENTRIES_ON_THE_LOOP = 128  # tokens with logprobs whose JSON is made in a millisecond; of more on a thread
 
 
 class AnswerWriter:
@@ -66,7 +68,10 @@ class AnswerWriter:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)
         elif not answer.abandoned:
             whole = [joined(texts[index]) for index in sorted(texts)]
-            await send_json(send, 200, self._objects.whole(whole, usage_json(answer.usage.values())))
+            body = partial(self._objects.whole, whole, usage_json(answer.usage.values()))
+            entries = sum(len(piece.entries) + len(piece.prompt_entries) for piece in whole)
+            aside = entries > ENTRIES_ON_THE_LOOP
+            await send_json(send, 200, await asyncio.to_thread(body) if aside else body())
 
     async def _stream(self, send: Send, answer: ResponseStream) -> None:
         silence = self._settings.keepalive_seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
@@ -31,6 +32,7 @@ from router.http.request_fields import (
     asked_logprobs,
     asked_max_tokens,
     chat_options,
+    check_told,
     choice_count,
     include_usage,
     max_new_tokens,
@@ -38,6 +40,7 @@ from router.http.request_fields import (
     sampling_params,
     stop_strings,
     text_options,
+    told_prompt,
     truncation,
 )
 from router.http.responses_events import ResponsesObjects
@@ -46,10 +49,21 @@ from router.http.resuming import AskedStream
 from router.http.serving import OpenAIServing
 from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
+from router.http.told_prompts import ToldPrompt
 from router.http.tools import NO_TOOLS, ToolUse
 from shared.errors import RequestError
 
 PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}  # of ids
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAnswer:
+    """What a body asks for, and the requests to the core that it takes."""
+
+    fields: GenerationFields
+    reading: AnswerReading | None
+    requests: list[ClientRequest]  # a choice each
+    told: list[ToldPrompt]  # their prompts, if the answer tells of them
 
 
 class CompletionEndpoint:
@@ -66,10 +80,10 @@ class CompletionEndpoint:
             rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
             asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
             async with self._serving.bodies.read(scope, receive) as body:
-                fields, reading, requests = await self._serving.prompts.run(
-                    tenant, receive, lambda: self._requests(rid, tenant, body, context_len, asked)
+                wanted = await self._serving.prompts.run(
+                    tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
                 )
-            await self._answer(scope, receive, send, fields, reading, requests, asked)
+            await self._answer(scope, receive, send, wanted, asked)
         except RequestError as error:
             told = in_responses_words(error) if self._endpoint == "responses" else error
             await send_request_error(scope, send, told, self._settings.retry_after_seconds)
@@ -85,6 +99,7 @@ class CompletionEndpoint:
         stop_strings(fields)
         truncation(fields)
         asked_logprobs(fields)
+        check_told(fields)
         return fields
 
     def _read(self, body: bytearray, context_len: int) -> GenerationFields:
@@ -96,10 +111,10 @@ class CompletionEndpoint:
             case "responses":
                 return read_responses(body, context_len)
 
-    def _requests(
+    def _wanted(
         self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
-    ) -> tuple[GenerationFields, AnswerReading | None, list[ClientRequest]]:
-        """What a body asks for, with the requests to the core for each prompt. On a thread, with all bounds checked."""
+    ) -> WantedAnswer:
+        """What a body asks for. On a thread, with all bounds checked."""
         fields = self._fields(body, context_len)
         fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
         grammar = asked_grammar(fields)
@@ -111,7 +126,8 @@ class CompletionEndpoint:
         count = choice_count(fields, self._settings.prompts_max)
         total = count * len(prompts)
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
-        requests = []
+        requests: list[ClientRequest] = []
+        told: list[ToldPrompt] = []
         for index, token_ids in enumerate(prompts):
             max_tokens = max_new_tokens(fields, len(token_ids), context_len)
             kept = reading.grammar(tokenizer, token_ids, grammar) if reading else grammar
@@ -130,9 +146,11 @@ class CompletionEndpoint:
                 eos_token_ids=tokenizer.eos_token_ids,
             )
             requests += siblings(request, rids[index * count : (index + 1) * count])
-        if asked_logprobs(fields) >= 0:
+            if prompt := told_prompt(fields, token_ids, tokenizer):
+                told += [prompt] * count
+        if _tells_logprobs(fields):
             self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return fields, reading, requests
+        return WantedAnswer(fields, reading, requests, told)
 
     def _reading(self, fields: GenerationFields, use: ToolUse) -> AnswerReading | None:
         if not isinstance(fields, ChatFields):
@@ -161,21 +179,24 @@ class CompletionEndpoint:
         scope: Scope,
         receive: Receive,
         send: Send,
-        fields: GenerationFields,
-        reading: AnswerReading | None,
-        requests: list[ClientRequest],
+        wanted: WantedAnswer,
         asked: AskedStream,
     ) -> None:
-        rid, with_usage, options = scope["segue.rid"], include_usage(fields), text_options(fields, reading)
+        fields, requests = wanted.fields, wanted.requests
+        rid, with_usage, options = (
+            scope["segue.rid"],
+            include_usage(fields),
+            text_options(fields, wanted.reading),
+        )
         typed = self._endpoint == "responses"
         if typed and asked.plan.ticket is not None:
             raise RequestError("a stream of /v1/responses cannot be resumed: leave out X-Segue-Resumable")
         now = asyncio.get_running_loop().time()
-        of_tokens = options.token_ids or asked_logprobs(fields) >= 0
+        of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, fields)
         writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage or typed, marks=marks)
-        async with self._serving.submitted(rid, requests, options) as answer:
+        async with self._serving.submitted(rid, requests, options, wanted.told) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 
     def _objects(self, began: str | StreamTicket, fields: GenerationFields) -> AnswerObjects:
@@ -194,9 +215,13 @@ class CompletionEndpoint:
         return ChatObjects(head) if isinstance(fields, ChatFields) else CompletionObjects(head)
 
     def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:
-        if asked_logprobs(fields) < 0:
+        if not _tells_logprobs(fields):
             return None
         return LogprobObjects(self._serving.token_bytes, bool(fields.return_tokens_as_token_ids))
+
+
+def _tells_logprobs(fields: GenerationFields) -> bool:
+    return asked_logprobs(fields) >= 0 or fields.prompt_logprobs is not None
 
 
 def _opaque(text: str | None) -> str:

@@ -13,7 +13,7 @@ from router.http.known_responses_fields import RESPONSES_FIELDS
 
 _LATER = "this version does not have it"
 _TEXT_ONLY = "this server reads and writes text only"
-_LOGPROBS = "logprobs and top_logprobs tell those of the output"
+_LOGPROBS = "logprobs, top_logprobs and prompt_logprobs tell what there is"
 _NO_CODE = "code from a request is never run; use logit_bias, allowed_token_ids or bad_words"
 _ROUTED = "the router moves KV pages between its workers by itself; leave it out"
 _NOT_A_SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the three penalties"
@@ -63,6 +63,11 @@ _OPENAI = (
     *served("vLLM", CHAT, {"include_reasoning": "false leaves thoughts out"}),
     *served("SGLang", CHAT, {"separate_reasoning": "false leaves thoughts in the content"}),
     *served("OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}),
+    *served(
+        "OpenAI",
+        COMPLETIONS,
+        {"echo": "the prompt begins the answer; with logprobs it is not streamed; max_tokens may be 0"},
+    ),
     *served("OpenAI", COMPLETIONS, {"prompt": "a string, token ids, or a list of either"}),
     *refused(
         "OpenAI",
@@ -75,7 +80,6 @@ _OPENAI = (
         "OpenAI",
         COMPLETIONS,
         {
-            "echo": (_LOGPROBS, (False,)),
             "suffix": ("the model continues a prompt, it fills no gap", ("",)),
         },
     ),
@@ -136,6 +140,7 @@ _VLLM = (
             "include_stop_str_in_output": "also for stop_token_ids",
             "skip_special_tokens": "true unless set",
             "return_token_ids": "each piece has token_ids",
+            "prompt_logprobs": "0 to 20: so many of the likeliest with each token of the prompt; not streamed",
             "return_tokens_as_token_ids": "a token of logprobs is shown as token_id:17",
         },
     ),
@@ -154,7 +159,6 @@ _VLLM = (
         "vLLM",
         BOTH,
         {
-            "prompt_logprobs": _LOGPROBS,
             "logprob_token_ids": (_LOGPROBS, ([],)),
             "return_prompt_text": (_LATER, (False,)),
             "use_beam_search": ("ask for n samples instead of beams", (False,)),
@@ -176,6 +180,7 @@ _VLLM = (
         CHAT,
         {
             "add_special_tokens": ("a chat template writes its own control tokens", (False,)),
+            "echo": ("an answer to messages has none of their text", (False,)),
             "chat_template": "a template is a program: the model's own is used",
             "media_io_kwargs": (_TEXT_ONLY, ({},)),
             "mm_processor_kwargs": (_TEXT_ONLY, ({},)),

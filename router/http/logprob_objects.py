@@ -14,6 +14,7 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from router.http.response_stream import TokenEntry
+from shared.sampled import TokenLogprobs
 
 Json = dict[str, Any]
 
@@ -58,11 +59,26 @@ class LogprobObjects:
         return {
             "text_offset": [entry.offset for entry in entries],
             "tokens": [self._text(entry.token_id) for entry in entries],
-            "token_logprobs": [entry.logprobs.logprob for entry in entries],
+            "token_logprobs": [entry.logprobs and entry.logprobs.logprob for entry in entries],
             "top_logprobs": [self._top(entry) for entry in entries],
         }
 
+    def prompt(self, entries: Sequence[TokenEntry]) -> list[Json | None]:
+        """`prompt_logprobs` in vLLM's shape: by token id, the token itself and the likeliest."""
+        return [self._ranked(entry.token_id, entry.logprobs) if entry.logprobs else None for entry in entries]
+
+    def _ranked(self, token_id: int, told: TokenLogprobs) -> Json:
+        ranked = [(token_id, told.logprob, told.rank)]
+        ranked += [
+            (likely, logprob, at) for at, (likely, logprob) in enumerate(told.top, 1) if likely != token_id
+        ]
+        return {
+            str(one): {"logprob": logprob, "rank": rank, "decoded_token": self._text(one)}
+            for one, logprob, rank in ranked
+        }
+
     def _entry(self, entry: TokenEntry) -> Json:
+        assert entry.logprobs is not None, "a token of the prompt in a chat's answer"
         top = [self._one(token_id, logprob) for token_id, logprob in entry.logprobs.top]
         return {**self._one(entry.token_id, entry.logprobs.logprob), "top_logprobs": top}
 
@@ -74,7 +90,7 @@ class LogprobObjects:
         }
 
     def _top(self, entry: TokenEntry) -> Json | None:
-        if not entry.logprobs.top:
+        if entry.logprobs is None or not entry.logprobs.top:
             return None
         top = {self._text(token_id): logprob for token_id, logprob in entry.logprobs.top}
         return top | {self._text(entry.token_id): entry.logprobs.logprob}

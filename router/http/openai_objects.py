@@ -99,6 +99,8 @@ class CompletionObjects:
             "logprobs": told.completion(piece.entries) if told and piece.entries else None,
             "finish_reason": piece.finish_reason,
         }
+        if told and piece.prompt_entries:
+            choice["prompt_logprobs"] = told.prompt(piece.prompt_entries)
         return _extended(choice, piece)
 
 
@@ -136,6 +138,7 @@ class ChatObjects:
         return failure_body(failure)
 
     def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
+        told = list(pieces)
         choices = [
             _extended(
                 {
@@ -146,9 +149,12 @@ class ChatObjects:
                 },
                 piece,
             )
-            for piece in pieces
+            for piece in told
         ]
-        return {**self._head.whole("chat.completion", choices), "usage": usage}
+        body = {**self._head.whole("chat.completion", choices), "usage": usage}
+        if self._head.logprobs and (prompt := next((each.prompt_entries for each in told), ())):
+            body["prompt_logprobs"] = self._head.logprobs.prompt(prompt)
+        return body
 
     def _logprobs(self, piece: TextDelta) -> Json | None:
         told = self._head.logprobs

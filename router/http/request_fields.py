@@ -18,9 +18,11 @@ from router.http.field_table import read_by_table
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
 from router.http.structured_output import StructuredFields
+from router.http.told_prompts import ToldPrompt, echoed_pieces
 from router.http.tools import NULL, ToolFields, ToolUse, tool_use
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
+from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.sampled import TOP_LOGPROBS_MAX
@@ -70,6 +72,7 @@ class GenerationFields(StructuredFields, kw_only=True):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in logprobs
+    prompt_logprobs: int | None = None  # how many of the likeliest, with each token of the prompt
 
 
 class CompletionFields(GenerationFields, kw_only=True):
@@ -78,6 +81,7 @@ class CompletionFields(GenerationFields, kw_only=True):
     prompt: msgspec.Raw
     logprobs: int | bool | None = None  # how many of the likeliest; false: none, as in chats
     add_special_tokens: bool | None = None
+    echo: bool | None = None  # the prompt begins the answer, and its logprobs theirs
 
 
 class ChatFields(GenerationFields, kw_only=True):
@@ -187,6 +191,41 @@ def asked_logprobs(fields: GenerationFields) -> int:
     return _within("top_logprobs", fields.top_logprobs or 0) if fields.logprobs else -1
 
 
+def asked_prompt_logprobs(fields: GenerationFields) -> int:
+    """The same of the tokens of the prompt, which `echo` tells as those of the output; -1: no logprobs."""
+    asked = -1 if fields.prompt_logprobs is None else _within("prompt_logprobs", fields.prompt_logprobs)
+    echo = isinstance(fields, CompletionFields) and fields.echo
+    return max(asked, asked_logprobs(fields)) if echo else asked
+
+
+def told_prompt(
+    fields: GenerationFields, token_ids: tuple[int, ...], tokenizer: Tokenizer
+) -> ToldPrompt | None:
+    """How the answer tells of this prompt; None: not at all. Of an echo it takes as long as the prompt is."""
+    if not _tells_of_prompt(fields):
+        return None
+    echo = isinstance(fields, CompletionFields) and bool(fields.echo)
+    return ToldPrompt(
+        token_ids,
+        echoed_pieces(token_ids, tokenizer) if echo else (),
+        echo_top=asked_logprobs(fields) if echo else -1,
+        scored=fields.prompt_logprobs is not None,
+        keeps_output=fields.max_tokens != 0,
+    )
+
+
+def check_told(fields: GenerationFields) -> None:
+    """Raise `RequestError` for what a stream does not tell of a prompt: its events are to be small."""
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not streamed: leave out stream", param="prompt_logprobs")
+    if fields.stream and asked_prompt_logprobs(fields) >= 0:
+        raise RequestError("echo with logprobs is not streamed: leave out one of the three", param="echo")
+
+
+def _tells_of_prompt(fields: GenerationFields) -> bool:
+    return fields.prompt_logprobs is not None or (isinstance(fields, CompletionFields) and bool(fields.echo))
+
+
 def _within(name: str, asked: int) -> int:
     if not 0 <= asked <= TOP_LOGPROBS_MAX:
         raise RequestError(f"{name} must be between 0 and {TOP_LOGPROBS_MAX}, got {brief(asked)}", param=name)
@@ -219,8 +258,9 @@ def asked_max_tokens(fields: GenerationFields) -> tuple[str, int | None]:
     name, asked = "max_tokens", fields.max_tokens
     if isinstance(fields, ChatFields) and fields.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", fields.max_completion_tokens
-    if asked is not None and asked < 1:
-        raise RequestError(f"{name} must be at least 1, got {brief(asked)}", param=name)
+    least = 0 if isinstance(fields, CompletionFields) and _tells_of_prompt(fields) else 1
+    if asked is not None and asked < least:
+        raise RequestError(f"{name} must be at least {least}, got {brief(asked)}", param=name)
     return name, asked
 
 
@@ -243,7 +283,7 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
             code="context_length_exceeded",
         )
     if asked is not None:
-        return asked
+        return max(1, asked)  # of 0 the one is not told
     return room if isinstance(fields, ChatFields) else min(room, COMPLETION_MAX_TOKENS)
 
 
@@ -275,6 +315,7 @@ def sampling_params(
         seed=secrets.randbits(63) if fields.seed is None else fields.seed,
         min_new_tokens=fields.min_tokens or 0,
         logprobs=asked_logprobs(fields),
+        prompt_logprobs=asked_prompt_logprobs(fields),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         logit_bias=_logit_bias(fields.logit_bias or {}),
         grammar=grammar,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
 from router.http.response_stream import Choice, ResponseStream
 from router.http.resuming import Resuming
+from router.http.told_prompts import ToldChoice, ToldPrompt
 from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopPattern, StopStrings
@@ -92,9 +93,16 @@ class OpenAIServing:
 
     @contextlib.asynccontextmanager
     async def submitted(
-        self, rid: str, requests: list[ClientRequest], options: TextOptions
+        self,
+        rid: str,
+        requests: list[ClientRequest],
+        options: TextOptions,
+        told: Sequence[ToldPrompt] = (),
     ) -> AsyncIterator[ResponseStream]:
-        """Hand `requests` to the core for one answer; those still running at the end are cancelled."""
+        """Hand `requests` to the core for one answer; those still running at the end are cancelled.
+
+        `told`: the prompt of each, if the answer tells of them.
+        """
         rids = [request.rid for request in requests]
 
         def cancel() -> None:
@@ -106,7 +114,10 @@ class OpenAIServing:
         try:
             for index, request in enumerate(requests):
                 if not answer.complete:
-                    self._shell.submit(request, self._choice(index, request, answer, options))
+                    prompt = told[index] if told else None
+                    choice = self._choice(index, request, answer, options, len(prompt.text) if prompt else 0)
+                    sink = ToldChoice(index, answer, prompt, choice) if prompt else choice
+                    self._shell.submit(request, sink)
             yield answer
         finally:
             self._answers.discard(answer)
@@ -120,6 +131,7 @@ class OpenAIServing:
         request: ClientRequest,
         answer: ResponseStream,
         options: TextOptions,
+        begins_at: int,
     ) -> Choice:
         tokenizer, ends = self.tokenizer, request.params.stop_token_ids
         skip = tokenizer.special_token_ids if options.skip_special_tokens else frozenset()
@@ -139,6 +151,7 @@ class OpenAIServing:
             with_token_ids=options.token_ids,
             parser=reading.parser(tokenizer, request.token_ids) if reading else None,
             shows_thoughts=reading is None or reading.shows_thoughts,
+            begins_at=begins_at,
         )
 
 

@@ -36,6 +36,7 @@ from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
 from shared.links.events import PeerDown, Received
 from shared.messages import (
+    UNDERSTOOD,
     Cancel,
     Decode,
     Finished,
@@ -49,6 +50,7 @@ from shared.messages import (
     Prefilled,
     Role,
     Row,
+    Scored,
 )
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
@@ -65,7 +67,7 @@ LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_0
 LOAD = Load(free_pages=100_000, slots_free=10_000)
 
 
-FEATURES = ("logprobs",)
+FEATURES = ("logprobs", "prompt_logprobs")
 
 
 def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...]) -> Hello:
@@ -89,6 +91,16 @@ def told_of(token_ids: tuple[int, ...], params: SamplingParams) -> Logprobs:
     return tuple(
         TokenLogprobs(-token_id / 8, 1, tuple((token_id + at, -float(at)) for at in range(params.logprobs)))
         for token_id in token_ids
+    )
+
+
+def scores_of(prefill: Prefill) -> Logprobs:
+    """What they say of a prompt's tokens, but for the first."""
+    top = prefill.params.prompt_logprobs
+    return tuple(
+        TokenLogprobs(-token_id / 16, 2, tuple((token_id + at, -float(at)) for at in range(1, top + 1)))
+        for token_id in prefill.token_ids[1 : prefill.prompt_len]
+        if top >= 0
     )
 
 
@@ -119,7 +131,9 @@ class ScriptedWorkers:
     _awake: bool = False
 
     def __post_init__(self) -> None:
-        self.router = WakingLinks(Hello(session=0, role="router", uid="r", epoch=1), self)
+        self.router = WakingLinks(
+            Hello(session=0, role="router", uid="r", epoch=1, understands=UNDERSTOOD["router"]), self
+        )
         self.prefill = MemoryLinks(hello("prefill", "p", self.limits, self.features))
         self.decode = MemoryLinks(hello("decode", "d", self.limits, self.features))
         self.on_sent: Callable[[], None] = lambda: None
@@ -204,6 +218,11 @@ class ScriptedWorkers:
         answer = Prefilled(
             prefill.rid, prefill.attempt, index, (output[index],), baton, finish, logprobs=told
         )
+        if scores := scores_of(prefill):
+            half = max(1, len(scores) // 2)  # they come in parts
+            for index, part in ((1, scores[:half]), (1 + half, scores[half:])):
+                if part:
+                    self.prefill.send(self.router.name, Scored(prefill.rid, prefill.attempt, index, part))
         self.prefill.send(self.router.name, answer)
 
     def _generated(self, decode: Decode) -> None:

@@ -144,7 +144,7 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
     "best_of above n": (completion(best_of=2), 400, "best_of"),
     "best_of below n": (completion(n=3, best_of=2), 400, "best_of"),
     "beam search": (completion(n=2, use_beam_search=True), 400, "use_beam_search"),
-    "echo": (completion(echo=True), 400, "echo"),
+    "echo in a chat": (chat(echo=True), 400, "echo"),
     "suffix": (completion(suffix="x"), 400, "suffix"),
     "a number of 4,000 digits": (chat(max_tokens=10**4000), 400, "max_tokens"),
     "a seed of 4,000 digits": (chat(seed=10**4000), 400, "seed"),

@@ -38,10 +38,10 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
     scope = {"headers": [(b"idempotency-key", b"k")], "path": "/", "segue.rid": "r"}
     asked = AskedStream(serving.resuming, scope, "")
-    kept = endpoint._requests("r", "somebody", body, 256, asked)
+    kept = endpoint._wanted("r", "somebody", body, 256, asked)
     body.clear()  # raises BufferError while anything refers to its bytes
-    assert kept[0].stop == ["x"]
-    assert kept[2][0].token_ids
+    assert kept.fields.stop == ["x"]
+    assert kept.requests[0].token_ids
     prompts.close()
 
 
