@@ -2,6 +2,7 @@
 #
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
+#   make clients                                  clients of others, each in an environment of its own; needs PyPI
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md
@@ -20,7 +21,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve test images cluster-test lint docs goldens simulate bench clean
+.PHONY: setup serve test clients images cluster-test lint docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,6 +62,9 @@ images: setup
 
 cluster-test: setup images
 	$(VENV)/bin/python -m pytest tests/cluster $(ARGS)
+
+clients: setup
+	$(VENV)/bin/python -m pytest tests/clients $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff format --check .
