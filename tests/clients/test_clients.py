@@ -12,7 +12,15 @@ from tests.clients.environments import client_python, run_client
 from tests.integration.deployment import LocalDeployment, deployment
 
 EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}
-CLIENTS = {"openai_python": 600, "lm_eval_loglikelihood": 1500}  # seconds that a program may take
+CLIENTS = {  # seconds that a program may take
+    "openai_python": 600,
+    "litellm_sdk": 600,
+    "langchain": 600,
+    "instructor_library": 600,
+    "pydantic_ai_agent": 600,
+    "agents_loop": 600,
+    "lm_eval_loglikelihood": 1500,
+}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from told import BASE_URL, KEY, MODEL, WEATHER, Sums, check_weather
 
 QUESTION: Any = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -17,7 +17,7 @@ NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
 class ParsedAnimal(BaseModel):
-    name: str
+    name: str = Field(max_length=24)
     legs: Literal[0, 2, 4, 6, 8]
 
 
