@@ -2,7 +2,7 @@
 #
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
-#   make clients                                  clients of others, each in an environment of its own; needs PyPI
+#   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md

@@ -42,6 +42,7 @@ def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
         settings.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
+        allow_private_network=True,  # browsers ask for it by a header before a page reaches into a private network
         expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
     )
 

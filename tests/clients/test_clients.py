@@ -8,37 +8,43 @@ from pathlib import Path
 import pytest
 
 from shared.local.model_store import resolve
-from tests.clients.environments import client_python, run_client
+from tests.clients.environments import client_command, run_client
 from tests.integration.deployment import LocalDeployment, deployment
+from tests.waiting import until
 
 EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}
-CLIENTS = {  # seconds that a program may take
-    "openai_python": 600,
-    "litellm_sdk": 600,
-    "langchain": 600,
-    "instructor_library": 600,
-    "pydantic_ai_agent": 600,
-    "agents_loop": 600,
-    "lm_eval_loglikelihood": 1500,
-}
+ROUTER = {"toolCallParser": "hermes", "allowedOrigins": ["http://localhost:5173"]}
+CLIENTS = (
+    "openai_python",
+    "openai_node",
+    "litellm_sdk",
+    "langchain",
+    "instructor_library",
+    "pydantic_ai_agent",
+    "agents_loop",
+    "vercel_ai",
+    "chromium_page",
+    "aiperf_run",
+    "guidellm_run",
+    "lm_eval_loglikelihood",
+)
+SECONDS_MAX = 1500  # of a program
 
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[LocalDeployment]:
-    with deployment(
-        config={"prefill": EXACT, "decode": EXACT, "router": {"toolCallParser": "hermes"}}
-    ) as running:
+    with deployment(config={"prefill": EXACT, "decode": EXACT, "router": ROUTER}) as running:
         yield running
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_works_unmodified(serving: LocalDeployment, name: str) -> None:
-    client_python(name)
+    client_command(name)
     model = Path(resolve("smollm2", lambda _line: None))
     before = serving.total("router", "segue_generated_tokens_total")
-    told = run_client(name, serving.url + "/v1", model, CLIENTS[name])
+    told = run_client(name, serving.url + "/v1", model, SECONDS_MAX)
     generated = serving.total("router", "segue_generated_tokens_total") - before
     assert told["answers"] > 0
     assert generated >= max(told["answers"], told["completion_tokens"])
-    assert serving.held() == {}
+    until(lambda: not serving.held(), 10, "everything given back")

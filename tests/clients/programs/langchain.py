@@ -11,14 +11,14 @@ from pydantic import BaseModel, Field
 from told import BASE_URL, KEY, MODEL, Sums
 
 
-class Report(BaseModel):
+class CityWeather(BaseModel):
     """A report of the weather."""
 
     city: str = Field(max_length=24)
     unit: Literal["celsius", "fahrenheit"]
 
 
-@tool(args_schema=Report)
+@tool(args_schema=CityWeather)
 def weather(city: str, unit: str) -> str:
     """The weather of a city."""
     return f"rain in {city}, 12 {unit}"
@@ -52,10 +52,10 @@ def main() -> None:
     assert last.usage_metadata
     told.add(last.usage_metadata["output_tokens"])
     for method in ("json_schema", "function_calling"):
-        found: Any = long.with_structured_output(Report, method=method, include_raw=True).invoke(
+        found: Any = long.with_structured_output(CityWeather, method=method, include_raw=True).invoke(
             "Weather in Oslo?"
         )
-        assert isinstance(found["parsed"], Report), found
+        assert isinstance(found["parsed"], CityWeather), found
         told.add(found["raw"].usage_metadata["output_tokens"])
     logprobs = model.bind(logprobs=True, top_logprobs=2).invoke("Hello.").response_metadata["logprobs"]
     assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs["content"])

@@ -175,10 +175,12 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
             "origin": page,
             "access-control-request-method": "POST",
             "access-control-request-headers": "content-type",
+            "access-control-request-private-network": "true",
         }
         answer = client.options("/v1/completions", headers=asks)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == page
+        assert answer.headers["access-control-allow-private-network"] == "true"
         answer = ask(client, origin=page, content_type="application/json")
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == page
