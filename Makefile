@@ -12,7 +12,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+PIP := $(VENV)/bin/python -m pip $(shell test -t 2 || echo --quiet) --disable-pip-version-check
 STAMP := $(VENV)/.installed
 LOCKS := images/dev.lock images/model.lock images/worker-cpu.lock
 # Two steps: torch's build depends on the machine. The locked one is for x86-64 CPUs and Python 3.11, from PyTorch's own

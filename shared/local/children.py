@@ -14,7 +14,7 @@ import time
 
 from shared.errors import StartError
 from shared.local.child_process import Child, ChildProcess, Liveness
-from shared.local.console import StartupConsole
+from shared.local.console import Service, StartupConsole
 from shared.local.restart_policy import GiveUp, RestartPolicy
 
 POLL_SECONDS = 0.1
@@ -29,15 +29,14 @@ class ChildProcesses:
         children: list[Child],
         environment: dict[str, str],
         console: StartupConsole,
-        address: str,  # host:port of the router's API
+        service: Service,
         liveness: Liveness = Liveness(),  # noqa: B008 - frozen
     ):
         self._children = {child.name: child for child in children}
         self._environment = environment
         self._liveness = liveness
         self._console = console
-        self._address = address
-        self._router_admin = children[0].admin_address
+        self._service = service
         self._workers = sum(child.role != "router" for child in children)
         self._policy = RestartPolicy(list(self._children))
         self._running: dict[str, ChildProcess] = {}
@@ -46,7 +45,7 @@ class ChildProcesses:
         self._announced = False
         self._lifeline, self._held_end = os.pipe()  # the kernel closes the held end when this process ends
 
-    def run(self, model: str) -> None:
+    def run(self) -> None:
         """Start, watch and restart until SIGINT or SIGTERM. Raises StartError when a child cannot start."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
@@ -56,7 +55,7 @@ class ChildProcesses:
                 self._kill_hanging()
                 self._notice_ended()
                 self._notice_ready()
-                self._announce_once(model)
+                self._announce_once()
             self._console.stop_progress()
             self._console.print_line("ending")
         finally:
@@ -101,12 +100,10 @@ class ChildProcesses:
             else:
                 self._console.show_progress(name, "waiting for workers" if report.ready else report.doing)
 
-    def _announce_once(self, model: str) -> None:
+    def _announce_once(self) -> None:
         if not self._announced and self._policy.all_ready():
             self._announced = True
-            self._console.show_ready(
-                self._address, self._router_admin, model, time.monotonic() - self._began_at
-            )
+            self._console.show_ready(self._service, time.monotonic() - self._began_at)
 
     def _end_all(self) -> None:
         for running in self._running.values():

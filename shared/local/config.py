@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
@@ -72,6 +72,7 @@ EPILOG = (
     "router: {config: {allowedOrigins: [http://localhost:3000]}}. Variables such as SEGUE_ALLOWED_ORIGINS reach every "
     "process that knows them. All settings: docs/reference.md."
 )
+ApiKeyText = Annotated[str, Field(pattern="^[!-~]*$")]  # what a header can carry
 NEAR = 0.8  # likeness to a known key from which an unknown one is a typing error, and not another value of the chart
 
 
@@ -95,9 +96,22 @@ class LocalConfig(Settings):
         default=8000,
         description="Port of OpenAI's API. Ports that no flag names are chosen among the free ones.",
     )
+    host: str = Field(
+        default="",
+        description="Address of OpenAI's API: 0.0.0.0 lets other machines in, so give keys as well. Empty: as the "
+        "router's section of the file says, else 127.0.0.1.",
+    )
+    api_key: ApiKeyText = Field(
+        default="",
+        description="The key that clients must send; SEGUE_API_KEY keeps it out of the list of processes. For several "
+        "clients there is apiKeysFile, a setting of the router.",
+    )
     admin_port: Port = Field(
         default=0,
         description="Port of the router's /metrics, /readyz and /debug, on loopback. 0: any free port.",
+    )
+    context_len: Count = Field(
+        default=0, description="Longest context in tokens, prompt and output together. 0: the model's own."
     )
     device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
     log_level: LogLevel = Field(

@@ -9,9 +9,45 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+QUESTION = "Why is the sky blue?"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a deployment serves, and where: the words of its ready lines."""
+
+    address: str  # host:port of the router's API
+    admin_address: str  # host:port of the router's metrics
+    model: str
+    has_key: bool  # clients must send $SEGUE_API_KEY
+
+    @property
+    def url(self) -> str:
+        """The base URL of clients."""
+        return f"http://{self.address}/v1"
+
+    @property
+    def curl(self) -> str:
+        """A command that streams a short answer."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": QUESTION}]}
+        data = shlex.quote(json.dumps({**body, "max_tokens": 64, "stream": True}))
+        key = '-H "Authorization: Bearer $SEGUE_API_KEY" ' if self.has_key else ""
+        return f"curl -N {self.url}/chat/completions {key}-H 'Content-Type: application/json' -d {data}"
+
+    @property
+    def python(self) -> str:
+        """A command that prints an answer, by OpenAI's package."""
+        key = 'os.environ["SEGUE_API_KEY"]' if self.has_key else '"any"'
+        program = (
+            f'import openai, os; client = openai.OpenAI(base_url="{self.url}", api_key={key}); '
+            f"print(client.responses.create(model={json.dumps(self.model)}, input={json.dumps(QUESTION)}).output_text)"
+        )
+        return f"python -c {shlex.quote(program)}"
 
 
 class StartupConsole:
@@ -61,18 +97,18 @@ class StartupConsole:
             choices = "".join(f", {key.replace('_', ' ')} {value}" for key, value in facts.items())
         self.print_line(f"{name}: ready{choices}, admin port http://{admin_address}")
 
-    def show_ready(self, address: str, admin_address: str, model: str, seconds: float) -> None:
-        """Print that the deployment serves, what admin ports have, and a command that works as printed."""
+    def show_ready(self, service: Service, seconds: float) -> None:
+        """Print that the deployment serves, what admin ports have, and commands that work as printed."""
         self.stop_progress()
-        body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
-        data = shlex.quote(json.dumps({**body, "max_tokens": 64, "stream": True}))
         self.print_line(
-            f"each admin port has /metrics and /readyz, the router's also http://{admin_address}/debug/requests/ID"
+            f"each admin port has /metrics and /readyz, the router's also "
+            f"http://{service.admin_address}/debug/requests/ID"
         )
         self.print_line(
-            f"ready in {seconds:.0f} s; try: curl -N http://{address}/v1/chat/completions "
-            f"-H 'Content-Type: application/json' -d {data}"
+            f"{service.model} is served at {service.url}, to all clients of OpenAI's API; Ctrl-C ends it"
         )
+        self.print_line(f"or in Python: {service.python}")
+        self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")
 
     def stop_progress(self) -> None:
         """Take the bars away. What comes later, a process that starts again, is lines."""

@@ -29,6 +29,8 @@ CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
+_STAGE = re.compile(r" *\d+% ")  # as the conversion begins a line that says how far it is
+
 PrintLine = Callable[[str], None]
 
 
@@ -82,19 +84,27 @@ def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
         return target
     _require_room(target, CONVERSION_BYTES)
     print_line(f"converting {model} into {target}, once")
-    child = subprocess.run(
-        [sys.executable, "-m", "shared.engine.gguf.convert", str(source), str(target)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if child.returncode != 0:
-        last = (child.stderr.strip() or f"its conversion ended with status {child.returncode}").splitlines()[
-            -1
-        ]
-        raise ModelError(last)
+    _convert(str(source), target, print_line)
     return target
+
+
+def _convert(source: str, target: Path, print_line: PrintLine) -> None:
+    """Convert in a child process, whose stages are printed. Raises ModelError with the last thing that it says."""
+    last = ""
+    with subprocess.Popen(
+        [sys.executable, "-m", "shared.engine.gguf.convert", source, str(target)],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            last = line.strip() or last
+            if _STAGE.match(line):
+                print_line(f"converting: {last}")
+    if child.returncode != 0:
+        raise ModelError(last or f"its conversion ended with status {child.returncode}")
 
 
 def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:

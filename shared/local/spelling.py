@@ -2,6 +2,7 @@
 
 segue up MODEL        segue up --model MODEL
 -p 9000, --port 9000  --router-port 9000
+--max-model-len 4096  --context-len 4096
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from collections.abc import Sequence
 
 from shared.errors import ConfigError
 
-ALIASES = {"-p": "--router-port", "--port": "--router-port"}  # the API's port is the one that users mean
+ALIASES = {
+    "-p": "--router-port",  # the API's port is the one that users mean
+    "--port": "--router-port",
+    "--max-model-len": "--context-len",
+}
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:

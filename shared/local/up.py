@@ -18,15 +18,16 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.api_keys import key_line
 from shared.engine.fallback_config import read_config
 from shared.engine.memory_plan import RESERVE_BYTES, Budget
-from shared.errors import StartError
+from shared.errors import ConfigError, StartError
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child
 from shared.local.children import ChildProcesses
 from shared.local.config import LocalConfig, LocalSettings
-from shared.local.console import StartupConsole
+from shared.local.console import Service, StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.messages import Role
 from shared.process.host_header import is_loopback
@@ -34,6 +35,7 @@ from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import variable_of
 from shared.process.worker_config import WorkerConfig
 
+KEY_NAME = "default"  # of --api-key, in metrics and logs
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WORKERS: tuple[Role, ...] = ("prefill", "decode")
 NVIDIA = Path("/dev/nvidiactl")  # there once the driver is loaded
@@ -50,7 +52,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     with contextlib.ExitStack() as stack:
-        router_port = stack.enter_context(_reserved(config.router_port, "--router-port"))
+        host = router_host(settings)
+        router_port = stack.enter_context(_reserved(config.router_port, "--router-port", host))
         admin_port = stack.enter_context(_reserved(config.admin_port, "--admin-port"))
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
@@ -77,15 +80,39 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             child.inherited = (descriptor,)
             child.arguments += ["--link-keys-file", f"/dev/fd/{descriptor}", "--uid", child.name]
             child.arguments += settings.roles[child.role].flags
-        if not is_loopback(router_host(settings)):
-            console.print_line("the API is open to the network, without authentication")
-        ChildProcesses(children, environment, console, f"{HOST}:{router_port}").run(name)
+        router.arguments += ["--host", host]
+        has_keys = _require_key(router, settings, stack)
+        if not (is_loopback(host) or has_keys):
+            console.print_line("the API is open to the network, without authentication: see --api-key")
+        service = Service(f"{_reachable(host)}:{router_port}", router.admin_address, name, has_keys)
+        ChildProcesses(children, environment, console, service).run()
 
 
 def router_host(settings: LocalSettings) -> str:
-    """Where the router's API listens: as the file says for this role, else on loopback."""
+    """Where the router's API listens: as `--host` or the file's section of the router says, else on loopback."""
     flags = settings.roles["router"].flags
-    return next((flag.removeprefix("--host=") for flag in flags if flag.startswith("--host=")), HOST)
+    of_file = next((flag.removeprefix("--host=") for flag in flags if flag.startswith("--host=")), HOST)
+    return settings.config.host or of_file
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine at which a router that listens on `host` is found."""
+    address = {"0.0.0.0": HOST, "::": "::1"}.get(host, host)
+    return f"[{address}]" if ":" in address else address
+
+
+def _require_key(router: Child, settings: LocalSettings, stack: contextlib.ExitStack) -> bool:
+    """Make the router ask for `--api-key`: whether it asks for any key. Raises ConfigError for both ways."""
+    file = any(flag.startswith("--api-keys-file=") for flag in settings.roles["router"].flags)
+    key = settings.config.api_key
+    if key and file:
+        raise ConfigError("--api-key and the router's apiKeysFile are given: leave out one of them")
+    if key:
+        descriptor = open_in_memory(f"{key_line(KEY_NAME, key)}\n".encode())
+        stack.callback(os.close, descriptor)
+        router.inherited = (*router.inherited, descriptor)
+        router.arguments += ["--api-keys-file", f"/dev/fd/{descriptor}"]
+    return bool(key) or file or bool(os.environ.get(variable_of("api_keys_file")))
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
@@ -107,6 +134,8 @@ def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[s
     config = settings.config
     flags = ["--device", config.device, "--threads", str(config.threads or usable_cores())]
     flags += ["--max-total-tokens", str(config.max_total_tokens)]
+    if config.context_len:
+        flags += ["--context-len", str(config.context_len)]
     if role in _roles_that_share(settings):
         flags += ["--memory-bytes", str(budget.memory_bytes // (config.prefill + config.decode))]
     return [*flags, "--nice", str(PREFILL_NICE)] if role == "prefill" else flags
@@ -150,22 +179,24 @@ def _links_port(child: Child) -> str:
 
 
 @contextlib.contextmanager
-def _reserved(port: int, flag: str = "") -> Iterator[int]:
+def _reserved(port: int, flag: str = "", host: str = HOST) -> Iterator[int]:
     """Hold a port (0: a free one) that only a child will listen on."""
-    with socket.socket() as holder:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            holder.bind((HOST, port))
+            holder.bind((host, port))
         except OSError as error:
-            raise StartError(why_not_ours(port, flag, error)) from None
+            raise StartError(why_not_ours(port, flag, error, host)) from None
         yield holder.getsockname()[1]
 
 
-def why_not_ours(port: int, flag: str, error: OSError) -> str:
+def why_not_ours(port: int, flag: str, error: OSError, host: str = HOST) -> str:
     """Why we cannot have this port, in one sentence."""
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is not free on {HOST}; choose another {flag}"
-    return f"cannot listen on {HOST}:{port}: {error.strerror}"
+        return f"port {port} is not free on {host}; choose another {flag}"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"{host} is no address of this machine; choose another --host, such as 0.0.0.0 for all"
+    return f"cannot listen on {host}:{port}: {error.strerror}"
 
 
 def _environment() -> dict[str, str]:

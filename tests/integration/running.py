@@ -67,6 +67,7 @@ class Running:
             except queue.Empty:
                 raise AssertionError(f"not within {seconds} s; so far: {self.lines}") from None
             if line is None:
+                self._unread.put(None)
                 raise AssertionError(f"the command ended; so far: {self.lines}")
             self.lines.append(line)
             if wanted(line):

@@ -19,13 +19,14 @@ import threading
 from shared.errors import StartError
 from shared.local.child_process import HOST, Child, Liveness
 from shared.local.children import ChildProcesses
-from shared.local.console import StartupConsole
+from shared.local.console import Service, StartupConsole
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.metrics import Metrics
 from shared.process.probes import probe_pages
 from shared.process.role_main import exit_with_error, hold_lifeline
 
+NOWHERE = Service("nowhere", "nowhere", "nothing", has_key=False)
 MODULE = "tests.integration.small_deployment"
 
 
@@ -70,7 +71,7 @@ def be_parent(kinds: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         liveness = Liveness(period_seconds=0.2)
-        ChildProcesses(children, environment, StartupConsole(), "nowhere", liveness).run("nothing")
+        ChildProcesses(children, environment, StartupConsole(), NOWHERE, liveness).run()
     except StartError as error:
         exit_with_error(f"up: {error}")
 

@@ -169,9 +169,8 @@ def reaches(host: str, port: int) -> bool:
 
 
 def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() -> None:
-    config = SMALL | {"router": SMALL["router"] | {"host": "0.0.0.0"}}
-    with segue("--router-port", "0", config=config) as running:
-        running.line(lambda line: line == "the API is open to the network, without authentication", 30)
+    with segue("--port", "0", "--host", "0.0.0.0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("the API is open to the network, without"), 30)
         admin = running.line(lambda line: line.startswith("router: ready"), 120)
         ready = running.line(lambda line: line.startswith("ready in "), 10)
         ports = [
@@ -179,6 +178,25 @@ def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() 
         ]
         assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
         assert reaches("127.0.0.1", ports[1])
+
+
+def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> None:
+    assert shutil.which("curl"), "the ready line is for curl"
+    key = "sk-of-a-test"
+    with segue("--port", "0", config=SMALL, environment={"SEGUE_API_KEY": key}) as running:
+        command = running.line(lambda line: line.startswith("ready in "), 120).partition("try: ")[2]
+        for given, expected in ((key, "data: [DONE]"), ("sk-other", "invalid_api_key")):
+            answer = subprocess.run(
+                ["bash", "-c", command.replace('"max_tokens": 64', '"max_tokens": 4')],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+                env={**os.environ, "SEGUE_API_KEY": given},
+            )
+            assert answer.stdout.rstrip().endswith(expected) or expected in answer.stdout
+        assert not [line for line in running.children().values() if key in line]
+    assert key not in "".join(running.lines)
 
 
 def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:

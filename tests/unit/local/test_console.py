@@ -8,7 +8,7 @@ import shlex
 
 from rich.console import Console
 
-from shared.local.console import StartupConsole
+from shared.local.console import Service, StartupConsole
 
 
 def shown_start(*, terminal: bool) -> str:
@@ -17,7 +17,7 @@ def shown_start(*, terminal: bool) -> str:
     for what in ("starting", "loading weights 3%", "loading weights 60%", "checking the transfer"):
         console.show_progress("decode-0", what)
     console.show_choices("decode-0", "127.0.0.1:8002", {"device": "cpu (no CUDA device)", "pages": 64})
-    console.show_ready("127.0.0.1:8000", "127.0.0.1:8001", "it's [bold]", 4.2)
+    console.show_ready(Service("127.0.0.1:8000", "127.0.0.1:8001", "it's [bold]", has_key=False), 4.2)
     return shown.getvalue()
 
 
@@ -39,7 +39,7 @@ def test_a_process_that_starts_again_has_lines_and_no_bar_that_stays() -> None:
     console = StartupConsole(Console(file=shown, force_terminal=True, width=60))
     console.show_progress("decode-0", "loading weights 3%")
     console.show_choices("decode-0", "127.0.0.1:8002", {"pages": 64})
-    console.show_ready("127.0.0.1:8000", "127.0.0.1:8001", "smollm2", 4.2)
+    console.show_ready(Service("127.0.0.1:8000", "127.0.0.1:8001", "smollm2", has_key=False), 4.2)
     before = len(shown.getvalue())
     console.show_progress("decode-0", "starting")
     console.show_choices("decode-0", "127.0.0.1:8002", {"pages": 64})
@@ -53,6 +53,14 @@ def test_the_command_in_the_ready_line_survives_the_shell() -> None:
     words = shlex.split(line.partition("try: ")[2])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's [bold]"
+
+
+def test_the_program_that_is_printed_is_one() -> None:
+    for has_key in (False, True):
+        words = shlex.split(Service("[::1]:8000", "127.0.0.1:8001", "it's", has_key).python)
+        assert words[:2] == ["python", "-c"]
+        compile(words[2], "printed", "exec")
+        assert ("SEGUE_API_KEY" in words[2]) is has_key
 
 
 def test_choices_are_printed_once_and_equal_ones_only_named() -> None:

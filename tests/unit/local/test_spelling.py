@@ -18,6 +18,7 @@ from shared.local.spelling import spelled_out
         (["./file.gguf", "--port=9001"], "./file.gguf", 9001),
         (["--port", "9002", "--model", "other"], "other", 9002),
         (["--model=a=b"], "a=b", 8000),
+        (["a", "--max-model-len", "512"], "a", 8000),
     ],
 )
 def test_a_model_has_its_place_and_the_port_its_usual_name(words: list[str], model: str, port: int) -> None:

@@ -24,6 +24,10 @@ def test_only_a_taken_port_is_called_taken() -> None:
         == "port 80 is not free on 127.0.0.1; choose another --admin-port"
     )
     assert why_not_ours(80, "--admin-port", forbidden) == "cannot listen on 127.0.0.1:80: Permission denied"
+    elsewhere = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    assert "10.9.8.7 is no address of this machine" in why_not_ours(
+        80, "--router-port", elsewhere, "10.9.8.7"
+    )
 
 
 @pytest.fixture
@@ -49,10 +53,11 @@ def test_settings_of_a_role_become_its_flags(values: Path) -> None:
     assert "max_running_requests=5" in repr(settings.roles["decode"].config)
 
 
-def test_the_api_is_open_only_where_the_file_says_so_of_the_router(values: Path) -> None:
+def test_the_api_is_open_only_where_the_router_is_told_so(values: Path) -> None:
     assert router_host(given(values, "router: {config: {host: 0.0.0.0}}")) == "0.0.0.0"
     assert router_host(given(values, "decode: {config: {host: 0.0.0.0}}")) == "127.0.0.1"
-    assert router_host(given(values, "", SEGUE_HOST="0.0.0.0")) == "127.0.0.1"  # the flag that is given wins
+    assert router_host(given(values, "", SEGUE_HOST="0.0.0.0")) == "0.0.0.0"
+    assert router_host(given(values, "router: {config: {host: 0.0.0.0}}", "--host", "10.0.0.1")) == "10.0.0.1"
 
 
 def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
