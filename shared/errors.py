@@ -33,6 +33,10 @@ class TransferError(StartError):
     """KV transfer is not available on this machine."""
 
 
+class DoctorError(StartError):
+    """`segue doctor` found what keeps a deployment from running."""
+
+
 class SmokeTestError(SegueError):
     """A deployment fails its test: it is unreachable, its stream broke, no KV moved, or strangers reach its workers."""
 

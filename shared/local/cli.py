@@ -9,18 +9,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 USAGE = """usage: segue up [MODEL] [-p PORT] [--prefill N] [--decode N] [--config FILE] …
-
+       segue run MODEL [PROMPT]
+       segue chat [--url URL]
+       segue pull MODEL
+       segue models
+       segue doctor [MODEL] [--json]
        segue keys new NAME | check FILE
 
 up, serve: serve a language model on this machine, with prefill and decode in processes of their own. MODEL is a folder,
 a .gguf file, a Hub id, or smollm2, which is installed with Segue.
+run: one answer of a model, from a deployment that ends with it.
+chat: talk to a router that runs.
+pull, models: fetch a model ahead of time; list those that are here.
+doctor: say what this machine lacks for Segue.
 keys: draw API keys for the clients of a router.
 `segue up --help` lists all flags; `segue --version` says the version.
 """
-COMMANDS = ("up", "serve", "keys")
+COMMANDS = ("up", "serve", "run", "chat", "pull", "models", "doctor", "keys")
 
 
 def main() -> NoReturn:
@@ -30,7 +39,8 @@ def main() -> NoReturn:
     try:
         run_and_exit(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.stderr.write("segue up: interrupted\n")
+        command = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in COMMANDS else ""
+        sys.stderr.write(f"segue {command}".rstrip() + ": interrupted\n")
         sys.exit(130)
 
 
@@ -50,25 +60,53 @@ def run(argv: list[str]) -> None:
     """Carry out the command; raises StartError."""
     from importlib.metadata import version
 
-    from shared.errors import ConfigError
-
     match argv:
         case [] | ["-h" | "--help"]:
             sys.stdout.write(USAGE)
         case ["--version"]:
             sys.stdout.write(f"segue {version('segue')}\n")
-        case ["up" | "serve", *words]:
-            from shared.local.config import load_local
-            from shared.local.console import StartupConsole
-            from shared.local.spelling import spelled_out
-            from shared.local.up import up
+        case [word, *words]:
+            _command(word)(words)
 
-            up(load_local(spelled_out(words), os.environ), StartupConsole())
-        case ["keys", *words]:
+
+def _command(word: str) -> Callable[[list[str]], None]:
+    """What carries out this command; only its own modules are loaded. Raises ConfigError where there is none."""
+    match word:
+        case "up" | "serve":
+            return _up
+        case "run":
+            from shared.local.run_command import run_once
+
+            return run_once
+        case "chat":
+            from shared.local.chat_command import chat
+
+            return chat
+        case "pull" | "models":
+            from shared.local import models_command
+
+            return models_command.pull if word == "pull" else models_command.models
+        case "doctor":
+            from shared.local.doctor_command import doctor
+
+            return doctor
+        case "keys":
             from shared.local.keys_command import keys
 
-            sys.stdout.write(keys(words))
-        case [word, *_]:
-            raise ConfigError(
-                f"unknown command {word}; there are `segue up MODEL` and `segue keys`, see segue --help"
-            )
+            return keys
+    from shared.errors import ConfigError
+
+    raise ConfigError(f"unknown command {word}; there are {', '.join(COMMANDS)}: see segue --help")
+
+
+def _up(words: list[str]) -> None:
+    from shared.local.config import load_local
+    from shared.local.console import StartupConsole
+    from shared.local.spelling import spelled_out
+    from shared.local.up import up
+
+    up(load_local(spelled_out(words), os.environ), StartupConsole())
+
+
+if __name__ == "__main__":
+    main()

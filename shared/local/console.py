@@ -107,7 +107,8 @@ class StartupConsole:
         self.print_line(
             f"{service.model} is served at {service.url}, to all clients of OpenAI's API; Ctrl-C ends it"
         )
-        self.print_line(f"or in Python: {service.python}")
+        self.print_line(f"in Python: {service.python}")
+        self.print_line(f"at a terminal: segue chat --url http://{service.address}")
         self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")
 
     def stop_progress(self) -> None:

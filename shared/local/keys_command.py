@@ -10,6 +10,7 @@ file by itself.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from shared.api_keys import ApiKey, key_line, new_key, parse_keys
@@ -24,8 +25,12 @@ check says whether a router would take the file, and whose keys it has.
 """
 
 
-def keys(argv: list[str]) -> str:
-    """What the command prints. Raises ConfigError."""
+def keys(argv: list[str]) -> None:
+    """Carry out the command. Raises ConfigError."""
+    sys.stdout.write(_printed(argv))
+
+
+def _printed(argv: list[str]) -> str:
     match argv:
         case [] | ["-h" | "--help"] | ["new" | "check", "-h" | "--help"]:
             return USAGE

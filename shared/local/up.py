@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shared.api_keys import key_line
-from shared.engine.fallback_config import read_config
+from shared.engine.fallback_config import FallbackConfig, read_config
 from shared.engine.memory_plan import RESERVE_BYTES, Budget
+from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError, StartError
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
@@ -162,12 +163,17 @@ def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
 
 def _require_memory(model: Path, workers: int, budget: Budget) -> None:
     """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
-    needed = read_config(model).parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
+    needed = needed_bytes(read_config(model))
     if budget.memory_bytes < workers * needed:
         raise StartError(
             f"too little memory: {_gib(budget.memory_bytes)} ({budget.origin}) for {workers} workers that "
             f"need at least {_gib(needed)} each; use a smaller model or fewer workers"
         )
+
+
+def needed_bytes(config: ModelConfig | FallbackConfig) -> int:
+    """What a worker of this model needs at least, without its KV pages."""
+    return config.parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
 
 
 def _gib(size_bytes: int) -> str:

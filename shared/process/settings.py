@@ -94,7 +94,7 @@ def read_flags(
     `epilog` ends the help. `elsewhere` says where a flag belongs that is a setting of others than `model`: the end
     of a sentence that begins with the flag.
     """
-    parser = _Parser(
+    parser = FlagParser(
         prog=_program_name(),
         usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         description=(model.__doc__ or "").strip(),
@@ -191,8 +191,11 @@ class _Variables(EnvSettingsSource):
         return self._given
 
 
-class _Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
+    """One whose complaints are one sentence."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
         raise ConfigError(message)
 
     def format_help(self) -> str:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shared.api_keys import digest_of, parse_keys
 from shared.errors import ConfigError
-from shared.local.keys_command import keys
+from shared.local.keys_command import keys as keys_command
+
+Keys = Callable[[list[str]], str]
+
+
+@pytest.fixture
+def keys(capsys: pytest.CaptureFixture[str]) -> Keys:
+    """Carry out the command: what it prints."""
+
+    def run(words: list[str]) -> str:
+        keys_command(words)
+        return capsys.readouterr().out
+
+    return run
 
 
 def key_in(text: str) -> str:
@@ -18,7 +32,7 @@ def key_in(text: str) -> str:
     return key
 
 
-def test_a_new_key_is_shown_once_with_its_line() -> None:
+def test_a_new_key_is_shown_once_with_its_line(keys: Keys) -> None:
     said = keys(["new", "shop", "rpm=60", "models=smollm2"])
     (line,) = (line for line in said.splitlines() if line.startswith("  shop "))
     (read,) = parse_keys(line.encode()).values()
@@ -26,7 +40,7 @@ def test_a_new_key_is_shown_once_with_its_line() -> None:
     assert (read.rpm, read.models) == (60, ("smollm2",))
 
 
-def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path) -> None:
+def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path, keys: Keys) -> None:
     file = tmp_path / "keys"
     first = key_in(keys(["new", "shop", "rpm=60", "--file", str(file)]))
     assert file.stat().st_mode & 0o777 == 0o600
@@ -53,12 +67,12 @@ def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path) -> 
         (["revoke", "shop"], "there is `segue keys new NAME`"),
     ],
 )
-def test_a_mistake_is_one_sentence(argv: list[str], complaint: str) -> None:
+def test_a_mistake_is_one_sentence(argv: list[str], complaint: str, keys: Keys) -> None:
     with pytest.raises(ConfigError, match=complaint):
         keys(argv)
 
 
-def test_a_file_that_routers_would_refuse_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_routers_would_refuse_is_left_as_it_is(tmp_path: Path, keys: Keys) -> None:
     file = tmp_path / "keys"
     keys(["new", "shop", "rpm=60", "--file", str(file)])
     before = file.read_bytes()

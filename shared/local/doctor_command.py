@@ -1,0 +1,212 @@
+"""`segue doctor`: what this machine lacks for Segue, each finding with what to do about it.
+
+    segue doctor [MODEL] [--port 8000] [--json]
+
+Looks, and changes nothing. With a model, which is fetched if it is not here: whether it fits into memory. The exit
+status is 1 where something fails.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from typing import Literal
+from urllib.parse import urlsplit
+
+from shared.engine.fallback_config import read_config
+from shared.engine.native.build import choose
+from shared.errors import DoctorError, StartError
+from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
+from shared.local.up import NVIDIA, needed_bytes, why_not_ours
+from shared.process.resources import memory_budget, usable_cores
+from shared.process.settings import FlagParser
+
+State = Literal["ok", "warn", "fail"]
+HUB_SECONDS_MAX = 3.0
+CHILD_SECONDS_MAX = 60.0
+SKEW_SECONDS_MAX = 60.0  # of the clock
+PACKAGES = ("torch", "transformers", "fastapi", "nixl", "pyzmq")
+WORKERS = 2  # of a deployment as `segue up` makes it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `remedy` says what to do, unless it is ok."""
+
+    what: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def doctor(words: Sequence[str]) -> None:
+    """Print the findings. Raises DoctorError where one fails, ConfigError for wrong flags."""
+    parser = FlagParser(prog="segue doctor", description="Says what this machine lacks for Segue.")
+    parser.add_argument("model", nargs="?", default="", help="a model that shall fit into memory")
+    parser.add_argument("--port", type=int, default=8000, help="the port that shall be free")
+    parser.add_argument("--json", action="store_true", help="write the findings as one JSON list")
+    flags = parser.parse_args(words)
+    findings = []
+    for finding in _findings(flags.model, flags.port):
+        findings.append(finding)
+        if not flags.json:
+            _write(finding)
+    if flags.json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    failed = [finding.what for finding in findings if finding.state == "fail"]
+    if failed:
+        raise DoctorError(f"Segue cannot run here as it is: {', '.join(failed)}")
+
+
+def _write(finding: Finding) -> None:
+    sys.stdout.write(f"{finding.state:<4}  {finding.what}: {finding.found}\n")
+    if finding.remedy:
+        sys.stdout.write(f"      {finding.remedy}\n")
+    sys.stdout.flush()
+
+
+def _findings(model: str, port: int) -> Iterator[Finding]:
+    checks: list[Callable[[], Finding]] = [packages, compiler, instructions, gpu, lambda: free_port(port)]
+    checks += [cache, transfer, hub, lambda: memory(model)]
+    for check in checks:
+        yield check()
+
+
+def packages() -> Finding:
+    """Whether what Segue is built on is installed."""
+    found, missing = [f"Python {sys.version.split()[0]}"], []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        remedy = f"make setup, or install {', '.join(missing)}"
+        return Finding("packages", "fail", f"without {', '.join(missing)}", remedy)
+    return Finding("packages", "ok", ", ".join(found))
+
+
+def compiler() -> Finding:
+    """The CPU engine compiles its kernels once."""
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if path is None:
+        remedy = "install g++ (Debian: apt-get install g++); without it torch computes, several times slower"
+        return Finding("compiler", "warn", "none", remedy)
+    return Finding("compiler", "ok", path)
+
+
+def instructions() -> Finding:
+    """The best kernels that this CPU can run."""
+    chosen, cores = choose(), usable_cores()
+    if chosen.needs:
+        return Finding("processor", "ok", f"{chosen.name} kernels on {cores} cores")
+    return Finding(
+        "processor",
+        "warn",
+        f"{chosen.name} kernels on {cores} cores",
+        "a CPU with AVX2 is several times faster",
+    )
+
+
+def gpu() -> Finding:
+    """Whether an NVIDIA driver is loaded; none is no fault."""
+    return Finding(
+        "GPU", "ok", "the NVIDIA driver is loaded" if NVIDIA.exists() else "none: the CPU computes"
+    )
+
+
+def free_port(port: int) -> Finding:
+    """Whether the API's port can be had."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Finding(
+                "port", "fail", why_not_ours(port, "--port", error), "segue up --port N takes another"
+            )
+    return Finding("port", "ok", f"{port} is free")
+
+
+def cache() -> Finding:
+    """Whether models can be kept."""
+    folder = cache_folder()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK):
+        return Finding(
+            "cache", "fail", f"{existing} cannot be written", "set XDG_CACHE_HOME to a folder that can"
+        )
+    if free < CONVERSION_BYTES:
+        remedy = "make room, or set XDG_CACHE_HOME to another disk"
+        return Finding("cache", "warn", f"{folder} has {free / 1e9:.1f} GB left", remedy)
+    return Finding("cache", "ok", f"{folder}, {free / 1e9:.0f} GB left")
+
+
+def transfer() -> Finding:
+    """A process fetches KV pages from itself."""
+    words = [sys.executable, "-m", "shared.local.transfer_check"]
+    try:
+        ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=CHILD_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "KV transfer", "fail", f"nothing for {CHILD_SECONDS_MAX:g} s", "see docs/troubleshooting.md"
+        )
+    if ended.returncode == 0:
+        return Finding("KV transfer", "ok", ended.stdout.strip())
+    last = (ended.stderr.strip().splitlines() or [f"its process ended with status {ended.returncode}"])[-1]
+    remedy = "UCX_LOG_LEVEL=info python -m shared.local.transfer_check says more"
+    return Finding("KV transfer", "fail", last, remedy)
+
+
+def hub() -> Finding:
+    """Whether the Hub can be reached; its answer also tells the time."""
+    url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=HUB_SECONDS_MAX)
+    try:
+        connection.request("HEAD", "/")
+        said = parsedate_to_datetime(connection.getresponse().headers["Date"])
+        skew = abs(time.time() - said.timestamp())
+    except (OSError, http.client.HTTPException, TypeError, ValueError) as error:
+        remedy = "models that are here are served all the same; HF_ENDPOINT names another Hub"
+        return Finding("Hub", "warn", f"{url} cannot be reached ({error or type(error).__name__})", remedy)
+    finally:
+        connection.close()
+    if skew > SKEW_SECONDS_MAX:
+        return Finding(
+            "Hub",
+            "warn",
+            f"its clock and ours are {skew:.0f} s apart",
+            "set the clock: certificates depend on it",
+        )
+    return Finding("Hub", "ok", f"{url} answers, and the clocks agree")
+
+
+def memory(model: str) -> Finding:
+    """Whether a deployment of the model fits."""
+    budget = memory_budget()
+    found = f"{budget.memory_bytes / 2**30:.1f} GiB ({budget.origin})"
+    if not model:
+        return Finding("memory", "ok", found)
+    try:
+        needed = WORKERS * needed_bytes(read_config(resolve(model, lambda _line: None)))
+    except StartError as error:
+        return Finding("memory", "fail", str(error), "choose another model")
+    if needed > budget.memory_bytes:
+        remedy = f"{model} with two workers needs at least {needed / 2**30:.1f} GiB: choose a smaller one"
+        return Finding("memory", "fail", found, remedy)
+    return Finding(
+        "memory", "ok", f"{found}; {model} with two workers needs at least {needed / 2**30:.1f} GiB"
+    )

@@ -1,0 +1,76 @@
+"""What `segue doctor` finds on this machine, and on one that lacks something."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError, DoctorError
+from shared.local import doctor_command
+from shared.local.doctor_command import doctor
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_all_findings_of_this_machine_are_one_json_list(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(["smollm2", "--port", "0", "--json"])
+    findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert findings.keys() == {
+        "packages", "compiler", "processor", "GPU", "port", "cache", "KV transfer", "Hub", "memory",
+    }  # fmt: skip
+    assert not [each for each in findings.values() if each["state"] == "fail"]
+    assert findings["KV transfer"]["found"].endswith("GB/s")
+    assert "smollm2 with two workers needs" in findings["memory"]["found"]
+
+
+def test_what_fails_is_said_with_its_remedy_and_in_the_end(
+    capsys: pytest.CaptureFixture[str], taken_port: int
+) -> None:
+    with pytest.raises(DoctorError, match=r"as it is: port, memory$"):
+        doctor(["/nowhere", "--port", str(taken_port)])
+    said = capsys.readouterr().out
+    assert f"fail  port: port {taken_port} is not free" in said
+    assert "segue up --port N takes another" in said
+    assert "fail  memory: there is no model /nowhere" in said
+
+
+def test_a_machine_without_a_compiler_is_warned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor_command.compiler().state == "warn"
+
+
+def test_a_cache_that_cannot_be_kept_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert doctor_command.cache().state in ("fail", "warn")
+
+
+class HubOfThePast(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        """Answer as in 2001."""
+        self.send_response_only(200)
+        self.send_header("Date", "Mon, 01 Jan 2001 00:00:00 GMT")
+        self.end_headers()
+
+
+def test_a_clock_that_differs_from_the_hubs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), HubOfThePast)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    found = doctor_command.hub()
+    server.server_close()
+    assert (found.state, "apart" in found.found) == ("warn", True)
+
+
+def test_a_wrong_flag_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="unrecognized arguments: --jsn"):
+        doctor(["--jsn"])
