@@ -50,6 +50,7 @@ class TextDelta:
     prompt_entries: tuple[TokenEntry, ...] = ()  # of the whole prompt, if prompt_logprobs were asked for
     reasoning: str = ""  # thoughts, where they are told apart
     calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
+    size_bytes: int = 0  # what it takes while nobody reads it, at most; counted when it is put in
 
 
 class ResponseStream:
@@ -81,7 +82,8 @@ class ResponseStream:
         if self.abandoned:
             return
         self._pieces.append(piece)
-        self.backlog_bytes += _piece_bytes(piece)
+        piece.size_bytes = _piece_bytes(piece)
+        self.backlog_bytes += piece.size_bytes
         self._changed.set()
         if self._writing and self.backlog_bytes > self._backlog_bytes_max:
             self.cut = True
@@ -121,16 +123,20 @@ class ResponseStream:
 
     def written(self, pieces: list[TextDelta]) -> None:
         """The client's connection has taken these pieces."""
-        self.backlog_bytes -= sum(map(_piece_bytes, pieces))
+        for piece in pieces:
+            self.backlog_bytes -= piece.size_bytes
         self._writing = False
 
 
 def _piece_bytes(piece: TextDelta) -> int:
     # A character has at most four bytes.
     size = PIECE_BYTES + 4 * (len(piece.text) + len(piece.reasoning)) + 8 * len(piece.token_ids)
-    for entry in (*piece.entries, *piece.prompt_entries):
-        size += ENTRY_BYTES * (1 + (len(entry.logprobs.top) if entry.logprobs else 0))
-    return size + sum(PIECE_BYTES + 4 * len(call.text) for call in piece.calls)
+    if piece.entries or piece.prompt_entries:
+        for entry in (*piece.entries, *piece.prompt_entries):
+            size += ENTRY_BYTES * (1 + (len(entry.logprobs.top) if entry.logprobs else 0))
+    for call in piece.calls:
+        size += PIECE_BYTES + 4 * len(call.text)
+    return size
 
 
 def joined(pieces: list[TextDelta]) -> TextDelta:
