@@ -1,4 +1,4 @@
-"""What grammars cost: a decode step of eight constrained rows against one of eight free ones, and a schema's compile.
+"""What grammars and logprobs cost: a decode step of eight such rows against one of eight free ones, and a compile.
 
     python -m tests.benchmarks.constrained [--steps 200]
 
@@ -13,6 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from router.http.structured_output import json_grammar
 from shared.engine.engine import load
@@ -39,11 +40,12 @@ RECORDS = {
     },
     "minItems": 200,
 }
-KINDS: dict[str, Grammar | None] = {
-    "free": None,
-    "schema": json_grammar(RECORDS, "schema"),
-    "regex": Grammar("regex", "([a-z]{1,12} )+"),
-    "choice": Grammar("regex", "((north|south|east|west)-)+"),
+KINDS: dict[str, dict[str, Any]] = {  # parameters of sampling
+    "free": {},
+    "schema": {"grammar": json_grammar(RECORDS, "schema")},
+    "regex": {"grammar": Grammar("regex", "([a-z]{1,12} )+")},
+    "choice": {"grammar": Grammar("regex", "((north|south|east|west)-)+")},
+    "top 5": {"logprobs": 5},
 }
 
 
@@ -53,7 +55,7 @@ class Rows:
     def __init__(self, engine: Engine):
         self._device = engine.device
         self._step = 0
-        for number, grammar in enumerate(KINDS.values()):
+        for number, asked in enumerate(KINDS.values()):
             slots = self.slots(number)
             # What a grammar may end would end: none of these rows may, before the steps are over.
             joins = tuple(
@@ -62,10 +64,10 @@ class Rows:
                     tuple(range(slot * PAGES, (slot + 1) * PAGES)),
                     0,
                     SamplingParams(
-                        max_new_tokens=1000, seed=slot, temperature=1.0, grammar=grammar, min_new_tokens=1000
+                        max_new_tokens=1000, seed=slot, temperature=1.0, min_new_tokens=1000, **asked
                     ),
                     len(PROMPT),
-                    PROMPT if grammar else (),
+                    PROMPT if "grammar" in asked else (),
                 )
                 for slot in slots
             )
