@@ -25,7 +25,7 @@ from shared.errors import RequestError
 
 T = TypeVar("T")
 
-_AT_FIELD = re.compile(r" - at `\$\.?(.*?)`$")
+_AT_FIELD = " - at `$"  # and its path, at the end of what msgspec says
 _JSON_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 _PYTHON_TYPE = re.compile(rf"\b(?:{'|'.join(_JSON_TYPES)})\b")
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
@@ -109,12 +109,14 @@ def decode(body: bytes | bytearray | msgspec.Raw, kind: type[T], within: str = "
 
 
 def _wrong_field(text: str, within: str) -> RequestError:
-    at = _AT_FIELD.search(text)
-    path = at[1] if at else ""
+    reason, _, path = text.rpartition(_AT_FIELD) if _AT_FIELD in text else (text, "", "")
+    path = path.removeprefix(".").removesuffix("`")
     param = f"{within}.{path}" if within and path and not path.startswith("[") else within + path
-    if missing := _MISSING_FIELD.search(text):
+    if reason.startswith(("Invalid enum value", "Invalid value")):  # which it quotes
+        return RequestError(f"{param} has a value that is not known here", param=param)
+    if missing := _MISSING_FIELD.search(reason):
         return missing_field(f"{param}.{missing[1]}" if param else missing[1])
-    reason = _PYTHON_TYPE.sub(lambda word: _JSON_TYPES[word[0]], text[: at.start()] if at else text)
+    reason = _PYTHON_TYPE.sub(lambda word: _JSON_TYPES[word[0]], reason)
     if not param:
         return RequestError(f"the body must be a JSON object: {reason}")
     return RequestError(f"{param}: {reason}", param=param)

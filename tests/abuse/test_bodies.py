@@ -11,9 +11,10 @@ import pytest
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.wire import Reply, chat, completion, post, talk
 
-COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = (
+COMPLETIONS, CHAT, RESPONSES, TOKENIZE, DETOKENIZE = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
     "/tokenize",
     "/detokenize",
 )
@@ -59,6 +60,12 @@ def message(content: Any, statuses: set[int] = REFUSED, **given: Any) -> BodyCas
 def messages(value: Any, statuses: set[int] = REFUSED) -> BodyCase:
     """A chat with this value for its messages."""
     return raw(json.dumps({"model": "smollm2", "max_tokens": 1, "messages": value}), statuses, CHAT)
+
+
+def response(value: Any, statuses: set[int] = REFUSED, **given: Any) -> BodyCase:
+    """A response to this input, with these fields besides."""
+    body = {"model": "smollm2", "max_output_tokens": 1, "input": value, **given}
+    return raw(json.dumps(body), statuses, RESPONSES)
 
 
 PLAIN = completion(MARKER)
@@ -179,6 +186,28 @@ CASES = {
     "stream that is text": fields(stream=MARKER),
     "stream_options without stream": fields(stream_options={"include_usage": True}),
     "a salt that is a list": fields(cache_salt=[MARKER]),
+    "a response to a text": response(MARKER, LEGAL),
+    "a response to nothing": raw('{"model": "smollm2"}', REFUSED, RESPONSES),
+    "a response to a number": response(5),
+    "a response to 100,000 empty items": response([{}] * 100_000),
+    "a response to an unknown item": response([{"type": MARKER}]),
+    "a response to an item that is text": response([MARKER]),
+    "a response to a message of an unknown role": response([{"role": MARKER, "content": MARKER}]),
+    "a response to an image of another host": response(
+        [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:9/x"}]}]
+    ),
+    "a response to a call's result of an object": response(
+        [{"type": "function_call_output", "call_id": "a", "output": {"a": MARKER}}]
+    ),
+    "a response to what was stored": response(MARKER, previous_response_id=MARKER),
+    "a response later": response(MARKER, background=True),
+    "a response by a search": response(MARKER, tools=[{"type": "web_search"}]),
+    "a response in a format of nobody's": response(MARKER, text={"format": {"type": MARKER}}),
+    "a response with instructions that are a list": response(MARKER, instructions=[MARKER]),
+    "a response of minus one token": response(MARKER, max_output_tokens=-1),
+    "input 5,000 lists deep": raw(
+        '{"model":"smollm2","input":' + "[" * 5000 + "]" * 5000 + "}", REFUSED, RESPONSES
+    ),
     "nothing to tokenize": raw("{}", REFUSED, TOKENIZE),
     "a prompt to tokenize that is a number": raw('{"prompt": 5}', REFUSED, TOKENIZE),
     "tokens that are text": raw('{"tokens": "1"}', REFUSED, DETOKENIZE),
