@@ -41,6 +41,7 @@ class Child:
     role: str
     admin_port: int
     arguments: list[str]
+    environment: Mapping[str, str]
     inherited: tuple[int, ...] = ()  # descriptors that the arguments name
 
     @property
@@ -60,7 +61,7 @@ class ReadinessReport(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One process of a child, from its start to its end. A restarted child is a new one."""
 
-    def __init__(self, child: Child, lifeline: int, environment: Mapping[str, str], liveness: Liveness):
+    def __init__(self, child: Child, lifeline: int, liveness: Liveness):
         self.report: ReadinessReport | None = None  # the latest; None: it has not answered yet
         self.hangs = False  # it was ready once, and does not live any more
         self.last_line = ""  # on stderr: why the process could not start
@@ -74,7 +75,7 @@ class ChildProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=environment,
+            env=child.environment,
             pass_fds=[lifeline, *child.inherited],
             process_group=0,  # Ctrl-C reaches only the parent, which then ends its children in order
         )

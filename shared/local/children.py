@@ -27,13 +27,11 @@ class ChildProcesses:
     def __init__(
         self,
         children: list[Child],
-        environment: dict[str, str],
         console: StartupConsole,
         service: Service,
         liveness: Liveness = Liveness(),  # noqa: B008 - frozen
     ):
         self._children = {child.name: child for child in children}
-        self._environment = environment
         self._liveness = liveness
         self._console = console
         self._service = service
@@ -65,7 +63,7 @@ class ChildProcesses:
     def _start_due(self) -> None:
         for name in self._policy.due(time.monotonic()):
             child = self._children[name]
-            self._running[name] = ChildProcess(child, self._lifeline, self._environment, self._liveness)
+            self._running[name] = ChildProcess(child, self._lifeline, self._liveness)
             self._policy.started(name, time.monotonic())
             self._console.show_progress(name, "starting")
 

@@ -35,8 +35,10 @@ from shared.process.settings import (
     check_file_settings,
     combine,
     flag_of,
+    near_miss,
     read_flags,
     read_yaml,
+    unknown_variables,
     variable_of,
 )
 from shared.process.worker_config import DEVICE_DESCRIPTION, DeviceChoice
@@ -155,6 +157,27 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
     _require_one_kv_format(roles)
     return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
+
+
+def unknown_everywhere(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each `SEGUE_*` variable that no process has for a setting."""
+    models: list[type[Settings]] = [LocalConfig, *ROLE_CONFIGS.values()]
+    known = {variable_of(name) for model in models for name in model.model_fields}
+    return [
+        f"{name} is no setting{near_miss(name, known)}"
+        for name in unknown_variables(LocalConfig, environ)
+        if name not in known
+    ]
+
+
+def environment_of(role: Role, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a role's process: without settings of `segue up` and of other roles.
+
+    The working folder is never imported from.
+    """
+    strange = {*unknown_variables(ROLE_CONFIGS[role], environ), *map(variable_of, LocalConfig.model_fields)}
+    kept = {name: value for name, value in environ.items() if name not in strange}
+    return {**kept, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _places_in_roles() -> dict[str, str]:

@@ -27,7 +27,7 @@ from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child
 from shared.local.children import ChildProcesses
-from shared.local.config import LocalConfig, LocalSettings
+from shared.local.config import LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import name_of, resolve
 from shared.messages import Role
@@ -45,13 +45,15 @@ WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks
 
 def up(settings: LocalSettings, console: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
-    config, environment = settings.config, _environment()
+    config = settings.config
     if config.device == "cuda" and not NVIDIA.exists():
         raise StartError(
             "--device cuda needs an NVIDIA GPU and its driver; this machine has none: leave it out"
         )
     if settings.ignored:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
+    for sentence in unknown_everywhere(os.environ):
+        console.print_line(sentence)
     with contextlib.ExitStack() as stack:
         host = router_host(settings)
         router_port = stack.enter_context(_reserved(config.router_port, "--router-port", host))
@@ -74,7 +76,13 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         ]
         addresses = ",".join(f"{child.role}={HOST}:{_links_port(child)}" for child in workers)
         ports = ["--port", str(router_port), "--admin-port", str(admin_port)]
-        router = Child("router", "router", admin_port, [*common, *ports, "--workers", addresses])
+        router = Child(
+            "router",
+            "router",
+            admin_port,
+            [*common, *ports, "--workers", addresses],
+            environment_of("router", os.environ),
+        )
         children = [router, *workers]
         for child in children:
             descriptor = keys["router" if child is router else "worker"]
@@ -86,7 +94,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         if not (is_loopback(host) or has_keys):
             console.print_line("the API is open to the network, without authentication: see --api-key")
         service = Service(f"{_reachable(host)}:{router_port}", router.admin_address, name, has_keys)
-        ChildProcesses(children, environment, console, service).run()
+        ChildProcesses(children, console, service).run()
 
 
 def router_host(settings: LocalSettings) -> str:
@@ -127,7 +135,7 @@ def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:
     admin_port, links_port = (stack.enter_context(_reserved(0)) for _ in range(2))
     arguments = [*given, "--admin-port", str(admin_port), "--links-port", str(links_port)]
-    return Child(f"{role}-{number}", role, admin_port, arguments)
+    return Child(f"{role}-{number}", role, admin_port, arguments, environment_of(role, os.environ))
 
 
 def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[str]:
@@ -203,10 +211,3 @@ def why_not_ours(port: int, flag: str, error: OSError, host: str = HOST) -> str:
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return f"{host} is no address of this machine; choose another --host, such as 0.0.0.0 for all"
     return f"cannot listen on {host}:{port}: {error.strerror}"
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without our own settings, and with the working folder never imported from."""
-    ours = set(map(variable_of, LocalConfig.model_fields))
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return {**kept, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}

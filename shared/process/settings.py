@@ -146,7 +146,7 @@ def check_file_settings(model: type[Settings], content: Mapping[str, Any], place
     names = {to_camel(name): name for name in model.model_fields}
     for key in content:
         if key not in names:
-            raise ConfigError(f"unknown setting {key!r} in {place}{_near_miss(str(key), names)}")
+            raise ConfigError(f"unknown setting {key!r} in {place}{near_miss(str(key), names)}")
     values = {names[key]: value for key, value in content.items()}
     try:
         checked = model.model_validate_json(json.dumps(values, default=str), strict=True)
@@ -224,9 +224,10 @@ def _unknown(argument: str, known: list[str], elsewhere: Mapping[str, str]) -> s
     what = "flag" if flag.startswith("-") else "argument"
     close = difflib.get_close_matches(flag, [*known, *elsewhere], n=1)
     place = f" It {elsewhere[close[0]]}" if close and close[0] in elsewhere else ""
-    return f"unknown {what} {argument}{_near_miss(flag, [*known, *elsewhere])}{place}"
+    return f"unknown {what} {argument}{near_miss(flag, [*known, *elsewhere])}{place}"
 
 
-def _near_miss(word: str, known: Iterable[str]) -> str:
+def near_miss(word: str, known: Iterable[str]) -> str:
+    """What was probably meant by a name that is not known: the end of a sentence."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else "; --help lists all settings"

@@ -63,15 +63,17 @@ def be_parent(kinds: list[str]) -> None:
     """Run the deployment until a signal."""
     holders = [socket.socket() for _ in kinds]
     children = []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for number, (kind, holder) in enumerate(zip(kinds, holders, strict=True)):
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((HOST, 0))
         port = holder.getsockname()[1]
-        children.append(Child(f"{kind}-{number}", MODULE, port, ["--child", kind, "--port", str(port)]))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        children.append(
+            Child(f"{kind}-{number}", MODULE, port, ["--child", kind, "--port", str(port)], environment)
+        )
     try:
         liveness = Liveness(period_seconds=0.2)
-        ChildProcesses(children, environment, StartupConsole(), NOWHERE, liveness).run()
+        ChildProcesses(children, StartupConsole(), NOWHERE, liveness).run()
     except StartError as error:
         exit_with_error(f"up: {error}")
 

@@ -183,7 +183,8 @@ def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() 
 def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> None:
     assert shutil.which("curl"), "the ready line is for curl"
     key = "sk-of-a-test"
-    with segue("--port", "0", config=SMALL, environment={"SEGUE_API_KEY": key}) as running:
+    variables = {"SEGUE_API_KEY": key, "SEGUE_ROUTER_PROT": "9"}
+    with segue("--port", "0", config=SMALL, environment=variables) as running:
         command = running.line(lambda line: line.startswith("ready in "), 120).partition("try: ")[2]
         for given, expected in ((key, "data: [DONE]"), ("sk-other", "invalid_api_key")):
             answer = subprocess.run(
@@ -197,6 +198,9 @@ def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> N
             assert answer.stdout.rstrip().endswith(expected) or expected in answer.stdout
         assert not [line for line in running.children().values() if key in line]
     assert key not in "".join(running.lines)
+    assert [line for line in running.lines if "PROT" in line] == [
+        "SEGUE_ROUTER_PROT is no setting; did you mean SEGUE_ROUTER_PORT?"
+    ]
 
 
 def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from shared.errors import ConfigError
-from shared.local.config import LocalSettings, load_local
+from shared.local.config import ROLE_CONFIGS, LocalSettings, environment_of, load_local, unknown_everywhere
 from shared.local.up import router_host, why_not_ours
 from shared.process.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
@@ -64,6 +64,17 @@ def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(val
     settings = given(values, "decode: {config: {kvPages: 3, threads: 2}}", SEGUE_KV_PAGES="5")
     assert settings.roles["decode"].flags == ["--threads=2"]
     assert "kv_pages=5" in repr(settings.roles["decode"].config)
+
+
+def test_a_variable_reaches_the_processes_that_know_it_and_no_others() -> None:
+    environ = {"SEGUE_KV_PAGES": "5", "SEGUE_ROUTER_PORT": "1", "SEGUE_KV_PAGE": "6", "PATH": "/bin"}
+    kept = {role: set(environment_of(role, environ)) & set(environ) for role in ROLE_CONFIGS}
+    assert kept == {
+        "router": {"PATH"},
+        "prefill": {"PATH", "SEGUE_KV_PAGES"},
+        "decode": {"PATH", "SEGUE_KV_PAGES"},
+    }
+    assert unknown_everywhere(environ) == ["SEGUE_KV_PAGE is no setting; did you mean SEGUE_KV_PAGES?"]
 
 
 def test_replicas_are_processes_and_a_flag_wins_over_them(values: Path) -> None:
