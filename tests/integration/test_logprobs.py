@@ -122,6 +122,7 @@ def test_they_are_the_same_bits_from_other_chunks(prompts: list[list[int]], alon
 def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: list[list[int]]) -> None:
     longer = ASKED | {"max_tokens": 400, "prompt": prompts[0]}
     undisturbed = _entries(two_each.client.completions.create(**longer).choices[0])
+    until(lambda: not two_each.held(), 10, "its end on the workers, so that only the other one is busy")
     before = continuations(two_each)
     entries = asyncio.run(_killed_once(two_each, longer))
     assert entries == undisturbed

@@ -18,6 +18,7 @@ from shared.local.model_store import resolve
 from tests.integration.deployment import LocalDeployment, deployment
 from tests.integration.observing import busy_worker, continuations
 from tests.integration.prompts import varied_prompts
+from tests.waiting import until
 
 TOLERANCE = 1e-3
 EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}
@@ -114,6 +115,7 @@ def test_a_long_prompt_is_scored_in_little_memory(exact: LocalDeployment, prompt
 def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: list[list[int]]) -> None:
     prompt = ((prompts[0] + prompts[1]) * 300)[:3000]
     undisturbed = scored(two_each.client, prompt)
+    until(lambda: not two_each.held(), 10, "its end on the workers, so that only the other one is busy")
     before = continuations(two_each)
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(scored, two_each.client, prompt)
