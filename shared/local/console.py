@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -48,6 +50,11 @@ class Service:
             f"print(client.responses.create(model={json.dumps(self.model)}, input={json.dumps(QUESTION)}).output_text)"
         )
         return f"python -c {shlex.quote(program)}"
+
+
+def _typed() -> str:
+    """The command as the user has typed it: it need not be on the path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "segue" else "segue"
 
 
 class StartupConsole:
@@ -108,7 +115,7 @@ class StartupConsole:
             f"{service.model} is served at {service.url}, to all clients of OpenAI's API; Ctrl-C ends it"
         )
         self.print_line(f"in Python: {service.python}")
-        self.print_line(f"at a terminal: segue chat --url http://{service.address}")
+        self.print_line(f"at a terminal: {_typed()} chat --url http://{service.address}")
         self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")
 
     def stop_progress(self) -> None:
