@@ -18,6 +18,7 @@ import msgspec
 from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from router.http.calendar_formats import with_calendar
 from router.http.request_body import decode
 from shared import guidance
 from shared.errors import RequestError
@@ -90,8 +91,8 @@ def json_grammar(schema: Any, param: str, *, whitespace: str = ONE_BLANK, lenien
     )
     if lenient:
         options |= {"lenient": True, "coerce_one_of": True}
-    text = msgspec.json.encode(schema | {"x-guidance": options}).decode()
-    return Grammar("json", text)
+    text = with_calendar(msgspec.json.encode(schema | {"x-guidance": options}))
+    return Grammar("json", text.decode())
 
 
 def regex_grammar(regex: Any, param: str) -> Grammar:

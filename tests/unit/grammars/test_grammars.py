@@ -20,15 +20,10 @@ from shared.grammar import Grammar
 from shared.guidance import library_version, problem
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
-from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_byte_tokenizer
+from tests.byte_tokenizer import EOS, VOCAB_SIZE
 
 TRUE = Grammar("json", '{"type": "boolean"}')
 UNKNOWN_RULE = Grammar("lark", 'start: "a" nothing')
-
-
-@pytest.fixture(scope="module")
-def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -17,12 +17,7 @@ from router.text.answer_parser import AnswerFormatReader
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.guidance import compiled
-from tests.byte_tokenizer import EOS, VOCAB_SIZE, write_byte_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+from tests.byte_tokenizer import EOS, VOCAB_SIZE
 
 
 def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any]:
