@@ -145,6 +145,8 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 def _event(event: Event) -> bytes:
     """As server-sent events; one that has a type is named by it, as the Responses API wants it."""
+    if isinstance(event, msgspec.Raw):
+        return b"data: %b\n\n" % event
     if isinstance(event, list):
         return b"".join(map(_event, event))
     name = f"event: {event['type']}\n".encode() if "type" in event else b""

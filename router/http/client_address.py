@@ -7,6 +7,7 @@ X-Forwarded-For and writes it into the scope). Behind any other proxy all client
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 from starlette.types import Scope
 
@@ -27,9 +28,11 @@ def client_of(address: object) -> str:
     `address` is a host and what follows it (a socket's peer name); anything else, as of a Unix socket, gives "". A host
     that is no address stands for itself.
     """
-    if not isinstance(address, tuple | list):
-        return ""
-    host = str(address[0])
+    return _client(str(address[0])) if isinstance(address, tuple | list) else ""
+
+
+@lru_cache(maxsize=1024)
+def _client(host: str) -> str:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:

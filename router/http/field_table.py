@@ -34,14 +34,15 @@ _ELSEWHERE = {field.name: field for field in KNOWN_FIELDS}
 
 def read_by_table(body: bytes | bytearray, endpoint: Endpoint, kind: type[FieldsT]) -> FieldsT:
     """The served fields of a body; raises `RequestError` for the first that is wrong, refused or misspelt."""
-    envelope = _envelope(endpoint, body)
-    known = fields_of_endpoint(endpoint)
-    small = [name for name in known if name not in LARGE_FIELDS]
-    if sum(len(bytes(getattr(envelope, name))) for name in small) > SMALL_FIELDS_BYTES_MAX:
+    fields = msgspec.structs.asdict(_envelope(endpoint, body))
+    given = {name: bytes(value) for name, value in fields.items() if value is not _ABSENT}
+    if sum(len(value) for name, value in given.items() if name not in LARGE_FIELDS) > SMALL_FIELDS_BYTES_MAX:
         raise RequestError(f"the fields beside the prompt must not exceed {SMALL_FIELDS_BYTES_MAX} bytes")
-    for field in known.values():
-        if field.state == "refused" and not is_neutral(bytes(getattr(envelope, field.name)), field.neutral):
-            raise RequestError(f"{field.name} is not supported: {field.remark}", param=field.name)
+    known = fields_of_endpoint(endpoint)
+    for name, value in given.items():
+        field = known[name]
+        if field.state == "refused" and not is_neutral(value, field.neutral):
+            raise RequestError(f"{name} is not supported: {field.remark}", param=name)
     return decode(body, kind)
 
 

@@ -10,13 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from router.core.effects import RequestFailed, Usage
 from router.http.logprob_objects import LogprobObjects
 from router.http.replies import failure_body
 from router.http.response_stream import TextDelta
 
 Json = dict[str, Any]
-Event = Json | list[Json]  # of a stream: one, or several that belong together
+Event = Json | msgspec.Raw | list[Json]  # of a stream: one, its JSON, or several that belong together
 
 
 class AnswerObjects(Protocol):
@@ -51,9 +53,9 @@ class ObjectHead:
     chunk_usage: bool  # chunks say `usage: null` when the last one has it
     logprobs: LogprobObjects | None = None  # if they were asked for
 
-    def chunk(self, kind: str, choices: list[Json]) -> Json:
-        body = self.whole(kind, choices)
-        return {**body, "usage": None} if self.chunk_usage else body
+    def chunk(self, kind: str) -> Json:
+        """A chunk without choices."""
+        return self.whole(kind, []) | ({"usage": None} if self.chunk_usage else {})
 
     def whole(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -66,6 +68,19 @@ class ObjectHead:
         }
 
 
+class ChunkFrame:
+    """The JSON around the choice of each chunk of an answer, made once: a stream has a chunk for each token."""
+
+    def __init__(self, chunk: Json):
+        """`chunk` has no choices yet; of its fields only usage may follow them."""
+        self._before, choices, self._after = msgspec.json.encode(chunk).rpartition(b"[]")
+        assert choices, chunk
+
+    def around(self, choice: Json) -> msgspec.Raw:
+        """The chunk of one choice."""
+        return msgspec.Raw(b"%b[%b]%b" % (self._before, msgspec.json.encode(choice), self._after))
+
+
 class CompletionObjects:
     """Objects of /v1/completions."""
 
@@ -73,16 +88,18 @@ class CompletionObjects:
 
     def __init__(self, head: ObjectHead):
         self._head = head
+        self._empty = head.chunk("text_completion")
+        self._frame = ChunkFrame(self._empty)
 
     def opening(self, index: int) -> Json | None:
         del index
         return None
 
-    def chunk(self, piece: TextDelta) -> Json:
-        return self._head.chunk("text_completion", [self._choice(piece)])
+    def chunk(self, piece: TextDelta) -> Event:
+        return self._frame.around(self._choice(piece))
 
     def usage_chunk(self, usage: Json) -> Json:
-        return {**self._head.chunk("text_completion", []), "usage": usage}
+        return self._empty | {"usage": usage}
 
     def failed(self, failure: RequestFailed) -> Event:
         return failure_body(failure)
@@ -111,13 +128,14 @@ class ChatObjects:
 
     def __init__(self, head: ObjectHead):
         self._head = head
+        self._empty = head.chunk("chat.completion.chunk")
+        self._frame = ChunkFrame(self._empty)
 
-    def opening(self, index: int) -> Json | None:
+    def opening(self, index: int) -> Event | None:
         delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._head.chunk("chat.completion.chunk", [choice])
+        return self._frame.around({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
-    def chunk(self, piece: TextDelta) -> Json:
+    def chunk(self, piece: TextDelta) -> Event:
         delta: Json = {"content": piece.text} if piece.text else {}
         if piece.reasoning:
             delta |= _thoughts(piece.reasoning)
@@ -129,10 +147,10 @@ class ChatObjects:
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
-        return self._head.chunk("chat.completion.chunk", [_extended(choice, piece)])
+        return self._frame.around(_extended(choice, piece))
 
     def usage_chunk(self, usage: Json) -> Json:
-        return {**self._head.chunk("chat.completion.chunk", []), "usage": usage}
+        return self._empty | {"usage": usage}
 
     def failed(self, failure: RequestFailed) -> Event:
         return failure_body(failure)

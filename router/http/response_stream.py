@@ -13,6 +13,7 @@ write to this client is already blocked. All streams together are bounded by `cl
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -71,6 +72,10 @@ class ResponseStream:
         self.backlog_bytes = 0  # of pieces that the client's connection has not taken
         self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = (
+            None  # one for many waits: to set one costs more than to wait
+        )
+        self._alarm_at = math.inf  # when the wait under way has been long enough
 
     @property
     def complete(self) -> bool:
@@ -111,11 +116,10 @@ class ResponseStream:
     async def take(self, silence_seconds: float | None) -> list[TextDelta]:
         """All pieces since the last call; waits for one or the end, empty after `silence_seconds`."""
         if not self._pieces and not self.complete:
-            try:
-                async with asyncio.timeout(silence_seconds):
-                    await self._changed.wait()
-            except TimeoutError:
-                return []
+            if silence_seconds is not None:
+                self._set_alarm(silence_seconds)
+            await self._changed.wait()
+            self._alarm_at = math.inf
         self._changed.clear()
         pieces, self._pieces = self._pieces, []
         self._writing = True
@@ -126,6 +130,25 @@ class ResponseStream:
         for piece in pieces:
             self.backlog_bytes -= piece.size_bytes
         self._writing = False
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _set_alarm(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._alarm_at = loop.time() + seconds
+        if self._alarm is None:
+            self._alarm = loop.call_at(self._alarm_at, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the wait that has been long enough; ring again for one that began later."""
+        self._alarm = None
+        if self._alarm_at <= loop.time():
+            self._changed.set()
+        elif self._alarm_at < math.inf:
+            self._alarm = loop.call_at(self._alarm_at, self._ring, loop)
 
 
 def _piece_bytes(piece: TextDelta) -> int:

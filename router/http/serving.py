@@ -121,6 +121,7 @@ class OpenAIServing:
             yield answer
         finally:
             self._answers.discard(answer)
+            answer.close()
             cancel()
             if answer.cut:
                 log.warning("stream.cut", rid=rid)
