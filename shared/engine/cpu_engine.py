@@ -23,17 +23,13 @@ from shared.engine.model_config import ModelConfig, read_eos_token_ids
 from shared.engine.native.choice import KernelChoice, choose_kernels, transformers_choice
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.native.kernels import Kernels
-from shared.engine.parts import Engine, Sizes, context_bound
+from shared.engine.parts import Engine, Sizes, context_bound, features_with
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.torch_ops import TorchOps
 from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
-
-FEATURES = frozenset(
-    {"logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words"}
-)  # of sampling, beside grammars
 
 
 def load_on_cpu(
@@ -82,7 +78,7 @@ def load_on_cpu(
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
         grammars=grammars,
-        features=FEATURES | ({"grammar"} if grammars else set()),
+        features=features_with(grammars),
         memory={
             "weights": weights_bytes,
             "kv": cache.nbytes,

@@ -70,6 +70,12 @@ class Engine:
     features: frozenset[str] = frozenset()  # the sampling parameters it serves, see `SamplingParams.features`
 
 
+def features_with(grammars: Grammars | None) -> frozenset[str]:
+    """The sampling parameters that both engines serve, see `SamplingParams.features`."""
+    asked = {"logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words"}
+    return frozenset(asked | ({"grammar"} if grammars else set()))
+
+
 def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None) -> tuple[int, str]:
     """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
     if config.context_len <= NUMBERS_MAX:

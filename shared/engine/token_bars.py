@@ -50,7 +50,7 @@ class TokenBars:
             logits.fill(-np.inf)
             logits[allowed] = kept
         if words := self._bad_words.get(slot):
-            logits[_last_ids(words, self._outputs[slot])] = -np.inf
+            logits[last_ids(words, self._outputs[slot])] = -np.inf
 
     def take(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """The next token of each slot is chosen."""
@@ -60,8 +60,8 @@ class TokenBars:
                 del output[:-REMEMBERED]
 
 
-def _last_ids(words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
-    """The last tokens of the words that `output` has all others of."""
+def last_ids(words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
+    """The last tokens of the words that `output`, or its end, has all others of."""
     return [
         word[-1]
         for word in words

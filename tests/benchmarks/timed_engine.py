@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
+from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.kv_cache import KVCache, KVLayout
 from shared.engine.model_config import ModelConfig

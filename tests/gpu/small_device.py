@@ -17,6 +17,7 @@ from shared.engine.parts import Sizes
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.unit.engine.driver import tokens_of
+from tests.unit.engine.late_requests import EOS, ToyMatchers
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
 
 FAMILY = "qwen3, 128 · 2 of 2"
@@ -43,7 +44,14 @@ class SmallDevice:
         )
         with Weights(folder, str(platform.device)) as weights:
             self.device, self.cache, _ = assemble(
-                platform, config, weights, dtypes, sizes, frozenset({3}), on_logits=self._keep
+                platform,
+                config,
+                weights,
+                dtypes,
+                sizes,
+                EOS,
+                matchers=ToyMatchers(),
+                on_logits=self._keep,
             )
         self.cache.store[: self.cache.pages] = torch.nan  # what is read before it was written shows
         platform.forward.synchronize()
@@ -71,10 +79,12 @@ class SmallDevice:
         """The slot's prompt."""
         return tokens_of(slot, PROMPT_LEN, VOCAB_SIZE)
 
-    def join(self, slot: int, kv_len: int = 0, last_token: int | None = None) -> SlotJoin:
+    def join(
+        self, slot: int, kv_len: int = 0, last_token: int | None = None, params: SamplingParams = DRAWN
+    ) -> SlotJoin:
         """The slot with its pages, at this length."""
         pages = tuple(range(PAGES_EACH * slot, PAGES_EACH * (slot + 1)))
-        return SlotJoin(slot, pages, kv_len, DRAWN, PROMPT_LEN, last_token=last_token)
+        return SlotJoin(slot, pages, kv_len, params, PROMPT_LEN, last_token=last_token)
 
     def prefill(self, slots: Sequence[int]) -> None:
         """The prompts of these slots in one step."""

@@ -12,12 +12,14 @@ from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.cuda.ops import FlashInferOps
 from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import STATE_WORDS
+from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
 from shared.engine.cuda.stream import CudaStream
+from shared.engine.cuda.told_tokens import told_of
 from shared.engine.flashinfer_package import flashinfer_package
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from tests.unit.engine.driver import tokens_of
+from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of
 from tests.unit.engine.test_step_kernels import any_logits, any_state, generator_of, integers
 from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
@@ -72,3 +74,22 @@ def test_words_are_written_as_the_reference_writes_them(gpu: torch.device) -> No
     ReferenceKernels().write_words(entries, expected)
     compiled.write_words(entries, words)
     assert torch.equal(words, expected)
+
+
+def test_what_is_told_of_tokens_is_the_reference_but_for_the_last_bits(gpu: torch.device) -> None:
+    generator, compiled, reference = generator_of(3), CudaKernels.compiled(gpu), ReferenceKernels()
+    logits = any_logits(generator, 100, VOCAB)
+    logits[:, 0] = logits[:, 0].nan_to_num(0.0, neginf=0.0)  # a row that allows nothing says nothing
+    logits = logits.to(gpu)
+    places, tokens = torch.arange(100).int().to(gpu), integers(generator, 0, VOCAB, 100).to(gpu)
+    tops, found = torch.full((100,), 20, dtype=torch.int32, device=gpu), []
+    for kernels in (compiled, reference):
+        told = torch.zeros(100, TOLD_WORDS, dtype=torch.int32, device=gpu)
+        kernels.logprobs(logits, places, tokens, tops, told)
+        found.append(told_of(told.cpu(), [20] * 100, VOCAB))
+    assert_alike(*found)
+    alone = torch.zeros(1, TOLD_WORDS, dtype=torch.int32, device=gpu)
+    compiled.logprobs(logits[7:8], places[:1], tokens[7:8], tops[:1], alone)
+    told = torch.zeros(100, TOLD_WORDS, dtype=torch.int32, device=gpu)
+    compiled.logprobs(logits, places, tokens, tops, told)
+    assert torch.equal(alone[0], told[7])

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from shared.engine.cuda.graphs import DecodeGraphs, buckets_for
 from shared.engine.cuda.platform import Platform
-from shared.schedule_batch import ForwardMode, PageGrant
+from shared.sampling_params import SamplingParams
+from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant
 from tests.gpu.small_device import PROMPT_LEN, SmallDevice
+from tests.simulation.toy_grammar import FIRM, allowed, state_of
+from tests.unit.engine.tiny_models import VOCAB_SIZE
 
 SLOTS = 9  # buckets 1, 2, 4, 8 and 9
 MANY_STEPS = {"cpu": 40, "cuda": 10_000}
@@ -115,6 +119,32 @@ def test_no_launch_waits_for_the_device(small: SmallDevice, platform: Platform) 
         if on_gpu:
             torch.cuda.set_sync_debug_mode("default")
     assert [len(small.device.wait(step).token_ids) for step in steps] == [4, 4, 4, 4, 0]
+
+
+def test_masks_and_what_is_told_of_tokens(small: SmallDevice) -> None:
+    """A grammar's rows wait for the token before, beside one that has none; all are told of, the prompt too."""
+    asked = SamplingParams(max_new_tokens=64, seed=5, temperature=0.8, logprobs=3, prompt_logprobs=2)
+    firm = structs.replace(asked, grammar=FIRM, min_p=0.01)
+    joins = (small.join(0, params=firm), small.join(1, params=firm), small.join(2, params=asked))
+    rows = [ExtendRow(slot, small.prompt(slot), 0, True, small.prompt(slot)[1:]) for slot in range(3)]
+    steps = [small.launch(ForwardMode.EXTEND, joins=joins, extend=tuple(rows))]
+    sampled = []
+    for _ in range(20):
+        steps.append(small.launch(ForwardMode.DECODE, decode_slots=(0, 1, 2)))
+        sampled.append(small.device.wait(steps[-2]))
+    sampled.append(small.device.wait(steps[-1]))
+    for slot in range(3):
+        tokens = [step.token_ids[slot] for step in sampled]
+        for place, token in enumerate(tokens):
+            if slot < 2:
+                assert token in allowed(state_of(tokens[:place]), VOCAB_SIZE)
+            expected = small.logits[slot][place].double().log_softmax(-1).cpu()
+            told = sampled[place].logprobs[slot]
+            assert told.logprob == pytest.approx(float(expected[token]), abs=1e-6)
+            assert [value for _, value in told.top] == pytest.approx(
+                expected.topk(3).values.tolist(), abs=1e-6
+            )
+        assert len(sampled[0].scored[slot]) == PROMPT_LEN - 1
 
 
 def test_memory_does_not_grow(small: SmallDevice, platform: Platform) -> None:

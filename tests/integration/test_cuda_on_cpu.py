@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from shared.local.model_store import resolve
@@ -60,6 +62,38 @@ def test_a_killed_decode_worker_only_pauses_the_stream(path_of_a_gpu: LocalDeplo
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=LONG)) == undisturbed
     assert continuations(path_of_a_gpu) == before + 1
     until(lambda: linked_workers(path_of_a_gpu) == 4, 180, "all workers' readiness")
+
+
+@pytest.mark.timeout(600)
+def test_answers_that_are_constrained_or_told_of_go_on_after_a_kill(path_of_a_gpu: LocalDeployment) -> None:
+    """A grammar's mask waits for the token before; what is told of tokens comes with them."""
+    words = r"([a-z]{2,9} ){40}"
+    asked: list[dict[str, Any]] = [
+        LONG | {"temperature": 1, "seed": 5, "extra_body": {"structured_outputs": {"regex": words}}},
+        LONG | {"logprobs": 3, "extra_body": {"ignore_eos": True, "bad_words": [" the"]}},
+    ]
+    for params in asked:
+        undisturbed = crowd(path_of_a_gpu.url, [PROMPT], 1, **params)[0]
+        before = continuations(path_of_a_gpu)
+        assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=params)) == undisturbed
+        assert continuations(path_of_a_gpu) == before + 1
+        until(lambda: linked_workers(path_of_a_gpu) == 4, 180, "all workers' readiness")
+        if "logprobs" not in params:
+            assert re.match(r"([a-z]{2,9} )+[a-z]*$", undisturbed.text)
+        else:
+            assert not re.search(r" the\b", undisturbed.text)
+    told = openai.OpenAI(base_url=f"{path_of_a_gpu.url}/v1", api_key="none").completions.create(
+        model="smollm2",
+        prompt=PROMPT,
+        max_tokens=4,
+        temperature=0,
+        logprobs=3,
+        extra_body={"prompt_logprobs": 1},
+    )
+    (choice,) = told.choices
+    assert choice.logprobs is not None
+    assert [len(top) for top in choice.logprobs.top_logprobs or ()] == [3] * 4
+    assert len(choice.model_dump()["prompt_logprobs"]) == told.usage.prompt_tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.timeout(600)

@@ -30,10 +30,11 @@ class Adjusted:
     """The device's part of one step."""
 
     before: tuple[Callable[[Tensor], None], ...]  # each changes logits float32 [rows, vocab]
+    filters: tuple[Callable[[Tensor], None], ...]  # the same, once they are masked
     after: tuple[Callable[[Tensor], None], ...]  # each is told the chosen tokens int32 [rows]
 
 
-UNADJUSTED = Adjusted((), ())
+UNADJUSTED = Adjusted((), (), ())
 
 
 class Adjustments:
@@ -74,7 +75,9 @@ class Adjustments:
         self._addends.pop(slot, None)
         if self._kinds[slot] & _ADDED:
             ends = sorted(self._eos_token_ids.union(params.stop_token_ids))
-            barred = np.array(ends if params.min_new_tokens else [], dtype=np.int32)
+            # A grammar may allow nothing but an end: `vocab_masks` bars ends beside it.
+            bars = params.min_new_tokens and params.grammar is None
+            barred = np.array(ends if bars else [], dtype=np.int32)
             biased = np.array(list(params.logit_bias), dtype=np.int32)
             values = np.array(list(params.logit_bias.values()), dtype=np.float32)
             self._addends[slot] = _Addends(biased, values, barred, join.prompt_len + params.min_new_tokens)
@@ -85,6 +88,7 @@ class Adjustments:
         if not kinds.any():
             return UNADJUSTED
         before: list[Callable[[Tensor], None]] = []
+        filters: list[Callable[[Tensor], None]] = []
         after: list[Callable[[Tensor], None]] = []
         if len(rows := np.flatnonzero(kinds & _PENALIZED)):
             penalties = self._stage_penalties(rows, slots[rows], kv_lens[rows], staging)
@@ -93,8 +97,8 @@ class Adjustments:
         if len(rows := np.flatnonzero(kinds & _ADDED)):
             before += self._stage_addends(rows, slots[rows], kv_lens[rows], staging)
         if len(rows := np.flatnonzero(kinds & _FILTERED)):
-            before.append(self._stage_filters(rows, slots[rows], staging))
-        return Adjusted(tuple(before), tuple(after))
+            filters.append(self._stage_filters(rows, slots[rows], staging))
+        return Adjusted(tuple(before), tuple(filters), tuple(after))
 
     def _stage_penalties(self, rows: Rows, slots: Rows, kv_lens: Rows, staging: Staging) -> _Penalties:
         columns: list[Rows] = [rows, slots, self._prompt_lens[slots], kv_lens]

@@ -7,6 +7,9 @@ its input token from the state that step N leaves (the FutureMap), and no plan e
     launch   mirror → staging → plan │ upload → write words → layers → adjust → choose → download → mark
     wait     mark → tokens
 
+Where a mask on the host needs the token before, as a grammar's does, `launch` leaves the step open behind its layers,
+and `wait` for the step before goes on with it (`sampling`).
+
 Copies between device and host pages run on a stream of their own, behind the steps launched before them.
 """
 
@@ -14,24 +17,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlannedAttention, StreamAttention
-from shared.engine.cuda.adjustments import Adjusted, Adjustments
+from shared.engine.constraints import Matchers
 from shared.engine.cuda.counters import DeviceCounters
-from shared.engine.cuda.graphs import DecodeGraphs, RunModel
-from shared.engine.cuda.slots import DeviceWords, SlotMirror, Words
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
+from shared.engine.cuda.extends import Extends, ExtendStep
+from shared.engine.cuda.graphs import DecodeGraphs
+from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
+from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import StepKernels
-from shared.engine.kv_cache import KVCache
-from shared.engine.ops import Ops
 from shared.engine.streams import Mark, Stream, Work
 from shared.engine.torch_device import OnLogits
 from shared.errors import InvariantError
@@ -39,50 +39,32 @@ from shared.sampled import Sampled
 from shared.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from shared.schedule_batch import ForwardMode, ScheduleBatch
 
-_ENTRY_WORDS = 2**16  # of staging for changed words of state: what does not fit goes in portions before
 _ROW_WORDS = 64 + 3 * (MAX_LOGIT_BIAS_ENTRIES + MAX_STOP_TOKEN_IDS)  # of staging for the sampling of a row
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What a device is made for."""
-
-    slots: int
-    pages_per_slot: int
-    extend_tokens: int  # of one EXTEND step, at most
-    vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What a device computes with. All of it works on the streams' device."""
-
-    run_model: RunModel
-    attention: StreamAttention
-    kernels: StepKernels
-    ops: Ops
-    cache: KVCache  # with one padding page, its last
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Step:
-    """One that was launched."""
+    """One that was launched. It is open until its tokens are chosen."""
 
+    number: int
     mode: ForwardMode
     began: Mark
-    ended: Mark
-    tokens: Tensor | None  # host buffer int32, with one for each sampled row
-    rows: int
     waited_since: Mark | None  # the end of the step before, if a request was in both
+    rows: StagedRows | None  # those that sample, if any do
+    extend: ExtendStep | None
+    choice: TokenChoice | None = None
+    ended: Mark | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Forward:
-    """The device's part of a step."""
+    """What a step computes."""
 
     slots: NDArray[np.int64]  # of all its requests
-    work: Sequence[Work]
-    samples: int
+    work: list[Work] = field(default_factory=list)  # up to the logits
+    rows: StagedRows | None = None
+    extend: ExtendStep | None = None
+    samples: Sequence[bool] = ()  # which of the slots, of an EXTEND step
 
 
 _NO_SLOTS = np.empty(0, dtype=np.int64)
@@ -99,25 +81,26 @@ class CudaDevice:
         copies: Stream,
         eos_token_ids: frozenset[int],
         *,
+        matchers: Matchers | None = None,
         on_logits: OnLogits | None = None,
     ) -> None:
         """Captures the graphs of DECODE."""
         self._parts = parts
         self._forward = forward
         self._copy_stream = copies
-        self._on_logits = on_logits
         cache, slots, width = parts.cache, capacity.slots, capacity.pages_per_slot
         device = cache.store.device
         self._words = DeviceWords(slots, width, cache.page_size, len(cache.store) - 1, device)
         self._mirror = SlotMirror(slots, width, cache.pages, cache.page_size, capacity.vocab_size)
-        self._adjustments = Adjustments(slots, capacity.vocab_size, eos_token_ids, parts.ops, self._words)
         fixed = DecodeGraphs.fixed_words(slots)
         # An EXTEND's arrays: three by token, a few by request, and the tables.
-        words = fixed + 3 * capacity.extend_tokens + slots * (width + _ROW_WORDS) + _ENTRY_WORDS
+        words = fixed + 3 * capacity.extend_tokens + slots * (width + _ROW_WORDS) + ENTRY_WORDS
         self.counters = DeviceCounters()
         self._staging = Staging(forward, torch.zeros(words, dtype=torch.int32, device=device), fixed)
-        self._logits = torch.zeros(slots, capacity.vocab_size, device=device)
-        self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        vocab_size, kernels = capacity.vocab_size, parts.kernels
+        self._sampling = Sampling(
+            forward, kernels, parts.ops, self._words, vocab_size, eos_token_ids, matchers, on_logits
+        )
         forward.synchronize()  # weights and all that was made above lie on another stream
         self._graphs = DecodeGraphs(
             forward,
@@ -126,11 +109,12 @@ class CudaDevice:
             parts.run_model,
             self._words,
             self._staging,
-            self._logits,
+            self._sampling.logits,
             cache.page_size,
             self.counters,
         )
-        self._results: deque[Tensor] = deque()  # host buffers that no step uses
+        logits, forget_plan = self._sampling.logits, self._graphs.forget_plan
+        self._extends = Extends(forward, self._staging, self._mirror, parts, capacity, logits, forget_plan)
         self._slots = slots
         self._launched = 0
         self._completed = 0
@@ -138,6 +122,7 @@ class CudaDevice:
         self._steps: dict[int, _Step | BaseException] = {}  # not waited for, in order
         self._copies: deque[tuple[int, Mark]] = deque()
         self._broken: BaseException | None = None
+        self._open: _Step | None = None  # the newest, if its tokens are not chosen yet
         self._warm_up()
         self._last = forward.record()  # behind the newest step
         self._last_forward = self._last  # behind the newest that computed
@@ -149,31 +134,34 @@ class CudaDevice:
         if batch.step != self._launched + 1:
             raise InvariantError(f"step {batch.step} was launched after step {self._launched}")
         self._launched = batch.step
+        self._settle()
         try:
             self._steps[batch.step] = self._broken or self._launch(batch)
         except BaseException as error:  # surfaces in `wait`, where the loop expects it
             self._steps[batch.step] = self._broken = error
 
     def wait(self, step: int) -> Sampled:
-        """See `Device`; raises what the step raised."""
-        launched = self._steps.pop(step, None)
+        """See `Device`; raises what the step raised. The next step may have waited for these tokens: it goes on."""
+        if self._open is not None and self._open.number == step:
+            self._settle()
+        launched = self._steps.get(step)
         if launched is None:
             raise InvariantError(f"step {step} was never launched, or has been waited for")
-        if isinstance(launched, BaseException):
-            raise launched
-        self._reach(launched.ended)
+        try:
+            if isinstance(launched, BaseException):
+                raise launched
+            self._read(launched)
+        finally:
+            self._settle()
+            del self._steps[step]
         self._completed = max(self._completed, step)
         self._count_seconds(launched)
-        if launched.tokens is None:
-            return Sampled([])
-        tokens: list[int] = launched.tokens[: launched.rows].tolist()
-        self._results.append(launched.tokens)
-        return Sampled(tokens)
+        return self._sampled(launched)
 
     def completed(self) -> int:
         """See `Device`; raises if a step has failed on the device."""
         for step, launched in self._steps.items():
-            if isinstance(launched, BaseException) or not launched.ended.passed():
+            if isinstance(launched, BaseException) or launched.ended is None or not launched.ended.passed():
                 break
             self._reach(launched.ended)
             self._completed = step
@@ -183,9 +171,8 @@ class CudaDevice:
     def work_done(self) -> int:
         """A number that changes while steps are computed: it stands still when the device hangs. From any thread."""
         steps = [step for step in tuple(self._steps.values()) if isinstance(step, _Step)]
-        return 2 * self._launched - sum(
-            not mark.passed() for step in steps for mark in (step.began, step.ended)
-        )
+        marks = [mark for step in steps for mark in (step.began, step.ended)]
+        return 2 * self._launched - sum(mark is None or not mark.passed() for mark in marks)
 
     @property
     def launches_cost(self) -> bool:
@@ -220,144 +207,109 @@ class CudaDevice:
 
     def _launch(self, batch: ScheduleBatch) -> _Step:
         for join in batch.joins:
-            self._adjustments.join(join)
-        write = self._stage_pairs(self._mirror.change(batch))
-        if batch.mode is ForwardMode.EXTEND:
-            forward = self._stage_extend(batch)
-        elif batch.mode is ForwardMode.DECODE:
-            forward = self._stage_decode(batch)
+            self._sampling.join(join)
+            self._extends.join(join)
+        changes = self._mirror.change(batch)
+        forward = self._begin_extend(batch) if batch.mode is ForwardMode.EXTEND else None
+        write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
+        if forward is not None:
+            self._stage_extend(forward)
         else:
-            forward = _Forward(_NO_SLOTS, [], 0)
-        began = self._forward.record()  # not before: what the host takes to stage is not the device's time
+            forward = self._stage_decode(batch) if batch.mode is ForwardMode.DECODE else _Forward(_NO_SLOTS)
+        # Not before: what the host takes to stage is not the device's time.
+        began = (forward.extend and forward.extend.began) or self._forward.record()
         self._staging.upload()
         for work in (*write, *forward.work):
             self._forward.run(work)
-        tokens = self._download(forward.samples) if forward.samples else None
-        self._last = ended = self._forward.record()
-        self._staging.end(ended)
+        if forward.extend is not None:
+            self._extends.download(forward.extend)
         waited_since = None
         if len(forward.slots):
             waited_since = self._last_forward if self._in_last[forward.slots].any() else None
-            self._last_forward = ended
             self._in_last[:] = False
             self._in_last[forward.slots] = True
-        return _Step(batch.mode, began, ended, tokens, forward.samples, waited_since)
+        step = _Step(batch.step, batch.mode, began, waited_since, forward.rows, forward.extend)
+        if forward.rows is not None and not forward.rows.is_known:
+            self._open = step
+        elif forward.rows is not None:
+            step.choice = self._sampling.run(step.number, forward.rows)
+        self._last = self._forward.record()
+        self._staging.end(self._last)
+        if self._open is None:
+            step.ended = self._last
+            if len(forward.slots):
+                self._last_forward = step.ended
+        return step
 
-    def _stage_pairs(self, pairs: Words) -> list[Work]:
-        """Stage changes of the device's words; those that do not fit beside a step go before it."""
-        fits = _ENTRY_WORDS // 2
-        self._staging.begin()
-        for start in range(0, len(pairs) - fits, fits):
-            _, staged = self._staging.put(pairs[start : start + fits])
-            self._staging.upload()
-            self._forward.run(partial(self._parts.kernels.write_words, staged, self._words.words))
-            self._staging.end(self._forward.record())
-            self._staging.begin()
-        rest = pairs[max(0, (len(pairs) - 1) // fits) * fits :]
-        if not len(rest):
-            return []
-        _, staged = self._staging.put(rest)
-        return [partial(self._parts.kernels.write_words, staged, self._words.words)]
+    def _settle(self) -> None:
+        """Choose the tokens of the step that was left open. Those of the steps before are known, or are waited for."""
+        if (step := self._open) is None:
+            return
+        self._open = None
+        try:
+            for before in self._steps.values():
+                if isinstance(before, BaseException):
+                    raise before
+                if before is not step:
+                    self._read(before)
+            assert step.rows is not None
+            step.choice = self._sampling.run(step.number, step.rows)
+            step.ended = self._last = self._last_forward = self._forward.record()
+        except BaseException as error:
+            self._steps[step.number] = self._broken = self._broken or error
 
     def _stage_decode(self, batch: ScheduleBatch) -> _Forward:
         slots = np.array(batch.decode_slots, dtype=np.int64)
         self._mirror.lengthen(slots)
-        kv_lens, rows = self._mirror.kv_lens[slots], len(slots)
+        kv_lens = self._mirror.kv_lens[slots]
         work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
-        adjusted = self._adjustments.stage(slots, kv_lens, self._staging)
-        sample = partial(
-            self._sample, batch.step, tuple(batch.decode_slots), self._staging.device[:rows], adjusted
-        )
-        return _Forward(slots, [work, sample], rows)
+        rows = self._sampling.stage(slots, kv_lens, self._staging.device[: len(slots)], self._staging)
+        return _Forward(slots, [work], rows)
 
-    def _stage_extend(self, batch: ScheduleBatch) -> _Forward:
-        rows = batch.extend
-        slots = np.array([row.slot for row in rows], dtype=np.int64)
-        kv_lens, counts = self._mirror.kv_lens[slots], self._mirror.pages_of(slots)
-        pages = [self._mirror.tables[slot, :count] for slot, count in zip(slots, counts, strict=True)]
-        samples = np.array([row.samples for row in rows], dtype=bool)
-        extend = self._stage_prompts([row.token_ids for row in rows], kv_lens, pages, samples)
-        if not samples.any():
-            return _Forward(slots, [extend], 0)
-        _, of_slots = self._staging.put(slots[samples].astype(np.int32))
-        adjusted = self._adjustments.stage(slots[samples], kv_lens[samples], self._staging)
-        sampled = tuple(slots[samples].tolist())
-        sample = partial(self._sample, batch.step, sampled, of_slots, adjusted)
-        return _Forward(slots, [extend, sample], len(sampled))
-
-    def _stage_prompts(
-        self,
-        token_ids: Sequence[Sequence[int]],
-        kv_lens: NDArray[np.int64],
-        pages: Sequence[NDArray[np.int32]],
-        samples: NDArray[np.bool_],
-    ) -> Work:
-        """FlashInfer's arrays of an EXTEND step, its plan, and what computes the logits of those that sample."""
-        query_lens = np.array([len(each) for each in token_ids], dtype=np.int64)
-        rows = np.fromiter((token for each in token_ids for token in each), dtype=np.int32)
-        self._mirror.check_token_ids(rows)
-        qo_indptr = _starts(query_lens)
-        page_size = self._mirror.page_size
-        arrays: dict[str, NDArray[np.signedinteger]] = {
-            "qo_indptr": qo_indptr,
-            "kv_indptr": _starts(np.array([len(each) for each in pages], dtype=np.int64)),
-            "kv_indices": np.concatenate(pages),
-            "kv_last_page_len": (kv_lens - 1) % page_size + 1,
-            "batch_indices": np.repeat(np.arange(len(token_ids)), query_lens),
-            "positions": np.arange(len(rows)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens),
-        }
-        staged = {name: self._staging.put(array.astype(np.int32)) for name, array in arrays.items()}
-        host, device = (
-            PagedBatch(page_size=page_size, **{name: pair[side] for name, pair in staged.items()})
-            for side in (0, 1)
+    def _begin_extend(self, batch: ScheduleBatch) -> _Forward:
+        slots = np.array([row.slot for row in batch.extend], dtype=np.int64)
+        self._mirror.pages_of(slots)  # they are enough
+        return _Forward(
+            slots, extend=self._extends.begin(batch.extend), samples=[row.samples for row in batch.extend]
         )
-        self._graphs.forget_plan()
-        with self._forward.on_host():
-            attention = self._parts.attention.plan_extend(host, device)
-        _, ids = self._staging.put(rows)
-        _, at = self._staging.put((qo_indptr[1:][samples] - 1).astype(np.int32))
-        return partial(self._extend, ids, device.positions, attention, at)
+
+    def _stage_extend(self, forward: _Forward) -> None:
+        assert forward.extend is not None
+        forward.work.append(self._extends.stage(forward.extend, forward.extend.last))
+        slots = forward.slots[np.array(forward.samples, dtype=bool)]
+        if len(slots):
+            _, of_slots = self._staging.put(slots.astype(np.int32))
+            forward.rows = self._sampling.stage(slots, self._mirror.kv_lens[slots], of_slots, self._staging)
 
     def _warm_up(self) -> None:
         """Do once what no graph has done: libraries load kernels at first use, or find that they are missing."""
-        padding = np.array([len(self._parts.cache.store) - 1], dtype=np.int32)
+        padding, logits = (
+            np.array([len(self._parts.cache.store) - 1], dtype=np.int32),
+            self._sampling.logits[:1],
+        )
         self._staging.begin()
-        extend = self._stage_prompts([[0]], np.ones(1, dtype=np.int64), [padding], np.ones(1, dtype=bool))
+        extend = self._extends.stage_tokens(
+            [[0]], np.ones(1, dtype=np.int64), [padding], np.zeros(1, dtype=np.int32), logits
+        )
         _, of_slots = self._staging.put(np.array([self._slots], dtype=np.int32))
         self._staging.upload()
         self._forward.run(extend)
-        self._forward.run(partial(self._choose_once, of_slots))
+        self._forward.run(partial(self._sampling.warm_up, self._parts.ops, of_slots))
         self._staging.end(self._forward.record())
-
-    def _choose_once(self, of_slots: Tensor) -> None:
-        logits, ops = self._logits[:1], self._parts.ops
-        ops.top_k_floor(logits, torch.ones_like(of_slots))
-        ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
-        self._parts.kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
-
-    # ---- the device's part: reads staging and state on the device, nothing that the host changes ------------------
-
-    def _extend(self, token_ids: Tensor, positions: Tensor, attention: PlannedAttention, at: Tensor) -> None:
-        logits = self._parts.run_model(token_ids, positions, attention, at)
-        self._logits[: len(at)].copy_(logits)
-
-    def _sample(self, step: int, slots: tuple[int, ...], of_slots: Tensor, adjusted: Adjusted) -> None:
-        logits, tokens = self._logits[: len(slots)], self._tokens[: len(slots)]
-        if self._on_logits is not None:
-            self._on_logits(step, slots, logits.clone())
-        for adjust in adjusted.before:
-            adjust(logits)
-        self._parts.kernels.choose_tokens(logits, of_slots, self._words.state, tokens)
-        for remember in adjusted.after:
-            remember(tokens)
 
     # ---- results and copies --------------------------------------------------------------------------------------
 
-    def _download(self, rows: int) -> Tensor:
-        """Bring the tokens to a buffer of the host that no other step uses until this one was waited for."""
-        buffer = self._results.popleft() if self._results else self._forward.buffer(self._slots)
-        self._forward.download(buffer[:rows], self._tokens[:rows])
-        return buffer
+    def _read(self, step: _Step) -> None:
+        """Wait for what a step that is not open has chosen, and let masks know it."""
+        assert step.ended is not None
+        self._reach(step.ended)
+        if step.choice is not None:
+            self._sampling.read(step.choice)
+
+    def _sampled(self, step: _Step) -> Sampled:
+        """What a step that was read brings."""
+        sampled = Sampled([]) if step.choice is None else self._sampling.sampled(step.choice)
+        return sampled if step.extend is None else replace(sampled, scored=self._extends.scored(step.extend))
 
     def _copy(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int], copy: Work) -> None:
         cache = self._parts.cache
@@ -379,6 +331,7 @@ class CudaDevice:
             raise
 
     def _count_seconds(self, step: _Step) -> None:
+        assert step.ended is not None
         seconds = step.ended.seconds_since(step.began)
         counters = self.counters
         if step.mode is ForwardMode.DECODE:
@@ -389,7 +342,3 @@ class CudaDevice:
             counters.prebuilt_seconds += seconds
         if step.waited_since is not None:
             counters.idle_seconds += max(0.0, step.began.seconds_since(step.waited_since))
-
-
-def _starts(lens: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lens)))

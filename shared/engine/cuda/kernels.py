@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.step_kernels import STATE_WORDS
+from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
 from shared.errors import InvariantError, StartError
 
 SOURCE = Path(__file__).with_name("step_kernels.cu")
-_CHOOSE_THREADS = 1024  # a row of logits is long
+_ROW_THREADS = 1024  # a row of logits is long
 _PREPARE_THREADS = 128
 _WRITE_THREADS = 256
 
@@ -98,7 +98,7 @@ class CudaKernels:
         self._run(
             "choose_tokens",
             len(slots),
-            _CHOOSE_THREADS,
+            _ROW_THREADS,
             logits,
             ctypes.c_longlong(logits.stride(0)),
             ctypes.c_int(logits.shape[1]),
@@ -106,6 +106,24 @@ class CudaKernels:
             ctypes.c_int(len(state) - 1),
             state,
             tokens,
+        )
+
+    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
+        """See `StepKernels`."""
+        assert logits.dtype == torch.float32
+        assert logits.stride(1) == 1
+        assert told.shape[1] == TOLD_WORDS
+        self._run(
+            "logprobs",
+            len(rows),
+            _ROW_THREADS,
+            logits,
+            ctypes.c_longlong(logits.stride(0)),
+            ctypes.c_int(logits.shape[1]),
+            rows,
+            token_ids,
+            tops,
+            told,
         )
 
     def _run(self, name: str, blocks: int, threads: int, *arguments: Argument) -> None:

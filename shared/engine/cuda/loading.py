@@ -6,16 +6,20 @@ from pathlib import Path
 
 import torch
 
-from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
+from shared.engine.constraints import Matchers
+from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.memory import FittedPool, room_for
 from shared.engine.cuda.platform import Platform
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
 from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cuda
+from shared.engine.grammars import read_grammars
 from shared.engine.kv_cache import KVCache, KVLayout, kv_format
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
-from shared.engine.parts import Engine, Sizes, context_bound
+from shared.engine.parts import Engine, Sizes, context_bound, features_with
 from shared.engine.torch_device import OnLogits
+from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import Limits
 
@@ -38,6 +42,7 @@ def load_on(
     )
     platform.check(config, dtypes)
     eos_token_ids = read_eos_token_ids(folder)
+    grammars = read_grammars(folder, config.vocab_size, eos_token_ids)
     with Weights(folder, str(platform.device)) as weights:
         device, cache, room = assemble(
             platform,
@@ -46,6 +51,7 @@ def load_on(
             dtypes,
             sizes,
             eos_token_ids,
+            matchers=grammars,
             on_progress=on_progress,
             on_logits=on_logits,
         )
@@ -57,9 +63,11 @@ def load_on(
         limits=Limits(room.context_len, sizes.page_size, room.pages, sizes.slots, config.vocab_size),
         model_fingerprint=model_fingerprint(folder, config, dtypes.weights),
         kv_format=kv_format(config, sizes.page_size, dtypes.kv, cache.layout),
-        determinism=f"{platform.determinism},{kinds}",
+        determinism=f"{platform.determinism},{kinds},{library_version()}",
         eos_token_ids=eos_token_ids,
         host_pages=room.host_pages,
+        grammars=grammars,
+        features=features_with(grammars),
         memory=room.memory,
         description=_describe(platform, config, dtypes, sizes, room),
     )
@@ -73,6 +81,7 @@ def assemble(
     sizes: Sizes,
     eos_token_ids: frozenset[int],
     *,
+    matchers: Matchers | None = None,
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
 ) -> tuple[CudaDevice, KVCache, FittedPool]:
@@ -105,7 +114,13 @@ def assemble(
     width = pages_for_tokens(room.context_len, sizes.page_size)
     capacity = Capacity(sizes.slots, width, sizes.extend_tokens, config.vocab_size)
     device = CudaDevice(
-        parts, capacity, platform.forward, platform.copies, eos_token_ids, on_logits=on_logits
+        parts,
+        capacity,
+        platform.forward,
+        platform.copies,
+        eos_token_ids,
+        matchers=matchers,
+        on_logits=on_logits,
     )
     return device, cache, room
 

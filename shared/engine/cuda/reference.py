@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.step_kernels import SlotWord
+from shared.engine.cuda.step_kernels import SlotWord, ToldWord
 from shared.engine.gumbel import gumbel_noise, row_keys
+from shared.sampled import TOP_LOGPROBS_MAX
 
 
 class ReferenceKernels:
@@ -63,3 +64,20 @@ class ReferenceKernels:
         state[:, SlotWord.LAST_TOKEN].index_copy_(
             0, at, torch.where(real, tokens, own[:, SlotWord.LAST_TOKEN])
         )
+
+    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
+        """See `StepKernels`. One by one, because torch adds up a row of many in another order."""
+        del tops  # all are told
+        for at in range(len(rows)):
+            found = logits.index_select(0, rows[at : at + 1])[0].double()
+            found = torch.where(found.isnan(), -torch.inf, found)
+            chosen = found.index_select(0, token_ids[at : at + 1])
+            total = found.amax() + (found - found.amax()).exp().sum().log()
+            values, ids = found.sort(descending=True, stable=True)
+            count = min(TOP_LOGPROBS_MAX, len(ids))
+            own = told[at]
+            own[ToldWord.LOGPROB : ToldWord.RANK].copy_((chosen - total).view(torch.int32))
+            own[ToldWord.RANK : ToldWord.RANK + 1].copy_((found > chosen).sum() + 1)
+            own[ToldWord.TOP_IDS : ToldWord.TOP_IDS + count].copy_(ids[:count])
+            top = own[ToldWord.TOP_LOGPROBS : ToldWord.TOP_LOGPROBS + 2 * count]
+            top.copy_((values[:count] - total).view(torch.int32))

@@ -12,19 +12,23 @@ its mirror is what they will be once all that was launched has run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
+from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.gumbel import signed
 from shared.engine.kv_cache import INVALID_PAGE
+from shared.engine.streams import Stream, Work
 from shared.errors import ConfigError, InvariantError
 from shared.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 
 Words = NDArray[np.int32]
 
+ENTRY_WORDS = 2**16  # of staging for changed words
 PLACES_MAX = 2**31 - 1  # a place is an int32
 
 
@@ -47,6 +51,22 @@ class DeviceWords:
         self.page_tables = tables.view(rows, width)
         self.history = token_ids.view(rows, history)
         self.page_tables[slots, 0] = padding_page
+
+    def stage(self, pairs: Words, staging: Staging, stream: Stream, kernels: StepKernels) -> list[Work]:
+        """Begin a step's staging with its changes, int32 [n, 2]; those that do not fit beside it are written before."""
+        fits = ENTRY_WORDS // 2
+        staging.begin()
+        for start in range(0, len(pairs) - fits, fits):
+            _, staged = staging.put(pairs[start : start + fits])
+            staging.upload()
+            stream.run(partial(kernels.write_words, staged, self.words))
+            staging.end(stream.record())
+            staging.begin()
+        rest = pairs[max(0, (len(pairs) - 1) // fits) * fits :]
+        if not len(rest):
+            return []
+        _, staged = staging.put(rest)
+        return [partial(kernels.write_words, staged, self.words)]
 
 
 class SlotMirror:

@@ -1,4 +1,5 @@
-// What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to reference.py.
+// What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to reference.py
+// but for the last bits of a logprob.
 //
 // Compiled by NVRTC at start, for the GPU that is there (kernels.py); no header is needed. Each kernel runs with any
 // number of threads a block that is 1 or a multiple of 32. So tests compile this same text with g++: with one thread a
@@ -9,6 +10,9 @@ typedef unsigned long long u64;
 
 // Words of a slot's state, as in step_kernels.py.
 enum { KV_LEN, LAST_TOKEN, PROMPT_LEN, TEMPERATURE, SEED, STATE_WORDS = 8 };
+
+// Words of what is told of a token, as in step_kernels.py.
+enum { LOGPROB = 0, RANK = 2, TOP_IDS = 4, TOP_LOGPROBS = 24, TOLD_WORDS = 64 };
 
 #define NO_TOKEN 0x7fffffff
 #define GOLDEN 0x9E3779B97F4A7C15ull
@@ -61,6 +65,19 @@ __device__ static inline Best best_of_block(Best own) {
   own = of_warp[0];
   for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) own = better(own, of_warp[warp]);
   return own;
+}
+
+// ---- the sum of a block, in the order of its threads ---------------------------------------------------------------
+
+// The same for all threads of the block.
+__device__ static inline double sum_of_block(double own) {
+  __shared__ double of_thread[1024];
+  __syncthreads();  // what an earlier call left has been read
+  of_thread[threadIdx.x] = own;
+  __syncthreads();
+  double sum = 0.0;
+  for (int thread = 0; thread < (int)blockDim.x; ++thread) sum += of_thread[thread];
+  return sum;
 }
 
 // ---- kernels ------------------------------------------------------------------------------------------------------
@@ -119,4 +136,46 @@ extern "C" __global__ void prepare_decode(const int* slots, const int* kv_indptr
 extern "C" __global__ void write_words(const int* entries, int count, int* words) {
   const int entry = blockIdx.x * blockDim.x + threadIdx.x;
   if (entry < count) words[entries[2 * entry]] = entries[2 * entry + 1];
+}
+
+// A block a token that is told of. logits as above; rows, tokens and tops int32 [n]; told int32 [n, TOLD_WORDS]. The
+// likeliest are found one by one, each the best of those behind the last: few are asked for.
+extern "C" __global__ void logprobs(const float* logits, i64 stride, int vocab, const int* rows, const int* tokens,
+                                    const int* tops, int* told) {
+  const float* row = logits + rows[blockIdx.x] * stride;
+  const float chosen = fmaxf(row[tokens[blockIdx.x]], minus_infinity());
+  int* own = told + (i64)blockIdx.x * TOLD_WORDS;
+  Best best = worst();
+  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+    Best next = {fmaxf(row[token], minus_infinity()), token};
+    best = better(best, next);
+  }
+  best = best_of_block(best);
+  double sum = 0.0, above = 0.0;
+  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+    const float value = fmaxf(row[token], minus_infinity());
+    sum += exp((double)value - (double)best.value);
+    above += value > chosen;
+  }
+  sum = sum_of_block(sum);
+  above = sum_of_block(above);
+  const double total = (double)best.value + log(sum);
+  if (threadIdx.x == 0) {
+    *(double*)(own + LOGPROB) = (double)chosen - total;
+    own[RANK] = (int)above + 1;
+  }
+  for (int place = 0; place < tops[blockIdx.x]; ++place) {
+    if (threadIdx.x == 0) {
+      own[TOP_IDS + place] = best.token;
+      *(double*)(own + TOP_LOGPROBS + 2 * place) = (double)best.value - total;
+    }
+    const Best last = best;
+    best = worst();
+    for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+      Best next = {fmaxf(row[token], minus_infinity()), token};
+      const bool behind = next.value < last.value || (next.value == last.value && token > last.token);
+      if (behind) best = better(best, next);
+    }
+    best = best_of_block(best);
+  }
 }

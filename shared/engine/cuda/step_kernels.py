@@ -1,7 +1,7 @@
-"""The three things of a step that no library does, and the layout of a slot's state that they share.
+"""The four things of a step that no library does, and the layout of a slot's state that they share.
 
-Implemented by `reference` in torch and by `kernels` with `step_kernels.cu`, equal bit for bit. Nothing here looks at a
-value on the host.
+Implemented by `reference` in torch and by `kernels` with `step_kernels.cu`, equal bit for bit but for the last of a
+logprob. Nothing here looks at a value on the host.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from enum import IntEnum
 from typing import Protocol
 
 from torch import Tensor
+
+from shared.sampled import TOP_LOGPROBS_MAX
 
 
 class SlotWord(IntEnum):
@@ -23,6 +25,19 @@ class SlotWord(IntEnum):
 
 
 STATE_WORDS = 8  # of a slot, 32 bytes
+
+
+class ToldWord(IntEnum):
+    """Where a value lies in what is told of a token, int32 words. Floats are float64 by their bits."""
+
+    LOGPROB = 0  # float, in two words
+    RANK = 2
+    TOP_IDS = 4  # of the likeliest tokens, `TOP_LOGPROBS_MAX`
+    TOP_LOGPROBS = 24  # floats, in two words each
+
+
+TOLD_WORDS = 64  # of a token
+assert ToldWord.TOP_LOGPROBS + 2 * TOP_LOGPROBS_MAX == TOLD_WORDS
 
 
 class StepKernels(Protocol):
@@ -51,4 +66,12 @@ class StepKernels(Protocol):
         logits float32 [rows, vocab], slots int32 [rows]. Temperature 0: the highest, the lowest id among equals. Else
         argmax((logit - highest) / temperature + gumbel(seed, KV_LEN - PROMPT_LEN, token)). A row's result depends on
         nothing but the row; -inf is never chosen.
+        """
+
+    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
+        """How likely a token of some rows is among all, into told int32 [n, TOLD_WORDS].
+
+        logits float32 [rows, vocab]; rows, token_ids and tops int32 [n]: which row, which token, and how many of the
+        likeliest to tell as well, at most `TOP_LOGPROBS_MAX` and the vocabulary. What is told of a row depends on
+        nothing but the row. Words beyond `tops` are undefined.
         """

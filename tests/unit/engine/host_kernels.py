@@ -14,6 +14,7 @@ from shared.engine.cuda.kernels import SOURCE
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _KERNELS = {
     "choose_tokens": True,
+    "logprobs": True,
     "prepare_decode": False,
     "write_words": False,
 }  # do threads wait for each other?

@@ -2,7 +2,8 @@
 
 A schedule is drawn from a seed: prompts in chunks, some on pages of another one's prefix, batches that change by the
 step, up to nine steps launched ahead, requests that go to host pages and come back, move to other pages, or end while
-others run. The tokens of each request are compared with those it got alone on the CPU engine.
+others run; some have a grammar, bars, or ask for logprobs. The tokens of each request, and what is told of them and of
+its prompt, are compared with what it got alone on the CPU engine.
 """
 
 from __future__ import annotations
@@ -10,42 +11,34 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
+from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.platform import host_platform_on
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.weights import Weights
 from shared.engine.kv_cache import KVCache, KVLayout
-from shared.engine.model_config import ModelConfig, read_model_config
-from shared.sampling_params import SamplingParams
+from shared.sampled import TokenLogprobs
 from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from tests.doubles.late_stream import LateStream
 from tests.doubles.strict_engine import DistinctPlaces, PlannedOnHost
-from tests.unit.engine.driver import Driver, tokens_of
-from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
+from tests.unit.engine.late_requests import (
+    CONTEXT_PAGES,
+    EOS,
+    PAGE_SIZE,
+    LateModel,
+    ToyMatchers,
+    Wanted,
+    assert_alike,
+)
+from tests.unit.engine.tiny_models import VOCAB_SIZE
 
-PAGE_SIZE = 4
 SLOTS = 5  # buckets 1, 2, 4, 5
 PAGES = 40
 HOST_PAGES = 12
-CONTEXT_PAGES = 12
 AHEAD_MAX = 9
+SCORES_A_RUN = 5  # so that most prompts take several
 LOOKS_MAX = 10_000  # for the end of a step or a copy; each may move the streams on
-EOS = frozenset({3})
-FAMILY = "qwen3, qk-norm, head_dim 40"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A request, and the tokens it should get."""
-
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    tokens: tuple[int, ...]
 
 
 @dataclass
@@ -63,68 +56,6 @@ class LateRequest:
     @property
     def done(self) -> bool:
         return self.launched == len(self.wanted.tokens)
-
-
-class LateModel:
-    """A tiny model on disk and in memory, and some requests with their tokens."""
-
-    def __init__(self, folder: Path, family: str = FAMILY) -> None:
-        tiny_model(family, folder)
-        found = read_model_config(folder)
-        self.config: ModelConfig = found.at_context(found.context_len)
-        self.folder = folder
-        ops = host_platform_on(*_streams(random.Random(0))).ops
-        with Weights(folder) as weights, torch.inference_mode():
-            self.decoder = DecoderModel(
-                self.config,
-                weights,
-                ops,
-                context_len=CONTEXT_PAGES * PAGE_SIZE,
-                dtype=torch.float32,
-                attention=None,
-            )
-        self.requests = self._requests(random.Random(5))
-
-    def _requests(self, drawn: random.Random) -> list[Wanted]:
-        driver = Driver(self.folder, kernels="torch", page_size=PAGE_SIZE, pages=32, slots=4)
-        common = tokens_of(99, 2 * PAGE_SIZE, VOCAB_SIZE)
-        found = []
-        for number in range(24):
-            prompt = tokens_of(number, drawn.randint(1, 20), VOCAB_SIZE)
-            if number % 3 == 0:
-                prompt = common + prompt[:12]
-            params, count = _params(drawn), drawn.randint(2, 16)
-            join = driver.join(
-                0, range(CONTEXT_PAGES), prompt_len=len(prompt), params=params, token_ids=prompt
-            )
-            driver.run(ForwardMode.EXTEND, joins=[join], extend=[ExtendRow(0, prompt, 0, True)])
-            driver.decode([0], count - 1)
-            found.append(Wanted(tuple(prompt), params, tuple(driver.tokens[0])))
-        driver.close()
-        return found
-
-
-def _params(drawn: random.Random) -> SamplingParams:
-    if drawn.random() < 0.3:
-        return SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
-
-    def some(value: Any, neutral: Any) -> Any:
-        return value if drawn.random() < 0.3 else neutral
-
-    return SamplingParams(
-        max_new_tokens=64,
-        seed=drawn.getrandbits(64) - 2**63,
-        temperature=drawn.uniform(0.3, 1.5),
-        top_p=some(drawn.uniform(0.2, 0.95), 1.0),
-        top_k=some(drawn.randint(1, 50), 0),
-        min_p=some(drawn.uniform(0.01, 0.3), 0.0),
-        repetition_penalty=some(1.5, 1.0),
-        frequency_penalty=some(0.9, 0.0),
-        presence_penalty=some(0.9, 0.0),
-        logit_bias=some({5: 3.0, 17: -100.0, 40: 2.0}, {}),
-        min_new_tokens=some(8, 0),
-        stop_token_ids=some((7, 9), ()),
-    )
 
 
 def _streams(drawn: random.Random) -> tuple[LateStream, LateStream]:
@@ -156,16 +87,22 @@ class LateBench:
             platform.ops,
             self.cache,
         )
-        self.device = CudaDevice(parts, Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE), forward, copies, EOS)
-        self._waiting = [drawn.choice(model.requests) for _ in range(drawn.randint(6, 14))]
+        capacity = Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN)
+        self.device = CudaDevice(parts, capacity, forward, copies, EOS, matchers=ToyMatchers())
+        free = [request for request in model.requests if not request.follows_output]
+        drawn_from = drawn.choice(
+            (model.requests, free)
+        )  # one that follows its output holds up all steps launched ahead
+        self._waiting = [drawn.choice(drawn_from) for _ in range(drawn.randint(6, 14))]
         self._running: list[LateRequest] = []
         self._free_slots = list(range(SLOTS))
         self._free_pages = list(range(PAGES))
         self._pending: dict[int, list[LateRequest]] = {}  # rows that sample, by step that was not waited for
+        self._scoring: dict[int, dict[int, tuple[TokenLogprobs, ...]]] = {}  # scores to come, by step and row
         self._step = 0
         self._copy_id = 0
         self._ahead = drawn.randint(0, AHEAD_MAX)
-        self.moves = self.retractions = self.reused = 0
+        self.moves = self.retractions = self.reused = self.told = self.scored = self.opened = 0
 
     def run(self) -> None:
         """Run the schedule to its end; an AssertionError for any wrong token."""
@@ -201,16 +138,21 @@ class LateBench:
             return self._decode(joins)
         joins += [self._join(request, kv_len=cached) for request, cached in started]
         while unfinished := [request for request, _ in started if not request.launched]:
-            rows = []
+            rows: list[ExtendRow] = []
+            scores: dict[int, tuple[TokenLogprobs, ...]] = {}
             for request in unfinished:
                 prompt = request.wanted.prompt
                 size = self._random.choice((len(prompt), self._random.randint(1, len(prompt))))
                 part = prompt[request.kv_len : request.kv_len + size]
                 samples = request.kv_len + len(part) == len(prompt)
-                rows.append(ExtendRow(request.slot, part, request.kv_len, samples))
+                scored = request.wanted.scores(request.kv_len, len(part))
+                if scored:
+                    scores[len(rows)] = request.wanted.scored[request.kv_len : request.kv_len + len(scored)]
+                rows.append(ExtendRow(request.slot, part, request.kv_len, samples, scored))
                 request.kv_len += len(part)
                 request.launched += samples
             sampling = [request for request in unfinished if request.launched]
+            self._scoring[self._step + 1] = scores
             self._launch(ForwardMode.EXTEND, sampling, unfinished, joins, extend=tuple(rows))
             joins = []
         return None
@@ -243,16 +185,30 @@ class LateBench:
     ) -> None:
         self._step += 1
         self.device.launch(ScheduleBatch(self._step, mode, tuple(joins), **batch))  # type: ignore[arg-type]
+        self.opened += self.device._open is not None
         self._pending[self._step] = list(sampling)
         for request in rows:
             request.last_step = self._step
 
     def _wait(self) -> None:
         step = min(self._pending)
-        tokens = self.device.wait(step).token_ids
-        for request, token in zip(self._pending.pop(step), tokens, strict=True):
-            assert token == request.wanted.tokens[len(request.tokens)], f"step {step}, {request}"
+        sampled = self.device.wait(step)
+        assert not sampled.failed
+        asked = 0
+        for row, (request, token) in enumerate(zip(self._pending.pop(step), sampled.token_ids, strict=True)):
+            place = len(request.tokens)
+            assert token == request.wanted.tokens[place], f"step {step}, {request}"
+            if request.wanted.told:
+                assert_alike([sampled.logprobs[row]], request.wanted.told[place : place + 1])
+                asked += 1
             request.tokens.append(token)
+        assert len(sampled.logprobs) == asked
+        scores = self._scoring.pop(step, {})
+        assert sampled.scored.keys() == scores.keys()
+        for row, expected in scores.items():
+            assert_alike(sampled.scored[row], expected)
+        self.told += asked
+        self.scored += len(scores)
 
     # ---- requests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.plan_guard import PlanGuard
-from shared.engine.cuda.adjustments import Adjusted, Adjustments
+from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.extends import Extends, ExtendStep
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.reference import ReferenceKernels
+from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
+from shared.engine.cuda.told_tokens import ToldBuffers
 from shared.engine.kv_cache import KVCache
 from shared.schedule_batch import ScheduleBatch
 from tests.doubles.late_stream import LateStream
@@ -47,14 +51,14 @@ def a_plan_is_written_over_the_one_before(patch: pytest.MonkeyPatch) -> None:
 
 @_mistake
 def a_result_is_given_to_the_next_step_too_early(patch: pytest.MonkeyPatch) -> None:
-    real = CudaDevice._download
+    real = Sampling.run
 
-    def download(self: CudaDevice, rows: int) -> Tensor:
-        buffer = real(self, rows)
-        self._results.append(buffer)
-        return buffer
+    def run(self: Sampling, step: int, rows: StagedRows) -> TokenChoice:
+        choice = real(self, step, rows)
+        self._free.append(choice.tokens)
+        return choice
 
-    patch.setattr(CudaDevice, "_download", download)
+    patch.setattr(Sampling, "run", run)
 
 
 @_mistake
@@ -159,14 +163,77 @@ def a_length_is_written_twice_by_one_kernel(patch: pytest.MonkeyPatch) -> None:
 
 @_mistake
 def joins_are_written_after_the_step(patch: pytest.MonkeyPatch) -> None:
-    real = CudaDevice._stage_pairs
+    real = DeviceWords.stage
     late: dict[int, list[Any]] = {}
 
-    def stage(self: CudaDevice, pairs: Any) -> Any:
+    def stage(self: DeviceWords, pairs: Any, *rest: Any) -> Any:
         before, late[id(self)] = late.get(id(self), []), [pairs]
-        return real(self, np.concatenate([*before, np.empty((0, 2), dtype=np.int32)]))
+        return real(self, np.concatenate([*before, np.empty((0, 2), dtype=np.int32)]), *rest)
 
-    patch.setattr(CudaDevice, "_stage_pairs", stage)
+    patch.setattr(DeviceWords, "stage", stage)
+
+
+@_mistake
+def a_mask_does_not_wait_for_the_token_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagedRows, "is_known", True)
+
+
+@_mistake
+def a_mask_takes_a_token_twice(patch: pytest.MonkeyPatch) -> None:
+    real = Sampling.read
+
+    def read(self: Sampling, choice: TokenChoice) -> None:
+        again = bool(choice.token_ids)
+        real(self, choice)
+        if again:
+            for row, mask in choice.rows.masks:
+                mask.take(choice.token_ids[row])
+
+    patch.setattr(Sampling, "read", read)
+
+
+@_mistake
+def masks_are_staged_over_those_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+    """Only they: the other staging keeps its marks."""
+    real = Sampling._upload
+
+    def upload(self: Sampling, bits: Any) -> Any:
+        patch.setattr(self._mask_staging, "end", _nothing)
+        self._mask_staging._ring[1:] = self._mask_staging._ring[:1] * 3
+        self._mask_staging._views[1:] = self._mask_staging._views[:1] * 3
+        return real(self, bits)
+
+    patch.setattr(Sampling, "_upload", upload)
+
+
+@_mistake
+def logprobs_are_those_of_adjusted_logits(patch: pytest.MonkeyPatch) -> None:
+    real = Sampling._choose
+
+    def choose(self: Sampling, step: int, rows: StagedRows, masked: Any) -> None:
+        for adjust in rows.adjusted.before:
+            adjust(self.logits[: len(rows.slots)])
+        adjusted = replace(rows.adjusted, before=())
+        real(self, step, replace(rows, adjusted=adjusted), masked)
+
+    patch.setattr(Sampling, "_choose", choose)
+
+
+@_mistake
+def scores_are_told_of_the_neighbour_run(patch: pytest.MonkeyPatch) -> None:
+    real = ToldBuffers.on_device
+    patch.setattr(ToldBuffers, "on_device", lambda self, count, _first=0: real(self, count, 0))
+
+
+@_mistake
+def rows_of_a_run_sample_where_the_run_before_did(patch: pytest.MonkeyPatch) -> None:
+    real = Extends.stage
+
+    def stage(self: Extends, step: ExtendStep, run: Any) -> Any:
+        step.sampled = 0
+        return real(self, step, run)
+
+    patch.setattr(Extends, "stage", stage)
 
 
 @_mistake
@@ -194,9 +261,7 @@ def a_step_is_called_done_when_it_is_launched(patch: pytest.MonkeyPatch) -> None
 @_mistake
 def penalties_forget_what_a_step_chose(patch: pytest.MonkeyPatch) -> None:
     real = Adjustments.stage
-    patch.setattr(
-        Adjustments, "stage", lambda self, *rest: Adjusted(before=real(self, *rest).before, after=())
-    )
+    patch.setattr(Adjustments, "stage", lambda self, *rest: replace(real(self, *rest), after=()))
 
 
 @_mistake

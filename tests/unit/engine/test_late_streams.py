@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.late_bench import LateBench, LateModel
+from tests.unit.engine.late_bench import LateBench
 from tests.unit.engine.late_mistakes import MISTAKES, seeds_until_caught
+from tests.unit.engine.late_requests import LateModel
 from tests.unit.engine.tiny_models import FAMILIES
 
 SEEDS = 200
@@ -27,10 +28,19 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
         bench = LateBench(model, seed)
         bench.run()
         seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
+        seen.update(told=bench.told, scored=bench.scored, opened=bench.opened)
         seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
     rare = {
         what: seen[what]
-        for what in ("moves", "retractions", "prefixes", *map("graph of {}".format, (1, 2, 4, 5)))
+        for what in (
+            "moves",
+            "retractions",
+            "prefixes",
+            "told",
+            "scored",
+            "opened",
+            *map("graph of {}".format, (1, 2, 4, 5)),
+        )
     }
     assert min(rare.values()) > SEEDS / 5, rare
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.cuda.device import Capacity, CudaDevice, EngineParts
+from shared.engine.cuda.device import CudaDevice
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import Weights
@@ -41,6 +42,9 @@ EVERYTHING = SamplingParams(
     presence_penalty=0.5,
     logit_bias={5: 3.0},
     min_new_tokens=4,
+    logprobs=5,
+    prompt_logprobs=2,
+    allowed_token_ids=tuple(range(40)),
 )
 
 
@@ -150,8 +154,8 @@ def serve_a_little(device: CudaDevice) -> None:
         SlotJoin(slot, tuple(range(8 * slot, 8 * slot + 3)), 0, EVERYTHING, 9, prompts[slot])
         for slot in range(SLOTS)
     )
-    chunks = tuple(ExtendRow(slot, prompts[slot][:5], 0, False) for slot in range(SLOTS))
-    rests = tuple(ExtendRow(slot, prompts[slot][5:], 5, True) for slot in range(SLOTS))
+    chunks = tuple(ExtendRow(slot, prompts[slot][:5], 0, False, prompts[slot][1:6]) for slot in range(SLOTS))
+    rests = tuple(ExtendRow(slot, prompts[slot][5:], 5, True, prompts[slot][6:]) for slot in range(SLOTS))
     batches = [
         ScheduleBatch(1, ForwardMode.EXTEND, joins, extend=chunks),
         ScheduleBatch(2, ForwardMode.EXTEND, extend=rests),

@@ -1,0 +1,204 @@
+"""EXTEND on its device: FlashInfer's arrays, a plan, the layers, and the logprobs of prompts that are scored.
+
+A step that scores is computed in runs (`scored_runs`), each staged, uploaded and launched before the next one is
+staged: all plans share one workspace, and few logits are held at a time. The last run is left to the device, which
+launches it like a step without scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PlannedAttention
+from shared.engine.cuda.engine_parts import Capacity, EngineParts
+from shared.engine.cuda.slots import SlotMirror
+from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.told_tokens import ToldBuffers, told_of
+from shared.engine.scored_runs import Run, scored_runs
+from shared.engine.streams import Mark, Stream, Work
+from shared.sampled import TokenLogprobs
+from shared.schedule_batch import ExtendRow, SlotJoin
+
+Words = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredTokens:
+    """The tokens of a run that are told of, on the device."""
+
+    each: Tensor  # int32 [n]: their rows of logits, the first ones
+    token_ids: Tensor
+    tops: Tensor
+    told: Tensor  # int32 [n, TOLD_WORDS], out
+
+
+class ExtendStep:
+    """One EXTEND step on its way: how far its runs have come."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.places: list[int] = []  # of the rows of tokens that are told of, in their order
+        self.tops: list[int] = []
+        self.sampled = 0  # rows
+        self.told: Tensor | None = None  # a buffer of the host
+        self.began: Mark | None = None  # before the first run, if that is not the last
+
+    @property
+    def last(self) -> Run:
+        """The run that is launched last."""
+        return self.runs[-1]
+
+
+class Extends:
+    """For one device. `forget_plan` is called before a plan overwrites that of a DECODE step."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        staging: Staging,
+        mirror: SlotMirror,
+        parts: EngineParts,
+        capacity: Capacity,
+        logits: Tensor,  # float32 [slots, vocab], out: of the rows that sample
+        forget_plan: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._staging = staging
+        self._mirror = mirror
+        self._attention = parts.attention
+        self._run_model = parts.run_model
+        self._kernels = parts.kernels
+        self._logits = logits
+        self._scores_a_run = capacity.scores_a_run
+        self._forget_plan = forget_plan
+        self._told = ToldBuffers(stream, capacity.extend_tokens, logits.device)
+        self._tops = np.zeros(len(logits), dtype=np.int32)
+
+    def join(self, join: SlotJoin) -> None:
+        """Overwrite what the slot asks to be told of its prompt."""
+        self._tops[join.slot] = max(0, join.params.prompt_logprobs)
+
+    def begin(self, rows: Sequence[ExtendRow]) -> ExtendStep:
+        """Launch all runs but the last. The mirror has taken over the step, and its slots have enough pages."""
+        scores = any(row.scores for row in rows)
+        step = ExtendStep(list(scored_runs(rows, self._scores_a_run)) if scores else [list(enumerate(rows))])
+        for run in step.runs[:-1]:
+            self._staging.begin()
+            work = self.stage(step, run)
+            step.began = step.began or self._stream.record()
+            self._staging.upload()
+            self._stream.run(work)
+            self._staging.end(self._stream.record())
+        return step
+
+    def stage(self, step: ExtendStep, run: Run) -> Work:
+        """Stage a run; returns what computes it once staging is uploaded."""
+        rows, page_size = [row for _, row in run], self._mirror.page_size
+        ends = np.cumsum([len(row.token_ids) for row in rows])
+        kv_lens = np.array([row.start + len(row.token_ids) for row in rows], dtype=np.int64)
+        pages = [
+            self._mirror.tables[row.slot, : -(-int(kv_len) // page_size)]
+            for row, kv_len in zip(rows, kv_lens, strict=True)
+        ]
+        samples = np.array([row.samples for row in rows], dtype=bool)
+        scored = self._stage_scores(step, run)
+        told = [
+            int(end) - len(row.token_ids) + at
+            for end, row in zip(ends, rows, strict=True)
+            for at in range(len(row.scores))
+        ]
+        at = np.array([*told, *(ends[samples] - 1)], dtype=np.int32)
+        first, step.sampled = step.sampled, step.sampled + int(samples.sum())
+        logits = self._logits[first : step.sampled]
+        return self.stage_tokens([row.token_ids for row in rows], kv_lens, pages, at, logits, scored)
+
+    def stage_tokens(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        kv_lens: NDArray[np.int64],
+        pages: Sequence[Words],
+        at: Words,
+        logits: Tensor,
+        scored: _ScoredTokens | None = None,
+    ) -> Work:
+        """Stage and plan requests [n] of these tokens, lengths and pages; `at`: the tokens that need logits."""
+        query_lens = np.array([len(each) for each in token_ids], dtype=np.int64)
+        rows = np.fromiter((token for each in token_ids for token in each), dtype=np.int32)
+        self._mirror.check_token_ids(rows)
+        qo_indptr = _starts(query_lens)
+        page_size = self._mirror.page_size
+        arrays: dict[str, NDArray[np.signedinteger]] = {
+            "qo_indptr": qo_indptr,
+            "kv_indptr": _starts(np.array([len(each) for each in pages], dtype=np.int64)),
+            "kv_indices": np.concatenate(pages),
+            "kv_last_page_len": (kv_lens - 1) % page_size + 1,
+            "batch_indices": np.repeat(np.arange(len(token_ids)), query_lens),
+            "positions": np.arange(len(rows)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens),
+        }
+        staged = {name: self._staging.put(array.astype(np.int32)) for name, array in arrays.items()}
+        host, device = (
+            PagedBatch(page_size=page_size, **{name: pair[side] for name, pair in staged.items()})
+            for side in (0, 1)
+        )
+        self._forget_plan()
+        with self._stream.on_host():
+            attention = self._attention.plan_extend(host, device)
+        _, ids = self._staging.put(rows)
+        _, needed = self._staging.put(at)
+        return partial(self._compute, ids, device.positions, attention, needed, logits, scored)
+
+    def download(self, step: ExtendStep) -> None:
+        """Bring what is told to a buffer of the host, behind the last run."""
+        if step.places:
+            step.told = self._told.download(len(step.places))
+
+    def scored(self, step: ExtendStep) -> dict[int, list[TokenLogprobs]]:
+        """What was told, by the row's place in the step; its buffer serves another step from now on."""
+        scored: dict[int, list[TokenLogprobs]] = {}
+        if step.told is not None:
+            told = told_of(step.told, step.tops, self._logits.shape[1])
+            for place, one in zip(step.places, told, strict=True):
+                scored.setdefault(place, []).append(one)
+            self._told.give_back(step.told)
+        return scored
+
+    def _stage_scores(self, step: ExtendStep, run: Run) -> _ScoredTokens | None:
+        token_ids = [token_id for _, row in run for token_id in row.scores]
+        if not token_ids:
+            return None
+        self._mirror.check_token_ids(token_ids)
+        tops = [int(self._tops[row.slot]) for _, row in run for _ in row.scores]
+        first = len(step.places)
+        step.places += [place for place, row in run for _ in row.scores]
+        step.tops += tops
+        columns = (range(len(token_ids)), token_ids, tops)
+        each, ids, top = (self._staging.put(np.array(column, dtype=np.int32))[1] for column in columns)
+        return _ScoredTokens(each, ids, top, self._told.on_device(len(token_ids), first))
+
+    def _compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: PlannedAttention,
+        at: Tensor,
+        sampled: Tensor,
+        scored: _ScoredTokens | None,
+    ) -> None:
+        """The device's part. `sampled` float32 [rows that sample, vocab], out: their logits, behind the scored ones."""
+        logits = self._run_model(token_ids, positions, attention, at)
+        if scored is not None:
+            count = len(scored.token_ids)
+            self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.told)
+            logits = logits[count:]
+        sampled.copy_(logits)
+
+
+def _starts(lens: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lens)))

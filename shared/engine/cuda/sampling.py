@@ -1,0 +1,224 @@
+"""The end of a step: what logits tell, adjustments, masks, the choice, and the way back to the host.
+
+    stage    what the rows ask, beside the step                            before its layers are launched
+    run      masks of the host → adjust → mask → filter → choose → tell    behind its layers, once `is_known`
+    read     tokens and what is told of them; masks learn the tokens       once a mark behind it has passed
+
+A mask that follows the output needs the token before. So a step is run as far as its logits at once, and chooses when
+the step before was read: the host computes masks while the device computes layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.engine.constraints import Matchers
+from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
+from shared.engine.cuda.slots import DeviceWords
+from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.step_kernels import StepKernels
+from shared.engine.cuda.told_tokens import ToldBuffers, told_of
+from shared.engine.cuda.vocab_masks import Bits, SlotMask, VocabMasks, mask_words
+from shared.engine.ops import Ops
+from shared.engine.streams import Stream
+from shared.engine.torch_device import OnLogits
+from shared.sampled import Sampled
+from shared.schedule_batch import SlotJoin
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The rows whose tokens are told of."""
+
+    places: list[int]
+    tops: list[int]
+    rows: Tensor  # int32, on the device, and so
+    top: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class StagedRows:
+    """The rows of a step that sample. Their arrays lie in the step's staging."""
+
+    slots: tuple[int, ...]
+    of_slots: Tensor  # int32 [rows], on the device
+    adjusted: Adjusted
+    masks: list[tuple[int, SlotMask]]
+    asked: _Asked | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all tokens that the masks need have been read."""
+        return not any(mask.unknown and mask.follows_output for _, mask in self.masks)
+
+
+@dataclass(slots=True, eq=False)
+class TokenChoice:
+    """What the device will have written to buffers of the host."""
+
+    rows: StagedRows
+    tokens: Tensor
+    told: Tensor | None
+    failed: dict[int, str]
+    token_ids: list[int] = field(default_factory=list)  # once it was read
+
+
+class Sampling:
+    """For one device. All calls come from the scheduler's thread, but what `stream` runs."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        kernels: StepKernels,
+        ops: Ops,
+        words: DeviceWords,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        matchers: Matchers | None,
+        on_logits: OnLogits | None,
+    ) -> None:
+        device, slots = words.words.device, len(words.state) - 1
+        self.logits = torch.zeros(slots, vocab_size, device=device)
+        self._stream = stream
+        self._kernels = kernels
+        self._words = words
+        self._on_logits = on_logits
+        self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, ops, words)
+        self._masks = VocabMasks(vocab_size, eos_token_ids, matchers)
+        self._told = ToldBuffers(stream, slots, device)
+        self._tops = np.full(slots, -1, dtype=np.int32)
+        self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._each = torch.arange(slots, dtype=torch.int32, device=device)
+        self._bits = torch.arange(8, dtype=torch.uint8, device=device)
+        self._free: list[Tensor] = []  # buffers of the host that no step uses
+
+    def join(self, join: SlotJoin) -> None:
+        """Overwrite what the slot held."""
+        self._adjustments.join(join)
+        self._masks.join(join)
+        self._tops[join.slot] = join.params.logprobs
+
+    def stage(self, slots: Rows, kv_lens: Rows, of_slots: Tensor, staging: Staging) -> StagedRows:
+        """Stage what rows ask. `kv_lens` [rows]: tokens before the one to choose; `of_slots`: slots, on the device."""
+        tops = self._tops[slots]
+        asked = None
+        if len(places := np.flatnonzero(tops >= 0)):
+            _, rows = staging.put(places.astype(np.int32))
+            _, top = staging.put(tops[places])
+            asked = _Asked(places.tolist(), tops[places].tolist(), rows, top)
+        adjusted = self._adjustments.stage(slots, kv_lens, staging)
+        listed = tuple(slots.tolist())
+        return StagedRows(listed, of_slots, adjusted, self._masks.of(listed), asked)
+
+    def run(self, step: int, rows: StagedRows) -> TokenChoice:
+        """Choose from the first rows of `logits`."""
+        failed, bits = _bits_of(rows.masks)
+        masked = self._upload(bits)
+        self._stream.run(partial(self._choose, step, rows, masked))
+        if masked:
+            self._mask_staging.end(self._stream.record())
+        for _, mask in rows.masks:
+            mask.unknown += 1
+        count = len(rows.slots)
+        tokens = self._free.pop() if self._free else self._stream.buffer(len(self._tokens))
+        self._stream.download(tokens[:count], self._tokens[:count])
+        told = self._told.download(len(rows.asked.tops)) if rows.asked else None
+        return TokenChoice(rows, tokens, told, failed)
+
+    def read(self, choice: TokenChoice) -> None:
+        """The device has written it. A second call does nothing."""
+        if choice.token_ids:
+            return
+        choice.token_ids.extend(choice.tokens[: len(choice.rows.slots)].tolist())
+        for row, mask in choice.rows.masks:
+            mask.take(choice.token_ids[row])
+
+    def sampled(self, choice: TokenChoice) -> Sampled:
+        """What was read; its buffers serve another step from now on."""
+        self._free.append(choice.tokens)
+        if choice.told is None or choice.rows.asked is None:
+            return Sampled(choice.token_ids, failed=choice.failed)
+        told = told_of(choice.told, choice.rows.asked.tops, self.logits.shape[1])
+        self._told.give_back(choice.told)
+        return Sampled(
+            choice.token_ids, dict(zip(choice.rows.asked.places, told, strict=True)), failed=choice.failed
+        )
+
+    def warm_up(self, ops: Ops, of_slots: Tensor) -> None:
+        """Do once what no graph has done. On the stream; `of_slots` int32 [1]: the padding slot, on the device."""
+        logits = self.logits[:1]
+        row, told = self._each[:1], self._told.on_device(1)
+        self._mask(
+            logits,
+            row,
+            torch.full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32, device=row.device),
+        )
+        ops.top_k_floor(logits, torch.ones_like(of_slots))
+        ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
+        self._kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
+        self._kernels.logprobs(logits, row, self._tokens[:1], row, told)
+
+    @cached_property
+    def _mask_staging(self) -> Staging:
+        """Made when the first mask comes: some MB on device and host that few deployments need."""
+        words = len(self.logits) * (1 + mask_words(self.logits.shape[1]))
+        with self._stream.on_host():  # on its stream: it is used there at once
+            return Staging(self._stream, torch.zeros(words, dtype=torch.int32, device=self.logits.device), 0)
+
+    def _upload(self, bits: dict[int, Bits]) -> tuple[Tensor, Tensor] | None:
+        """Bring masks to the device: their rows int32 [n], and their bits int32 [n, words]."""
+        if not bits:
+            return None
+        self._mask_staging.begin()
+        _, rows = self._mask_staging.put(np.array(list(bits), dtype=np.int32))
+        _, words = self._mask_staging.put(np.stack(list(bits.values())).view(np.int32))
+        self._mask_staging.upload()
+        return rows, words
+
+    # ---- the device's part: reads staging and state on the device, nothing that the host changes ------------------
+
+    def _choose(self, step: int, rows: StagedRows, masked: tuple[Tensor, Tensor] | None) -> None:
+        count, asked, adjusted = len(rows.slots), rows.asked, rows.adjusted
+        logits, tokens = self.logits[:count], self._tokens[:count]
+        if self._on_logits is not None:
+            self._on_logits(step, rows.slots, logits.clone())
+        raw, raw_rows = logits, asked.rows if asked else None
+        if asked and (adjusted.before or adjusted.filters or masked):  # which overwrite them
+            raw, raw_rows = logits.index_select(0, asked.rows), self._each[: len(asked.tops)]
+        for adjust in adjusted.before:
+            adjust(logits)
+        if masked:
+            self._mask(logits, *masked)
+        for adjust in adjusted.filters:
+            adjust(logits)
+        self._kernels.choose_tokens(logits, rows.of_slots, self._words.state, tokens)
+        for remember in adjusted.after:
+            remember(tokens)
+        if asked and raw_rows is not None:
+            chosen = tokens.index_select(0, asked.rows)
+            self._kernels.logprobs(raw, raw_rows, chosen, asked.top, self._told.on_device(len(asked.tops)))
+
+    def _mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """Set to -inf what the bits of some rows do not allow."""
+        spread = (words.view(torch.uint8).unsqueeze(2) >> self._bits) & 1
+        barred = spread.flatten(1)[:, : logits.shape[1]] == 0
+        found = logits.index_select(0, rows).masked_fill_(barred, -torch.inf)
+        logits.index_copy_(0, rows.long(), found)
+
+
+def _bits_of(masks: Sequence[tuple[int, SlotMask]]) -> tuple[dict[int, str], dict[int, NDArray[np.uint8]]]:
+    """The rows that have no token left, and why; and the bits of the rows, by row."""
+    failed: dict[int, str] = {}
+    bits: dict[int, NDArray[np.uint8]] = {}
+    for row, mask in masks:
+        bits[row], why = mask.bits()
+        if why:
+            failed[row] = why
+    return failed, bits
