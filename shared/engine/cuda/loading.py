@@ -18,6 +18,7 @@ from shared.engine.grammars import read_grammars
 from shared.engine.kv_cache import KVCache, KVLayout, kv_format
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
 from shared.engine.parts import Engine, Sizes, context_bound, features_with
+from shared.engine.scored_runs import SCORES_A_RUN
 from shared.engine.torch_device import OnLogits
 from shared.guidance import library_version
 from shared.kv.page_pool import pages_for_tokens
@@ -112,7 +113,10 @@ def assemble(
     attention = platform.attention(config, cache, sizes.slots)
     parts = EngineParts(model.run, attention, platform.kernels, platform.ops, cache)
     width = pages_for_tokens(room.context_len, sizes.page_size)
-    capacity = Capacity(sizes.slots, width, sizes.extend_tokens, config.vocab_size)
+    scores_a_run = max(
+        SCORES_A_RUN, sizes.slots
+    )  # as many logits as a DECODE step has: memory is set apart for them
+    capacity = Capacity(sizes.slots, width, sizes.extend_tokens, config.vocab_size, scores_a_run)
     device = CudaDevice(
         parts,
         capacity,
