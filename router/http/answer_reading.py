@@ -34,6 +34,7 @@ class AnswerReading:
             prefix=tokenizer.decode_all(prompt[-PREFIX_TOKENS:]),
             tools=self.use.tools,
             thoughts=self.thoughts,
+            nothing_else=bool(self.use.forced),
         )
 
     def grammar(
@@ -57,7 +58,8 @@ def answer_reading(
     reader = tokenizer.answers
     if use.tools and not reader.format.calls:
         raise RequestError(
-            "it is not known how this model writes calls of tools: start the router with --tool-call-parser",
+            "it is not known how this model writes calls of tools: start the router with --tool-call-parser, such"
+            " as hermes",
             param="tools",
         )
     if use.tools and not (tokenizer.shows_tools or reader.format.given):

@@ -10,6 +10,7 @@ Values stay bytes until they are asked for, and all but the prompt are bounded t
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -25,6 +26,14 @@ NEUTRAL_BYTES_MAX = 64
 NAMES_MAX = 4096  # of a body whose unknown names are looked at; far more than any client sends
 LARGE_FIELDS = ("prompt", "messages", "input")  # they have bounds of their own
 UNKNOWN = "unknown_parameter"  # OpenAI's word
+OBJECTS = {  # the names within fields, of which a slip would change the output
+    "stream_options": ("include_usage", "continuous_usage_stats", "include_obfuscation"),
+    "json_schema": ("name", "description", "schema", "strict"),
+    "tool": ("type", "function", "name", "description", "parameters", "strict"),
+    "function": ("name", "description", "parameters", "strict"),
+    "text": ("format", "verbosity"),
+    "text.format": ("type", "name", "description", "schema", "strict"),
+}
 SLIP = 0.8  # how alike two names are, from 0 to 1, if one is taken for the other
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
@@ -43,7 +52,18 @@ def read_by_table(body: bytes | bytearray, endpoint: Endpoint, kind: type[Fields
         field = known[name]
         if field.state == "refused" and not is_neutral(value, field.neutral):
             raise RequestError(f"{name} is not supported: {field.remark}", param=name)
+    for name in ("stream_options", "text"):
+        _check_object(given.get(name, b""), name)
     return decode(body, kind)
+
+
+def _check_object(value: bytes, path: str) -> None:
+    """Look for slips in the names of an object, and of its `format`."""
+    if value.startswith(b"{"):
+        inner = decode(value, dict[str, msgspec.Raw], path)
+        check_names(inner, path, path)
+        if path == "text" and "format" in inner:
+            _check_object(bytes(inner["format"]), "text.format")
 
 
 def is_neutral(value: bytes, neutral: tuple[Any, ...]) -> bool:
@@ -86,8 +106,25 @@ def _check_spelling(endpoint: Endpoint, given: dict[str, msgspec.Raw]) -> None:
             if not is_neutral(bytes(value), other.neutral):
                 raise RequestError(f"{name} is not a field of this path", param=name, code=UNKNOWN)
             continue
-        near = difflib.get_close_matches(name[:64], known, n=1, cutoff=SLIP)
-        if near:
-            raise RequestError(
-                f"{name[:64]} is not a field; did you mean {near[0]}?", param=name[:64], code=UNKNOWN
-            )
+        check_name(name, known)
+
+
+def check_name(name: str, known: Collection[str], within: str = "") -> None:
+    """Raise `RequestError` for a name that is no field of `within`, but nearly one, or one in camelCase."""
+    if name in known:
+        return
+    plain = {_letters(one): one for one in known}.get(_letters(name))
+    near = [plain] if plain else difflib.get_close_matches(name[:64], known, n=1, cutoff=SLIP)
+    if near:
+        param = f"{within}.{name[:64]}" if within else name[:64]
+        raise RequestError(f"{param} is not a field; did you mean {near[0]}?", param=param, code=UNKNOWN)
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name[:64].lower() if letter.isalnum())
+
+
+def check_names(given: Iterable[str], within: str, kind: str) -> None:
+    """The same of all names of an object of this kind."""
+    for name in given:
+        check_name(name, OBJECTS[kind], within)

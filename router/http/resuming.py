@@ -199,8 +199,8 @@ class AskedStream:
         """The marks of its events; None: no ids. Raises `RequestError`. On the event loop; `now` in seconds."""
         if self.plan.ticket is not None and tells_of_tokens:
             raise RequestError(
-                "a stream that tells of single tokens cannot be resumed: leave out X-Segue-Resumable, or logprobs and"
-                " return_token_ids"
+                "a stream that tells of single tokens cannot be resumed: leave out X-Segue-Resumable, or logprobs,"
+                " return_token_ids and echo"
             )
         marks = stream_marks(self.plan, choices)
         self._resuming.remember(self._headers, tenant, self.plan, now)

@@ -19,6 +19,7 @@ from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.http.calendar_formats import with_calendar
+from router.http.field_table import check_names
 from router.http.request_body import decode
 from shared import guidance
 from shared.errors import RequestError
@@ -163,6 +164,9 @@ def _response_format(value: Any, param: str) -> Grammar | None:
             return json_grammar(ANY_OBJECT, param)
         case "json_schema":
             described = _field(value, "json_schema", param)
+            check_names(
+                described if isinstance(described, dict) else (), f"{param}.json_schema", "json_schema"
+            )
             lenient = isinstance(described, dict) and described.get("strict") is False
             return json_grammar(_field(described, "schema", f"{param}.json_schema"), param, lenient=lenient)
         case "structural_tag":

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from router.http.field_table import check_names
 from router.http.request_body import decode
 from shared.errors import RequestError
 from shared.grammar_bounds import check_nesting
@@ -126,6 +127,8 @@ def _tool(tool: dict[str, Any], param: str) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{param}.function must be an object", param=f"{param}.function")
+    check_names(tool, param, "tool")
+    check_names(function, f"{param}.function", "function")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(

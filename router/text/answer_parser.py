@@ -62,27 +62,44 @@ class AnswerFormatReader:
         )
 
     def parser(
-        self, *, calls: bool, prefix: str, tools: Sequence[Any] = (), thoughts: bool = True
+        self,
+        *,
+        calls: bool,
+        prefix: str,
+        tools: Sequence[Any] = (),
+        thoughts: bool = True,
+        nothing_else: bool = False,
     ) -> AnswerParser | None:
         """Reads one answer; None where it is text alone.
 
         `prefix` is the end of the prompt, which may have begun the answer; `tools` as they came in the request.
+        `nothing_else`: a grammar keeps the answer to calls.
         """
         template = self._templates[calls, thoughts]
         if template is None:
             return None
         if not template.start_anchor_re.search(prefix):
             prefix = ""
-        return AnswerParser(self.format, template, prefix, tools)
+        return AnswerParser(self.format, template, prefix, tools, has_content=not nothing_else)
 
 
 class AnswerParser:
     """Reads one answer."""
 
-    def __init__(self, answer_format: AnswerFormat, template: Any, prefix: str, tools: Sequence[Any]):
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        template: Any,
+        prefix: str,
+        tools: Sequence[Any],
+        *,
+        has_content: bool = True,
+    ):
+        """`has_content`: else what is no call is the beginning of one, cut off by max_tokens."""
         from transformers.utils.chat_parsing import ResponseParser
 
         self._format = answer_format
+        self._has_content = has_content
         self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
         self._broken = False
         self._deltas: list[AnswerDelta] = []
@@ -158,7 +175,8 @@ class AnswerParser:
             self._say_content(event["text"])
 
     def _say_content(self, text: str) -> None:
-        self._put("content", self._content.push(text))
+        if self._has_content or self._broken:
+            self._put("content", self._content.push(text))
 
     def _put(self, kind: DeltaKind, text: str) -> None:
         if text:

@@ -118,6 +118,21 @@ def test_an_answer_that_ends_anywhere_loses_no_call_that_was_told(
         assert ended.content.startswith(told.content)
 
 
+FORCED = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("cut", range(len(FORCED) + 1))
+@pytest.mark.parametrize("before", ["", FORCED + "\n"])
+def test_a_forced_call_that_is_cut_off_leaves_no_marks_in_the_content(cut: int, before: str) -> None:
+    reader = AnswerFormatReader(joined("hermes", "none")).forced
+    parser = reader.parser(calls=True, prefix="", nothing_else=True)
+    assert parser is not None
+    read = join(pieces(parser, [before + FORCED[:cut]]))
+    assert read.content == ""
+    assert len(read.calls) >= (cut == len(FORCED)) + bool(before)
+    assert all(name == "f" for name, _ in read.calls)
+
+
 def test_every_format_has_fixtures() -> None:
     tested = set(itertools.chain.from_iterable((read.tools, read.reasoning) for _, read in fixtures()))
     data = Path(__file__).parents[3] / "router" / "response_templates"

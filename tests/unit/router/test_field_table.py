@@ -130,6 +130,33 @@ def test_a_slip_of_the_finger_is_no_silence() -> None:
     assert "did you mean max_tokens?" in str(refusal("completions", max_token=3))
 
 
+@pytest.mark.parametrize(
+    "name", ["topP", "TopK", "minP", "maxTokens", "responseFormat", "top-p", "Temperature"]
+)
+def test_a_name_in_other_letters_is_no_silence(name: str) -> None:
+    assert f"{name} is not a field; did you mean" in str(refusal("chat", **{name: 1}))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        ("chat", {"stream_options": {"include_usag": True}}, "stream_options.include_usag"),
+        ("responses", {"text": {"fromat": {"type": "json_object"}}}, "text.fromat"),
+        ("responses", {"text": {"format": {"type": "json_schema", "schem": {}}}}, "text.format.schem"),
+    ],
+)
+def test_a_slip_within_a_field_is_no_silence(endpoint: Endpoint, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match="did you mean") as raised:
+        read_by_table(body(endpoint, **fields), endpoint, STRUCTS[endpoint])
+    assert raised.value.param == param
+
+
+def test_words_that_no_server_knows_are_passed_over_within_fields() -> None:
+    fields = read_fields(body("chat", stream_options={"include_usage": True, "zebra": 1}), ChatFields)
+    assert fields.stream_options is not None
+    assert fields.stream_options.include_usage
+
+
 def test_words_that_no_server_knows_are_passed_over() -> None:
     fields = read_fields(body("chat", zebra={"a": [1]}, x_trace="abc"), ChatFields)
     assert fields.model == "m"
