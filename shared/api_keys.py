@@ -59,6 +59,7 @@ def digest_of(key: bytes) -> bytes:
 
 def key_line(name: str, key: str, settings: str = "") -> str:
     """The line of a key. Raises ValueError, one sentence, where the file could not hold it."""
+    _check_name(name)
     line = " ".join([name, digest_of(key.encode()).hex(), *settings.split()])
     parse_line(line)
     return line
@@ -101,10 +102,7 @@ def parse_line(line: str) -> ApiKey:
             "it must have a name and the SHA-256 hash of a key: `segue keys new NAME` writes both"
         )
     name, digest, *settings = words
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            "the name must be a letter and up to 62 letters, digits, dots, dashes and underscores"
-        )
+    _check_name(name)
     if not _DIGEST.fullmatch(digest):
         hint = "; this is a key, and whoever reads the file has it" if digest.startswith("sk-") else ""
         raise ValueError(f"the second word must be a SHA-256 hash of 64 hexadecimal digits{hint}")
@@ -112,13 +110,20 @@ def parse_line(line: str) -> ApiKey:
     for setting in settings:
         field, _, value = setting.partition("=")
         if field not in _FIELDS:
-            raise ValueError(
+            raise ValueError(  # unquoted: it may be a key
                 f"after the hash come {', '.join(f'{known}=' for known in _FIELDS)} and no others"
             )
         if field in fields:
             raise ValueError(f"{field} stands there twice")
         fields[field] = _FIELDS[field](field, value)
     return ApiKey(name, bytes.fromhex(digest), **fields)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "the name must be a letter and up to 62 letters, digits, dots, dashes and underscores"
+        )
 
 
 def _count(field: str, value: str) -> int:

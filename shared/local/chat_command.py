@@ -1,6 +1,6 @@
 """`segue chat`: a conversation at the terminal with a router that runs.
 
-    segue chat [--url http://127.0.0.1:8000] [--model NAME]
+    segue chat [--url http://127.0.0.1:8000] [--model NAME] [--system TEXT] [--temperature T] [--max-tokens N]
 
 Answers are written as they come. Ctrl-C ends an answer, and at the prompt the conversation; so do /exit and Ctrl-D.
 /clear forgets what was said. The key is read from SEGUE_API_KEY, so that no list of processes shows it.
@@ -18,6 +18,7 @@ from shared.local.chat_session import ChatSession
 from shared.process.settings import FlagParser
 
 PROMPT = "> "
+MAX_TOKENS = 1024  # of an answer, unless the user wants more: a small model may not find its end
 
 
 def chat(words: Sequence[str]) -> None:
@@ -25,8 +26,22 @@ def chat(words: Sequence[str]) -> None:
     parser = FlagParser(prog="segue chat", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the router listens")
     parser.add_argument("--model", default="", help="the model's name, where the router serves several")
+    parser.add_argument("--system", default="", help="what the model is told first")
+    parser.add_argument(
+        "--temperature", type=float, help="0 is greedy; else as the model's folder says, or 1"
+    )
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
     flags = parser.parse_args(words)
-    talk(ChatSession(flags.url, os.environ.get("SEGUE_API_KEY", ""), flags.model))
+    talk(
+        ChatSession(
+            flags.url,
+            os.environ.get("SEGUE_API_KEY", ""),
+            flags.model,
+            system=flags.system,
+            options={"max_tokens": flags.max_tokens}
+            | ({} if flags.temperature is None else {"temperature": flags.temperature}),
+        )
+    )
 
 
 def talk(conversation: ChatSession) -> None:
@@ -37,6 +52,8 @@ def talk(conversation: ChatSession) -> None:
     while (text := _next_line()) not in (None, "/exit"):
         if text == "/clear":
             conversation.turns.clear()
+        elif text and text.startswith("/") and " " not in text:
+            sys.stderr.write(f"segue chat: there is no {text[:64]}; there are /clear and /exit\n")
         elif text:
             _say(conversation, text)
 

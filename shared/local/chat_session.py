@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,16 @@ ERROR_BYTES_READ = 65_536
 class ChatSession:
     """The turns so far, and where they go. One answer at a time."""
 
-    def __init__(self, url: str, key: str = "", model: str = ""):
+    def __init__(
+        self,
+        url: str,
+        key: str = "",
+        model: str = "",
+        *,
+        system: str = "",
+        options: Mapping[str, Any] | None = None,
+    ):
+        """`options`: fields of each request, such as max_tokens."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartError(f"{url} is no URL of a router; expected one like http://127.0.0.1:8000")
@@ -33,6 +42,8 @@ class ChatSession:
             {"Authorization": f"Bearer {key}"} if key else {}
         )
         self.turns: list[dict[str, str]] = []
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._options = options or {}
         self.model = model or self._only_model()
 
     def answer(self, text: str) -> Generator[str, None, None]:
@@ -41,7 +52,8 @@ class ChatSession:
         Raises StartError, one sentence, where there is no answer, or none to its end.
         """
         asked = {"role": "user", "content": text}
-        body = {"model": self.model, "messages": [*self.turns, asked], "stream": True}
+        messages = [*self._system, *self.turns, asked]
+        body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         answered = ""
         for chunk in self._events("POST", "/chat/completions", json.dumps(body).encode()):
             if "error" in chunk:
@@ -82,6 +94,8 @@ class ChatSession:
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 said = _message_in(answer.read(ERROR_BYTES_READ).decode("utf-8", "replace"))
+                if answer.status == http.client.UNAUTHORIZED:
+                    said = "set SEGUE_API_KEY to a key of this deployment"
                 raise StartError(f"{self._url} refused with status {answer.status}: {said}")
             yield answer
         except (OSError, http.client.HTTPException) as error:

@@ -13,8 +13,10 @@ the roles that knows their configurations.
 from __future__ import annotations
 
 import difflib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -70,9 +72,10 @@ GIVEN = (
     "lifeline_fd",
 )  # by `segue up`
 EPILOG = (
-    "Settings of one role stand in the file of --config, in camelCase: "
-    "router: {config: {allowedOrigins: [http://localhost:3000]}}. Variables such as SEGUE_ALLOWED_ORIGINS reach every "
-    "process that knows them. All settings: docs/reference.md."
+    "-p and --port are --router-port, --max-model-len is --context-len. Settings of router and workers, as "
+    "--tool-call-parser hermes, reach every process that knows them; so do variables such as SEGUE_ALLOWED_ORIGINS. "
+    "For one role they stand in the file of --config, in camelCase: "
+    "router: {config: {allowedOrigins: [http://localhost:3000]}}. All settings: docs/reference.md."
 )
 ApiKeyText = Annotated[str, Field(pattern="^[!-~]*$")]  # what a header can carry
 NEAR = 0.8  # likeness to a known key from which an unknown one is a typing error, and not another value of the chart
@@ -148,11 +151,14 @@ class LocalSettings:
 
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""
-    flags, path = read_flags(LocalConfig, argv, EPILOG, _flags_of_roles())
+    own, of_roles = _split(argv)
+    flags, path = read_flags(LocalConfig, own, EPILOG, _flags_of_roles())
+    if flags.get("api_key") == "":
+        raise ConfigError("--api-key is empty: give a key, or leave it out to serve without one")
     values, file = read_yaml(path) if path else {}, str(path)
     ignored = _ignored_keys(values, file)
     roles: dict[str, RoleSettings] = {
-        role: _role_settings(role, values, file, environ) for role in ROLE_CONFIGS
+        role: _role_settings(role, of_roles[role], values, file, environ) for role in ROLE_CONFIGS
     }
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
     _require_one_kv_format(roles)
@@ -194,8 +200,7 @@ def _places_in_roles() -> dict[str, str]:
 
 
 def _flags_of_roles() -> dict[str, str]:
-    places = {flag_of(name): place for name, place in _places_in_roles().items()}
-    return places | {"--port": "is --router-port here"}
+    return {flag: f"is a setting of {' and '.join(roles)}" for flag, roles in _roles_by_flag().items()}
 
 
 def _own_values(values: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -205,17 +210,41 @@ def _own_values(values: Mapping[str, Any], file: str) -> dict[str, Any]:
     return {key: value for key, value in own.items() if value is not None}
 
 
+def _split(argv: Sequence[str]) -> tuple[list[str], dict[Role, list[str]]]:
+    """The flags of `segue up` itself, and those of each role: a setting of roles alone is given to all of them."""
+    own: list[str] = []
+    of_roles: dict[Role, list[str]] = {role: [] for role in ROLE_CONFIGS}
+    words = deque(argv)
+    while words:
+        word = words.popleft()
+        flag, equals, _ = word.partition("=")
+        knowing = _roles_by_flag().get(flag, [])
+        given = [word] if equals or not words or not knowing else [word, words.popleft()]
+        for target in [of_roles[role] for role in knowing] or [own]:
+            target += given
+    return own, of_roles
+
+
+@cache
+def _roles_by_flag() -> dict[str, list[Role]]:
+    return {
+        flag_of(name): [role for role, model in ROLE_CONFIGS.items() if name in model.model_fields]
+        for name in _places_in_roles()
+    }
+
+
 def _role_settings(
-    role: Role, values: Mapping[str, Any], file: str, environ: Mapping[str, str]
+    role: Role, words: Sequence[str], values: Mapping[str, Any], file: str, environ: Mapping[str, str]
 ) -> RoleSettings:
+    typed, _ = read_flags(ROLE_CONFIGS[role], words)
     section = _mapping(values, role, file)
     outside = {key: values[key] for key in TOP_SETTINGS[role] if key in values}
     outside |= {key: section[key] for key in SECTION_SETTINGS[role] if key in section}
     settings = outside | _mapping(section, "config", file)
     content = check_file_settings(ROLE_CONFIGS[role], settings, f"{role}.config of {file}")
     given = {name: value for name, value in content.items() if variable_of(name) not in environ}
-    flags = [f"{flag_of(name)}={_text(value)}" for name, value in given.items()]
-    return RoleSettings(flags, combine(ROLE_CONFIGS[role], {}, environ, content))
+    flags = [f"{flag_of(name)}={_text(value)}" for name, value in given.items() if name not in typed]
+    return RoleSettings([*flags, *words], combine(ROLE_CONFIGS[role], typed, environ, content))
 
 
 def _require_one_kv_format(roles: Mapping[str, RoleSettings]) -> None:

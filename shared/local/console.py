@@ -49,7 +49,13 @@ class Service:
             f'import openai, os; client = openai.OpenAI(base_url="{self.url}", api_key={key}); '
             f"print(client.responses.create(model={json.dumps(self.model)}, input={json.dumps(QUESTION)}).output_text)"
         )
-        return f"python -c {shlex.quote(program)}"
+        return f"{_python()} -c {shlex.quote(program)}"
+
+
+def _python() -> str:
+    """The interpreter beside the command that was typed: it has OpenAI's package."""
+    folder = Path(sys.argv[0]).parent
+    return str(folder / "python") if folder.name == "bin" else "python"
 
 
 def _typed() -> str:
@@ -114,6 +120,8 @@ class StartupConsole:
         self.print_line(
             f"{service.model} is served at {service.url}, to all clients of OpenAI's API; Ctrl-C ends it"
         )
+        if service.has_key:
+            self.print_line("clients need a key; for these commands: export SEGUE_API_KEY=…")
         self.print_line(f"in Python: {service.python}")
         self.print_line(f"at a terminal: {_typed()} chat --url http://{service.address}")
         self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")

@@ -203,7 +203,7 @@ def memory(model: str) -> Finding:
     try:
         needed = WORKERS * needed_bytes(read_config(resolve(model, lambda _line: None)))
     except StartError as error:
-        return Finding("memory", "fail", str(error), "choose another model")
+        return Finding("model", "fail", str(error), "segue models lists those that are here")
     if needed > budget.memory_bytes:
         remedy = f"{model} with two workers needs at least {needed / 2**30:.1f} GiB: choose a smaller one"
         return Finding("memory", "fail", found, remedy)

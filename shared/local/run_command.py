@@ -67,7 +67,8 @@ def _url(lines: IO[str]) -> str:
             url = found.group(1)
         if line.startswith("ready in "):
             return url
-        sys.stderr.write(line)
+        if not (found or url or line.startswith("each admin port")):  # nobody else is served
+            sys.stderr.write(line)
     raise StartError("the model could not be started: the reason is above")
 
 

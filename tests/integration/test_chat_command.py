@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -86,14 +87,25 @@ def test_ctrl_c_ends_an_answer_and_exit_the_conversation(serving: LocalDeploymen
 def test_a_conversation_in_a_pipe_is_one_answer_a_line(serving: LocalDeployment) -> None:
     ended = subprocess.run(
         [*COMMAND, "chat", "--url", serving.url + "/v1"],
-        input="Say one word.\n/clear\n",
+        input="Say one word.\n/clear\n/help\n",
         capture_output=True,
         text=True,
         timeout=240,
         check=True,
     )
     assert len(ended.stdout) > len("smollm2: /clear forgets, /exit or Ctrl-D ends\n") + 2
-    assert not ended.stderr
+    assert ended.stderr == "segue chat: there is no /help; there are /clear and /exit\n"
+
+
+def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> None:
+    asked: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
+    conversation = ChatSession(serving.url, system="You are brief.", options=asked)
+    said = "".join(conversation.answer("Count to a hundred."))
+    turns: list[Any] = [{"role": "system", "content": "You are brief."}, conversation.turns[0]]
+    answer = serving.client.chat.completions.create(model="smollm2", messages=turns, **asked)
+    assert said == answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+    assert conversation.turns[0]["role"] == "user", "the system's message is no turn"
 
 
 def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:

@@ -36,12 +36,12 @@ def test_all_findings_of_this_machine_are_one_json_list(capsys: pytest.CaptureFi
 def test_what_fails_is_said_with_its_remedy_and_in_the_end(
     capsys: pytest.CaptureFixture[str], taken_port: int
 ) -> None:
-    with pytest.raises(DoctorError, match=r"as it is: port, memory$"):
+    with pytest.raises(DoctorError, match=r"as it is: port, model$"):
         doctor(["/nowhere", "--port", str(taken_port)])
     said = capsys.readouterr().out
     assert f"fail  port: port {taken_port} is not free" in said
     assert "segue up --port N takes another" in said
-    assert "fail  memory: there is no model /nowhere" in said
+    assert "fail  model: there is no model /nowhere" in said
 
 
 def test_a_machine_without_a_compiler_is_warned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

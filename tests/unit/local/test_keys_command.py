@@ -62,7 +62,7 @@ def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path, key
         (["new", "--file", "x"], "there is `segue keys new NAME`"),
         (["new", "shop", "rpm=none"], "no key was drawn: rpm must be"),
         (["new", "shop", "--rpm=3"], "no key was drawn: after the hash come"),
-        (["new", "sh op"], "no key was drawn"),
+        (["new", "sh op"], "no key was drawn: the name must be"),
         (["check", "/nowhere/keys"], "/nowhere/keys cannot be read: No such file"),
         (["revoke", "shop"], "there is `segue keys new NAME`"),
     ],
