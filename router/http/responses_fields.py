@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.http.field_table import UNKNOWN, read_by_table
+from router.http.field_table import UNKNOWN, check_names, read_by_table
 from router.http.request_body import decode
 from router.http.request_fields import ChatFields
 from router.http.responses_input import chat_messages
@@ -141,6 +141,9 @@ def tools_of(asked: ResponsesFields) -> list[FunctionFields]:
 
 
 def _chat_tools(asked: ResponsesFields) -> msgspec.Raw:
+    if bytes(asked.tools) != b"null":
+        for at, names in enumerate(decode(asked.tools, list[dict[str, msgspec.Raw]], "tools")):
+            check_names(names, f"tools[{at}]", "tool")
     given = tools_of(asked)
     for at, tool in enumerate(given):
         if tool.type != "function":

@@ -231,6 +231,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a stored prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     "the background": ({"background": True}, "background"),
     "a tool of the server": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a slip within a tool": (
+        {"tools": [{"type": "function", "name": "f", "parametres": {}}]},
+        "tools[0].parametres",
+    ),
     "an item of the server": ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -160,6 +160,12 @@ def test_a_client_that_wants_no_strictness_gets_what_can_be_kept() -> None:
     assert decoded(grammar)["x-guidance"]["lenient"] is True
 
 
+def test_a_slip_beside_a_schema_is_no_silence() -> None:
+    described = {"name": "a", "strct": True, "schema": {"type": "object"}}
+    error = refusal(response_format={"type": "json_schema", "json_schema": described})
+    assert str(error) == "response_format.json_schema.strct is not a field; did you mean strict?"
+
+
 def test_options_of_the_library_are_not_the_clients() -> None:
     schema = {"not": {}, "x-guidance": {"lenient": True}}
     assert "not" in str(refusal(guided_json=schema))

@@ -12,7 +12,7 @@ import pytest
 
 from router.text.tokenizer import Tokenizer
 from shared.messages import Limits
-from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID, write_folder
 
 CONTEXT_LEN = 4096
@@ -128,6 +128,40 @@ def test_a_streamed_call_is_the_call_that_is_not_streamed(
     streamed, reason = joined_stream(asked(client, tools=[WEATHER], stream=True))
     assert all(call.pop("id") for call in streamed["tool_calls"])
     assert (streamed, reason) == (whole, "tool_calls")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_forced_call_that_is_cut_off_leaves_no_marks(
+    folder: Path, tokenizer: Tokenizer, choice: Any
+) -> None:
+    """What is free may be text that ends so, and stays."""
+    with (
+        RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as router,
+        openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        begun = CALL[: CALL.index("weather")]
+        says(router, tokenizer, begun, end=False)
+        for tool_choice, content in ((choice, ""), ("auto", begun.rstrip())):
+            for read, stream in ((read_whole, False), (joined_stream, True)):
+                answer = asked(client, tools=[WEATHER], tool_choice=tool_choice, stream=stream)
+                message, reason = read(answer)
+                assert (message["content"].rstrip(), message["tool_calls"], reason) == (content, [], "length")
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        (
+            {"type": "function", "function": {"name": "weather", "parametres": {}}},
+            "tools[0].function.parametres",
+        ),
+        ({**WEATHER, "Function": {}}, "tools[0].Function"),
+    ],
+)
+def test_a_slip_within_a_tool_is_no_silence(client: openai.OpenAI, tool: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="did you mean") as raised:
+        asked(client, tools=[tool])
+    assert raised.value.param == param
 
 
 def test_a_loop_of_two_turns_shows_the_model_its_call_and_the_result(
