@@ -226,7 +226,7 @@ def test_a_router_that_vanished_is_down_within_a_heartbeat(stack: ExitStack) -> 
 def test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_blocks(
     stack: ExitStack,
 ) -> None:
-    settings = link_settings(unsent_messages_max=10)
+    settings = link_settings(unsent_messages_max=10, unsent_bytes_max=1 << 30)  # the socket fills first
     worker = Watched(listen(stack, settings))
     stranger(stack, address_of(worker), KEYS["router"].own.secret, KEYS["worker"].own.public)
     peer = worker.until_up().peer
