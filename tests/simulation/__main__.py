@@ -3,22 +3,25 @@
 python -m tests.simulation --seeds 1000                      many seeds, then the report
 python -m tests.simulation --seed 17 --log                   one seed, every event
 python -m tests.simulation --seed 17 --mutation NAME --log   … with a mistake in the code
-python -m tests.simulation --mutations                       how many seeds each mistake survives
+python -m tests.simulation --mutations                       how many seeds each mistake survives; writes CAUGHT_BY
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import statistics
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 from tests.simulation import report
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
+from tests.simulation.run import CAUGHT_BY, run_seed, run_seeds, seeds_until_caught
 
-MUTATION_SEEDS_MAX = 400
+MUTATION_SEEDS_MAX = 1000
 STORIES_MAX = 10  # failures printed in full; more of them are of the same few kinds
 
 
@@ -37,7 +40,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.mutations:
-        return _try_mutations()
+        return _try_mutations(options.processes)
     if options.seed is not None:
         return _replay(options.seed, options.mutation, log=options.log)
     if options.mutation:
@@ -70,15 +73,18 @@ def _run_many(seeds: range, processes: int) -> int:
     return bool(failures or missing)
 
 
-def _try_mutations() -> int:
-    needed = []
-    for name, mutation in MUTATIONS.items():
-        run = seeds_until_caught(name, MUTATION_SEEDS_MAX)
-        needed.append(run.seed + 1 if run else MUTATION_SEEDS_MAX)
-        verdict = f"{run.seed + 1:4d}  {run.failure[:90]}" if run else "SURVIVED"
-        _say(f"{mutation.area:14} {name:48} {verdict}")
-    _say(f"median: {statistics.median(needed)} seeds")
-    return max(needed) == MUTATION_SEEDS_MAX
+def _try_mutations(processes: int) -> int:
+    caught_by: dict[str, int] = {}
+    search = partial(seeds_until_caught, seeds_max=MUTATION_SEEDS_MAX)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for (name, mutation), run in zip(MUTATIONS.items(), pool.imap(search, MUTATIONS), strict=True):
+            if run:
+                caught_by[name] = run.seed
+            verdict = f"{run.seed + 1:4d}  {run.failure[:90]}" if run else "SURVIVED"
+            _say(f"{mutation.area:14} {name:48} {verdict}")
+    _say(f"median: {statistics.median(caught_by.values()) + 1} seeds")
+    CAUGHT_BY.write_text(json.dumps(caught_by, indent=2) + "\n")
+    return len(caught_by) < len(MUTATIONS)
 
 
 def _say(line: str) -> None:

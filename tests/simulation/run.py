@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from tests.simulation import report
 from tests.simulation.drawing import draw
 from tests.simulation.mutations import mutated
 from tests.simulation.world import SimulationError, World
+
+CAUGHT_BY = Path(__file__).with_name(
+    "caught_by.json"
+)  # the seed that finds each mistake; `--mutations` writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,18 @@ def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
         yield from pool.imap(run_seed, seeds, chunksize=10)
 
 
-def seeds_until_caught(mutation: str, seeds_max: int, first: int = 0) -> Run | None:
+def seeds_until_caught(mutation: str, seeds_max: int) -> Run | None:
     """The first seed that proves the mutation wrong; None: it survived all of them, or only crashed."""
-    runs = map(partial(run_seed, mutation=mutation), range(first, first + seeds_max))
+    return _first_proof(mutation, range(seeds_max))
+
+
+def catch(mutation: str, seeds_max: int) -> Run | None:
+    """A seed that proves the mutation wrong: the one that did when CAUGHT_BY was written, else as above."""
+    remembered = json.loads(CAUGHT_BY.read_text()).get(mutation)
+    run = _first_proof(mutation, [] if remembered is None else [remembered])
+    return run or seeds_until_caught(mutation, seeds_max)
+
+
+def _first_proof(mutation: str, seeds: Iterable[int]) -> Run | None:
+    runs = map(partial(run_seed, mutation=mutation), seeds)
     return next((run for run in runs if run.proven), None)
