@@ -18,12 +18,12 @@ from shared.engine.gguf.packing import PackedFile
 from shared.engine.grammars import Grammars, read_grammars
 from shared.engine.kv_cache import KVCache, kv_format, page_bytes
 from shared.engine.logprobs import LogprobRows
-from shared.engine.memory_plan import Demand, choose_pages
+from shared.engine.memory_plan import Demand, choose_pages, context_bound
 from shared.engine.model_config import ModelConfig, read_eos_token_ids
 from shared.engine.native.choice import KernelChoice, choose_kernels, transformers_choice
 from shared.engine.native.decoder import NativeDecoder
 from shared.engine.native.kernels import Kernels
-from shared.engine.parts import Engine, Sizes, context_bound, features_with
+from shared.engine.parts import Engine, Sizes, features_with
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.torch_ops import TorchOps

@@ -1,4 +1,4 @@
-"""How many KV pages a worker holds: its demand against its budget, with a reason that a person can check.
+"""How long a context and how many KV pages a worker holds, each with a reason that a person can check.
 
 Weights and a reserve for activations come first. Pages get the rest, but never more than all slots can fill, and never
 more than were asked for. Where the budget comes from, this file does not know (see `shared.process.resources`).
@@ -7,9 +7,15 @@ more than were asked for. Where the budget comes from, this file does not know (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from shared.baton import NUMBERS_MAX
 from shared.errors import ConfigError, ModelError
 from shared.kv.page_pool import pages_for_tokens
+
+if TYPE_CHECKING:
+    from shared.engine.fallback_config import FallbackConfig
+    from shared.engine.model_config import ModelConfig
 
 RESERVE_BYTES = 2**30  # the interpreter, torch, activations
 
@@ -71,6 +77,19 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
     if rest // page_bytes >= most:
         return most, reason
     return rest // page_bytes, figures
+
+
+def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None) -> tuple[int, str]:
+    """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
+    if config.context_len <= NUMBERS_MAX:
+        most, whose, why = config.context_len, "the model's", "all the model was made for"
+    else:
+        most, whose, why = NUMBERS_MAX, "a message's", "all that a message carries"
+    if context_len is None:
+        return most, why
+    if not 1 <= context_len <= most:
+        raise ConfigError(f"context_len must be between 1 and {whose} {most}, got {context_len}")
+    return context_len, "as configured"
 
 
 def gib(size: int) -> str:

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.baton import NUMBERS_MAX
 from shared.engine.fallback_config import FallbackConfig
 from shared.engine.grammars import Grammars
 from shared.engine.kv_cache import KVCache
 from shared.engine.memory_plan import UNBOUNDED, Budget
 from shared.engine.model_config import ModelConfig
-from shared.errors import ConfigError
 from shared.messages import Limits
 from shared.scheduling.device import Device
 
@@ -74,16 +72,3 @@ def features_with(grammars: Grammars | None) -> frozenset[str]:
     """The sampling parameters that both engines serve, see `SamplingParams.features`."""
     asked = {"logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words"}
     return frozenset(asked | ({"grammar"} if grammars else set()))
-
-
-def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None) -> tuple[int, str]:
-    """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
-    if config.context_len <= NUMBERS_MAX:
-        most, whose, why = config.context_len, "the model's", "all the model was made for"
-    else:
-        most, whose, why = NUMBERS_MAX, "a message's", "all that a message carries"
-    if context_len is None:
-        return most, why
-    if not 1 <= context_len <= most:
-        raise ConfigError(f"context_len must be between 1 and {whose} {most}, got {context_len}")
-    return context_len, "as configured"

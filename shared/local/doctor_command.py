@@ -33,10 +33,13 @@ from shared.process.settings import FlagParser
 
 State = Literal["ok", "warn", "fail"]
 HUB_SECONDS_MAX = 3.0
+ROUTER_SECONDS_MAX = 3.0
+ROUTER_BYTES_MAX = 1 << 16  # of its list of paths
 CHILD_SECONDS_MAX = 60.0
 SKEW_SECONDS_MAX = 60.0  # of the clock
 PACKAGES = ("torch", "transformers", "fastapi", "nixl", "pyzmq")
 WORKERS = 2  # of a deployment as `segue up` makes it
+ANOTHER_PORT = "segue up --port N takes another"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +135,23 @@ def free_port(port: int) -> Finding:
         try:
             holder.bind(("127.0.0.1", port))
         except OSError as error:
-            return Finding(
-                "port", "fail", why_not_ours(port, "--port", error), "segue up --port N takes another"
-            )
+            if _is_segue(port):
+                return Finding("port", "warn", f"Segue serves at {port} already", ANOTHER_PORT)
+            return Finding("port", "fail", why_not_ours(port, "--port", error), ANOTHER_PORT)
     return Finding("port", "ok", f"{port} is free")
+
+
+def _is_segue(port: int) -> bool:
+    """Whether what listens there says so, as a router's `/` does to everyone."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ROUTER_SECONDS_MAX)
+    try:
+        connection.request("GET", "/")
+        said = json.loads(connection.getresponse().read(ROUTER_BYTES_MAX))
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+    return isinstance(said, dict) and said.get("name") == "segue"
 
 
 def cache() -> Finding:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shared.api_keys import key_line
 from shared.engine.fallback_config import FallbackConfig, read_config
-from shared.engine.memory_plan import RESERVE_BYTES, Budget
+from shared.engine.memory_plan import RESERVE_BYTES, Budget, context_bound
 from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError, StartError
 from shared.links.keys import LinkRole
@@ -60,7 +60,9 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         admin_port = stack.enter_context(_reserved(config.admin_port, "--admin-port"))
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
-        _require_memory(model, config.prefill + config.decode, budget)
+        read = read_config(model)
+        _require_context(read, settings)
+        _require_memory(read, config.prefill + config.decode, budget)
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
@@ -152,10 +154,12 @@ def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[s
 
 def _roles_that_share(settings: LocalSettings) -> list[Role]:
     """The roles whose settings name no memory size: they share what the machine has."""
+    return [role for role, each in _worker_configs(settings).items() if not each.memory_bytes]
+
+
+def _worker_configs(settings: LocalSettings) -> dict[Role, WorkerConfig]:
     configs = {role: settings.roles[role].config for role in WORKERS}
-    return [
-        role for role, each in configs.items() if isinstance(each, WorkerConfig) and not each.memory_bytes
-    ]
+    return {role: each for role, each in configs.items() if isinstance(each, WorkerConfig)}
 
 
 def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
@@ -169,9 +173,16 @@ def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
     )
 
 
-def _require_memory(model: Path, workers: int, budget: Budget) -> None:
+def _require_context(model: ModelConfig | FallbackConfig, settings: LocalSettings) -> None:
+    """Raise ConfigError for a context that the model was not made for; the workers would each say the same, later."""
+    of_workers = [each.context_len for each in _worker_configs(settings).values()]
+    for context_len in (settings.config.context_len, *of_workers):
+        context_bound(model, context_len or None)
+
+
+def _require_memory(model: ModelConfig | FallbackConfig, workers: int, budget: Budget) -> None:
     """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
-    needed = needed_bytes(read_config(model))
+    needed = needed_bytes(model)
     if budget.memory_bytes < workers * needed:
         raise StartError(
             f"too little memory: {_gib(budget.memory_bytes)} ({budget.origin}) for {workers} workers that "

@@ -16,8 +16,9 @@ from shared.engine.dense.weights import OnProgress, Weights, WeightSource, model
 from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cuda
 from shared.engine.grammars import read_grammars
 from shared.engine.kv_cache import KVCache, KVLayout, kv_format
+from shared.engine.memory_plan import context_bound
 from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
-from shared.engine.parts import Engine, Sizes, context_bound, features_with
+from shared.engine.parts import Engine, Sizes, features_with
 from shared.engine.scored_runs import SCORES_A_RUN
 from shared.engine.torch_device import OnLogits
 from shared.guidance import library_version

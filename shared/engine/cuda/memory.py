@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from shared.engine.cuda.step_kernels import STATE_WORDS
 from shared.engine.dtypes import Dtypes
 from shared.engine.kv_cache import page_bytes
-from shared.engine.memory_plan import Budget, Demand, choose_pages, gib
+from shared.engine.memory_plan import Budget, Demand, choose_pages, context_bound, gib
 from shared.engine.model_config import ModelConfig
-from shared.engine.parts import Sizes, context_bound
+from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
 
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate

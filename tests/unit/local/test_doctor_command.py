@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -44,6 +45,29 @@ def test_what_fails_is_said_with_its_remedy_and_in_the_end(
     assert "fail  model: there is no model /nowhere" in said
 
 
+@contextmanager
+def answers_once(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The port of a server that answers one request."""
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    yield server.server_port
+    server.server_close()
+
+
+class RouterOfOurs(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Answer as a router does at `/`."""
+        self.send_response_only(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"name": "segue", "paths": []}).encode())
+
+
+def test_a_port_at_which_segue_serves_is_not_called_lost() -> None:
+    with answers_once(RouterOfOurs) as port:
+        finding = doctor_command.free_port(port)
+    assert (finding.state, finding.found) == ("warn", f"Segue serves at {port} already")
+
+
 def test_a_machine_without_a_compiler_is_warned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor_command.compiler().state == "warn"
@@ -63,11 +87,9 @@ class HubOfThePast(BaseHTTPRequestHandler):
 
 
 def test_a_clock_that_differs_from_the_hubs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), HubOfThePast)
-    threading.Thread(target=server.handle_request, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    found = doctor_command.hub()
-    server.server_close()
+    with answers_once(HubOfThePast) as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        found = doctor_command.hub()
     assert (found.state, "apart" in found.found) == ("warn", True)
 
 
