@@ -13,6 +13,9 @@ EOS = 0
 VOCAB_SIZE = 320  # more than the tokenizer has, as in models whose matrices are padded
 
 
+MARKS = {"[TOOL_CALLS]": 262, "[ARGS]": 263, "[CALL_ID]": 264}  # special tokens, behind the pieces
+
+
 def write_byte_tokenizer(folder: Path) -> Path:
     """Write it into the folder; returns the file. Token 0 ends an answer, 1 to 256 are bytes."""
     alphabet = sorted(ByteLevel.alphabet())
@@ -23,7 +26,7 @@ def write_byte_tokenizer(folder: Path) -> Path:
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *MARKS)])
     file = folder / "tokenizer.json"
     tokenizer.save(str(file))
     return file

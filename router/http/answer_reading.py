@@ -49,11 +49,11 @@ class AnswerReading:
 
 
 def answer_reading(
-    tokenizer: Tokenizer, use: ToolUse, *, thoughts: bool, shows_thoughts: bool
+    tokenizer: Tokenizer, use: ToolUse, *, structured: bool, thoughts: bool, shows_thoughts: bool
 ) -> AnswerReading | None:
-    """How a request's answers are read; None if they are text alone.
+    """How a request's answers are read; None if they are text alone. `structured`: a grammar constrains them.
 
-    Raises `RequestError` if there are tools, and the model cannot call any.
+    Raises `RequestError` if there are tools, and the model cannot call any, or not as they ask for.
     """
     reader = tokenizer.answers
     if use.tools and not reader.format.calls:
@@ -70,5 +70,18 @@ def answer_reading(
         )
     if not use.tools and not (thoughts and reader.format.thinks):
         return None
-    reader = reader.forced if use.forced else reader
+    if use.forced or (use.tools and structured):
+        reader = reader.forced
+    elif use.strict:
+        reader = _strict(reader)
     return AnswerReading(reader=reader, use=use, thoughts=thoughts, shows_thoughts=shows_thoughts)
+
+
+def _strict(reader: AnswerFormatReader) -> AnswerFormatReader:
+    if reader.strict is None:
+        raise RequestError(
+            "strict tools cannot be kept to with this model's way to write calls unless one is forced: set tool_choice"
+            ' to "required" or to a tool, or leave strict out',
+            param="tools",
+        )
+    return reader.strict

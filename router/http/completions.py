@@ -119,7 +119,7 @@ class CompletionEndpoint:
         fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
         grammar = asked_grammar(fields)
         use = fields.tool_use() if isinstance(fields, ChatFields) else NO_TOOLS
-        reading = self._reading(fields, use)
+        reading = self._reading(fields, use, structured=grammar is not None)
         prompts = self._token_ids(fields, use, context_len)
         tokenizer = self._serving.tokenizer
         bad_words = bad_word_ids(fields.bad_words or (), tokenizer)
@@ -152,12 +152,13 @@ class CompletionEndpoint:
             self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
         return WantedAnswer(fields, reading, requests, told)
 
-    def _reading(self, fields: GenerationFields, use: ToolUse) -> AnswerReading | None:
+    def _reading(self, fields: GenerationFields, use: ToolUse, *, structured: bool) -> AnswerReading | None:
         if not isinstance(fields, ChatFields):
             return None
         return answer_reading(
             self._serving.tokenizer,
             use,
+            structured=structured,
             thoughts=fields.separate_reasoning is not False,
             shows_thoughts=fields.include_reasoning is not False,
         )

@@ -1,6 +1,7 @@
 """The grammar of an answer that calls tools, and of one that stands behind thoughts.
 
-A call that the request forces is written as the model's format writes calls, or as Hermes does where that is no JSON:
+A call that the request forces is written as the model's format writes calls, or as Hermes does where that is no JSON,
+and so is a strict one, if the model begins it with Hermes' mark:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
@@ -9,7 +10,7 @@ A call that the request forces is written as the model's format writes calls, or
     tools              the answer
     forced             calls and nothing else, their arguments of the tools' schemas
     strict             free text up to a call, whose arguments are of the schema
-    with a schema      calls, or what the request's own grammar says
+    with a schema      calls, or what the request's own grammar says, whether tools are strict or not
 
 Thoughts are free: the grammar begins behind them.
 """
@@ -18,14 +19,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-from llguidance import StructTag
 
 from router.http.structured_output import ANY_OBJECT, check_grammar, json_grammar
 from router.http.tools import ToolUse
-from router.text.answer_formats import AnswerFormat
-from shared.errors import RequestError
+from router.text.answer_formats import AnswerFormat, CallWriting
 from shared.grammar import Grammar
 from shared.grammar_bounds import check_bounds
 
@@ -42,12 +42,13 @@ def answer_grammar(
     `begun`: the prompt has begun the answer's thoughts. `structured` is the grammar that the request asks for. Raises
     `RequestError` for a schema that cannot be kept to.
     """
-    if not use.forced and not use.strict:
-        if structured is None or not (answer_format.thinks and answer_format.thought):
+    if structured is None and not use.forced:
+        return _checked(_free_until_a_call(use, answer_format)) if use.strict else None
+    if not use.tools:
+        assert structured is not None
+        if not (answer_format.thinks and answer_format.thought):
             return structured
         return Grammar("lark", _behind_thoughts("answer_body", answer_format, begun) + _body(structured))
-    if not use.forced and structured is None:
-        return _checked(_free_until_a_call(use, answer_format))
     calls, rules = _calls(use, answer_format)
     if structured is not None and not use.forced:
         calls, rules = f"({calls} | answer_body)", rules + _body(structured)
@@ -59,43 +60,39 @@ def _checked(grammar: Grammar) -> Grammar:
     return grammar
 
 
-def _calls(use: ToolUse, answer_format: AnswerFormat) -> tuple[str, str]:
-    """What stands in the rule `start`, and the rules for it."""
-    begin, between, end = _marks(answer_format)
+def _calls(use: ToolUse, answer_format: AnswerFormat, written: str = "") -> tuple[str, str]:
+    """What stands in a rule for calls, and the rules for it. `written` of their beginning stands there already."""
+    writing = _writing(answer_format)
+    term = partial(_term, mark_ids=answer_format.mark_ids)
+    opened = writing.open.removeprefix(written)
+    begin = writing.begin if writing.open else writing.begin.removeprefix(written)
+    several = use.parallel and (bool(writing.open) or not written)
     rules = ""
     functions = [tool["function"] for tool in use.tools]
     named = [one for one in functions if not use.forced or one["name"] in use.forced]
     for at, function in enumerate(named):
-        head = _literal(begin + json.dumps(function["name"]) + between)
-        rules += f"call_{at}: {head} arguments_{at} {_literal(end)}\n"
+        name = json.dumps(function["name"]) if writing.quoted else function["name"]
+        call_id = f"({term(writing.call_id)} /[A-Za-z0-9]{{9}}/)?" if writing.call_id else ""
+        head = f"{term(begin + name)} {call_id} {term(writing.between)}"
+        rules += f"call_{at}: {head} arguments_{at} {term(writing.end)}\n"
         rules += f"arguments_{at}: %json {_schema(function, exact=bool(use.forced)).text}\n"
     rules += "call: " + " | ".join(f"call_{at}" for at in range(len(named))) + "\n"
-    return (f'call ("\\n" call){{0,{CALLS - 1}}}' if use.parallel else "call"), rules
+    calls = f"call ({term(writing.separator)} call){{0,{CALLS - 1}}}" if several else "call"
+    return f"{term(opened)} {calls} {term(writing.close)}".strip(), rules
 
 
 def _free_until_a_call(use: ToolUse, answer_format: AnswerFormat) -> Grammar:
     """Free text, in which the mark of a call begins one."""
-    if not answer_format.call:
-        raise RequestError(
-            "strict tools cannot be kept to with this model's way to write calls unless one is forced: set tool_choice"
-            ' to "required" or to a tool, or leave strict out',
-            param="tools",
-        )
-    begin, between, end = answer_format.call
-    if begin.startswith("{"):  # a call is the whole answer
-        calls, rules = _calls(use, answer_format)
+    trigger = _writing(answer_format).trigger
+    calls, rules = _calls(use, answer_format, written=trigger)
+    if not trigger:  # a call is the whole answer
         return Grammar("lark", f"start: {calls} | free\nfree: /([^{{](?s:.*))?/\n{rules}")
-    trigger = begin.split("\n")[0]
-    tags = [
-        StructTag(
-            trigger=trigger,
-            begin=begin + json.dumps(tool["function"]["name"]) + between,
-            grammar=_schema(tool["function"], exact=False).text,
-            end=end,
-        )
-        for tool in use.tools
-    ]
-    return Grammar("lark", StructTag.to_grammar(tags, assume_special=False))
+    start = "called* free" if use.parallel else "called | free"
+    if trigger in answer_format.mark_ids:
+        head = f"head: free {_term(trigger, answer_format.mark_ids)}"
+    else:
+        head = f"head[lazy]: /(?s:.*)/ {_literal(trigger)}"  # ends with the first mark
+    return Grammar("lark", f"start: {start}\nfree: /(?s:.*)/\n{head}\ncalled: head {calls}\n{rules}")
 
 
 def _schema(function: dict[str, Any], *, exact: bool) -> Grammar:
@@ -107,9 +104,17 @@ def _schema(function: dict[str, Any], *, exact: bool) -> Grammar:
     return grammar
 
 
-def _marks(answer_format: AnswerFormat) -> tuple[str, str, str]:
-    assert answer_format.call is not None  # `AnswerFormatReader.forced` has them
-    return answer_format.call
+def _writing(answer_format: AnswerFormat) -> CallWriting:
+    assert answer_format.writing is not None  # readers that are `forced` or `strict` have one
+    return answer_format.writing
+
+
+def _term(text: str, mark_ids: Mapping[str, int]) -> str:
+    """A text in Lark; marks that are special tokens are these tokens."""
+    if not mark_ids:
+        return _literal(text) if text else ""
+    pieces = re.split("(" + "|".join(map(re.escape, mark_ids)) + ")", text)
+    return " ".join(f"<[{mark_ids[one]}]>" if one in mark_ids else _literal(one) for one in pieces if one)
 
 
 def _behind_thoughts(body: str, answer_format: AnswerFormat, begun: bool) -> str:

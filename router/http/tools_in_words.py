@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.text.answer_formats import CallWriting
 from router.text.answer_parser import AnswerFormatReader
 from router.text.chat_template import Message
 
@@ -23,31 +24,30 @@ def in_words(
     messages: list[Message], tools: Sequence[Mapping[str, Any]], reader: AnswerFormatReader
 ) -> list[Message]:
     """The messages of a chat for a template that knows neither tools nor their calls nor their results."""
-    marks = reader.forced.format.call
-    assert marks is not None
-    told = [_told(message, marks) for message in messages]
+    writing = reader.forced.format.writing
+    assert writing is not None
+    told = [_told(message, writing) for message in messages]
     if not tools:
         return told
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    words = _IN_WORDS.format(tools=listed, example=_call("NAME", {"ARGUMENT": "VALUE"}, marks))
+    words = _IN_WORDS.format(tools=listed, example=_call("NAME", {"ARGUMENT": "VALUE"}, writing))
     if told and told[0]["role"] == "system":
         return [{**told[0], "content": f"{told[0]['content']}\n\n{words}"}, *told[1:]]
     return [{"role": "system", "content": words}, *told]
 
 
-def _told(message: Message, marks: tuple[str, str, str]) -> Message:
+def _told(message: Message, writing: CallWriting) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if "tool_calls" not in message:
         return message
     calls = [
-        _call(call["function"]["name"], call["function"]["arguments"], marks)
+        _call(call["function"]["name"], call["function"]["arguments"], writing)
         for call in message["tool_calls"]
     ]
     return {"role": "assistant", "content": "\n".join([message["content"], *calls]).strip()}
 
 
-def _call(name: str, arguments: Any, marks: tuple[str, str, str]) -> str:
-    begin, between, end = marks
+def _call(name: str, arguments: Any, writing: CallWriting) -> str:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"{begin}{json.dumps(name)}{between}{text}{end}"
+    return writing.one_call(name, text)

@@ -9,9 +9,11 @@ A model of which nothing is known writes text alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -34,6 +36,26 @@ _ANCHOR = (
 )
 
 
+class CallWriting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How calls stand around JSON: `open`, then `begin NAME between ARGUMENTS end` for each, then `close`."""
+
+    begin: str
+    between: str
+    end: str
+    open: str = ""
+    close: str = ""
+    separator: str = "\n"  # between two calls
+    trigger: str = ""  # with which they begin behind other text; empty: they are the whole answer
+    quoted: bool = True  # the name is a JSON string
+    call_id: str = ""  # mark of nine letters and digits that may stand behind the name
+    needs: tuple[str, ...] = ()  # what stands in the chat templates of the models that write so
+
+    def one_call(self, name: str, arguments: str) -> str:
+        """A call as it is written alone."""
+        head = f"{self.open}{self.begin}{json.dumps(name) if self.quoted else name}{self.between}"
+        return f"{head}{arguments}{self.end}{self.close}"
+
+
 class FormatData(msgspec.Struct, forbid_unknown_fields=True):
     """One file of `response_templates`."""
 
@@ -45,7 +67,10 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
     )
     body_end: str = ""  # stands behind what the content parser reads
     close: str = ""  # stands behind a call
-    call: tuple[str, str, str] | None = None  # what stands around the name and the arguments of a call
+    writings: list[
+        CallWriting
+    ] = []  # of models that write JSON; the first that a chat template fits, else the last
+    begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
     thought: tuple[str, str] | None = None  # what stands around thoughts
 
 
@@ -60,7 +85,9 @@ class AnswerFormat:
     body: Body = "value"
     body_end: str = ""
     close: str = ""
-    call: tuple[str, str, str] | None = None
+    writing: CallWriting | None = None  # None: calls are no JSON
+    mark_ids: Mapping[str, int] = field(default_factory=dict)  # of the marks that are special tokens
+    begins_as_hermes: bool = False
     thought: tuple[str, str] | None = None
     special_tokens: frozenset[str] | None = frozenset()  # whose text is needed; None: of all but ends
     given: bool = False  # by a setting: tools are put into words where the chat template does not know them
@@ -96,13 +123,25 @@ def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: 
         return _own_format(own)
     chat_template = tokenizer.get_chat_template() if tokenizer.chat_template is not None else ""
     tool_name = tools if tools != "auto" else _recognized(chat_template)
-    return joined(
-        tool_name, _reasoning(reasoning, tool_name, chat_template), given=tools not in ("auto", "none")
-    )
+    special = {
+        token.content: token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content in chat_template
+    }
+    reasoning_name = _reasoning(reasoning, tool_name, chat_template)
+    given = tools not in ("auto", "none")
+    return joined(tool_name, reasoning_name, given=given, chat_template=chat_template, special=special)
 
 
-def joined(tools: str, reasoning: str, *, given: bool = False) -> AnswerFormat:
-    """The format of two names; `none` for what a model does not do."""
+def joined(
+    tools: str,
+    reasoning: str,
+    *,
+    given: bool = False,
+    chat_template: str = "",
+    special: Mapping[str, int] = MappingProxyType({}),
+) -> AnswerFormat:
+    """The format of two names; `none` for what a model does not do. `special`: ids of the template's special tokens."""
     calls = read_format(tools) if tools != "none" else None
     thoughts = read_format(_SAME.get(reasoning, reasoning)) if reasoning != "none" else None
     fields: dict[str, dict[str, Any]] = {}
@@ -116,11 +155,18 @@ def joined(tools: str, reasoning: str, *, given: bool = False) -> AnswerFormat:
         body=calls.body if calls else "value",
         body_end=calls.body_end if calls else "",
         close=calls.close if calls else "",
-        call=calls.call if calls else None,
+        writing=_writing(calls, chat_template) if calls else None,
+        mark_ids={mark: special[mark] for mark in calls.special_tokens if mark in special} if calls else {},
+        begins_as_hermes=calls is not None and calls.begins_as_hermes,
         thought=thoughts.thought if thoughts else None,
         special_tokens=frozenset(token for part in parts for token in part.special_tokens),
         given=given,
     )
+
+
+def _writing(calls: FormatData, chat_template: str) -> CallWriting | None:
+    fitting = (each for each in calls.writings if all(mark in chat_template for mark in each.needs))
+    return next(fitting, calls.writings[-1] if calls.writings else None)
 
 
 def read_format(name: str) -> FormatData:

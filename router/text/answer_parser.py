@@ -51,15 +51,23 @@ class AnswerFormatReader:
     def forced(self) -> AnswerFormatReader:
         """Of an answer whose calls a grammar forces: as this one, if that writes them as JSON, else as Hermes."""
         own = self.format
-        begins_text = own.call is not None and own.call[0].startswith("{")
-        if own.call is not None and not (begins_text and own.thinks):
+        if own.writing is not None and (own.writing.trigger or not own.thinks):
             return self
         hermes = joined("hermes", "none")
         thoughts = {name: given for name, given in own.fields.items() if name != "tool_calls"}
         fields = {**thoughts, "tool_calls": hermes.fields["tool_calls"]}
         return AnswerFormatReader(
-            replace(own, fields=fields, body=hermes.body, body_end="", close=hermes.close, call=hermes.call)
+            replace(
+                own, fields=fields, body=hermes.body, body_end="", close=hermes.close, writing=hermes.writing
+            )
         )
+
+    @property
+    def strict(self) -> AnswerFormatReader | None:
+        """Of a free answer whose calls a grammar keeps to schemas from their mark on; None: it cannot."""
+        if self.format.writing is not None:
+            return self
+        return self.forced if self.format.begins_as_hermes else None
 
     def parser(
         self,

@@ -17,7 +17,7 @@ from router.text.answer_parser import AnswerFormatReader
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.guidance import compiled
-from tests.byte_tokenizer import EOS, VOCAB_SIZE
+from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE
 
 
 def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any]:
@@ -43,11 +43,24 @@ ONE = ToolUse(tools=[WEATHER, COUNT], parallel=False, forced=("weather", "count"
 NAMED = ToolUse(tools=[WEATHER, COUNT], parallel=False, forced=("weather",))
 AUTO = ToolUse(tools=[WEATHER, COUNT])
 AUTO_STRICT = ToolUse(tools=[WEATHER, STRICT])
+ONE_STRICT = ToolUse(tools=[WEATHER, STRICT], parallel=False)
 
 HERMES = joined("hermes", "none")
 THINKER = joined("hermes", "deepseek_r1")
 LLAMA = joined("llama3_json", "none")
-MISTRAL = AnswerFormatReader(joined("mistral", "none")).forced.format
+GEMMA = AnswerFormatReader(joined("gemma4", "none")).forced.format
+XML = AnswerFormatReader(joined("qwen3_xml", "none"))
+
+
+def mistral(chat_template: str) -> AnswerFormat:
+    return joined("mistral", "none", chat_template=chat_template, special=MARKS)
+
+
+MISTRAL = mistral("[TOOL_CALLS] [ARGS]")
+MISTRAL_IDS = mistral("[TOOL_CALLS] [CALL_ID] [ARGS]")
+MISTRAL_LISTS = mistral("[TOOL_CALLS][")
+IN_MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}'
+COUNTED = '[TOOL_CALLS]count[ARGS]{"to": 3}'
 BOOLEAN = json_grammar({"type": "boolean"}, "response_format")
 
 CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], list[str]]] = {
@@ -85,7 +98,34 @@ CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], l
         ['{"name": "weather", "parameters": {"city": "Paris"}}'],
         [PARIS, '{"name": "count"'],
     ),
-    "of a model that writes no JSON": (NAMED, MISTRAL, False, None, [PARIS], ["[TOOL_CALLS]"]),
+    "of a model that writes no JSON": (NAMED, GEMMA, False, None, [PARIS], ["<|tool_call>"]),
+    "of Mistral": (
+        REQUIRED,
+        MISTRAL,
+        False,
+        None,
+        [IN_MISTRAL, COUNTED, IN_MISTRAL + COUNTED],
+        [PARIS, IN_MISTRAL.replace("weather", "whether"), COUNTED.replace("3", '"three"'), f"So{COUNTED}"],
+    ),
+    "of Mistral, with ids": (
+        NAMED,
+        MISTRAL_IDS,
+        False,
+        None,
+        [IN_MISTRAL, IN_MISTRAL.replace("[ARGS]", "[CALL_ID]a1B2c3D4e[ARGS]")],
+        [IN_MISTRAL.replace("[ARGS]", "[CALL_ID]a1[ARGS]"), IN_MISTRAL + COUNTED],
+    ),
+    "of an older Mistral": (
+        REQUIRED,
+        MISTRAL_LISTS,
+        False,
+        None,
+        [
+            '[TOOL_CALLS][{"name": "count", "arguments": {"to": 3}}]',
+            '[TOOL_CALLS][{"name": "count", "arguments": {"to": 3}}, {"name": "count", "arguments": {"to": 4}}]',
+        ],
+        ['[TOOL_CALLS][{"name": "count", "arguments": {"to": 3}}'],
+    ),
     "strict": (
         AUTO_STRICT,
         HERMES,
@@ -101,6 +141,57 @@ CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], l
         None,
         ["Well, {", '{"name": "count", "parameters": {"to": 3}}'],
         ['{"name": "count", "parameters": {"to": "three"}}'],
+    ),
+    "strict, and one at most": (
+        ONE_STRICT,
+        HERMES,
+        False,
+        None,
+        ["Well, 1 < 2", f"I count: {THREE}", PARIS],
+        [WRONG, f"{THREE}\n{THREE}", f"{PARIS}\n{WRONG}"],
+    ),
+    "strict, of a model that writes XML": (
+        AUTO_STRICT,
+        XML.format if XML.strict is None else XML.strict.format,
+        False,
+        None,
+        ["Well, 1 < 2", f"I count: {THREE}", f"{PARIS}\n{THREE}"],
+        [
+            WRONG,
+            "<tool_call>\n<function=count>\n<parameter=to>\nthree\n</parameter>\n</function>\n</tool_call>",
+        ],
+    ),
+    "strict, of Mistral": (
+        AUTO_STRICT,
+        MISTRAL,
+        False,
+        None,
+        ["Well", COUNTED, f"I count: {COUNTED}{IN_MISTRAL}", IN_MISTRAL.replace('"city"', '"town"')],
+        [COUNTED.replace("3", '"three"'), f"I count: {IN_MISTRAL}{COUNTED.replace('3', 'null')}"],
+    ),
+    "strict, of Mistral, and one at most": (
+        ONE_STRICT,
+        MISTRAL,
+        False,
+        None,
+        ["Well", f"I count: {COUNTED}"],
+        [COUNTED + COUNTED, COUNTED.replace("3", "true")],
+    ),
+    "strict, of an older Mistral": (
+        AUTO_STRICT,
+        MISTRAL_LISTS,
+        False,
+        None,
+        ["Well [", 'So: [TOOL_CALLS][{"name": "count", "arguments": {"to": 3}}]'],
+        ['[TOOL_CALLS][{"name": "count", "arguments": {"to": null}}]', "[TOOL_CALLS]count"],
+    ),
+    "a schema or free calls": (
+        AUTO,
+        HERMES,
+        False,
+        BOOLEAN,
+        ["true", THREE, WRONG],
+        ["Well", WRONG.replace("count", "other")],
     ),
     "a schema or calls": (AUTO_STRICT, HERMES, False, BOOLEAN, ["true", THREE], ["Well", WRONG]),
     "a schema behind thoughts": (NO_TOOLS, THINKER, True, BOOLEAN, ["so</think>\n\ntrue"], ["so</think>7"]),
@@ -162,8 +253,7 @@ def test_tools_that_may_be_called_leave_an_answer_free() -> None:
 
 
 def test_what_cannot_be_kept_to_is_refused() -> None:
-    with pytest.raises(RequestError, match="strict tools cannot be kept to"):
-        answer_grammar(AUTO_STRICT, joined("qwen3_xml", "none"), False, None)
+    assert AnswerFormatReader(joined("gemma4", "none")).strict is None
     unknown = tool("f", strict=True, a={"type": "string", "contentEncoding": "base64", "$dynamicRef": "#x"})
     with pytest.raises(RequestError, match="tools cannot be kept to"):
         answer_grammar(ToolUse(tools=[unknown], forced=("f",)), HERMES, False, None)

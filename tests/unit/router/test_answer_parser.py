@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from router.text.answer_formats import AnswerFormat, choose_format, joined
 from router.text.answer_parser import AnswerDelta, AnswerFormatReader, AnswerParser
@@ -181,7 +182,12 @@ def test_what_the_content_parser_cannot_take_is_content() -> None:
 
 
 def tokenizer(chat_template: str | None, **others: object) -> Any:
-    return SimpleNamespace(chat_template=chat_template, get_chat_template=lambda: chat_template, **others)
+    return SimpleNamespace(
+        chat_template=chat_template,
+        get_chat_template=lambda: chat_template,
+        added_tokens_decoder={7: AddedToken("[TOOL_CALLS]", special=True), 8: AddedToken("[ARGS]")},
+        **others,
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,6 +216,26 @@ def test_settings_go_before_what_a_chat_template_shows() -> None:
     assert not choose_format("none", "none", shown).calls
     chosen = choose_format("mistral", "none", shown)
     assert chosen == joined("mistral", "none", given=True)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "written"),
+    [
+        ("… [TOOL_CALLS] … [CALL_ID] … [ARGS] …", "[TOOL_CALLS]f[ARGS]{}"),
+        ("… [TOOL_CALLS] … [ARGS] …", "[TOOL_CALLS]f[ARGS]{}"),
+        ("… [TOOL_CALLS][ …", '[TOOL_CALLS][{"name": "f", "arguments": {}}]'),
+        ("… [TOOL_CALLS] [ …", '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'),
+    ],
+)
+def test_mistrals_way_is_known_by_its_marks(chat_template: str, written: str) -> None:
+    found = choose_format("auto", "auto", tokenizer(chat_template))
+    assert found.writing is not None
+    assert found.writing.one_call("f", "{}") == written
+    assert bool(found.writing.call_id) == ("[CALL_ID]" in chat_template)
+    assert found.mark_ids == {"[TOOL_CALLS]": 7}  # [ARGS] is no special token here
+    parser = AnswerFormatReader(found).parser(calls=True, prefix="")
+    assert parser is not None
+    assert join(pieces(parser, [written])).calls == [("f", "{}")]
 
 
 def own_template() -> dict[str, Any]:

@@ -323,3 +323,55 @@ def test_a_parser_that_is_set_tells_a_model_of_tools_in_words(tmp_path: Path) ->
         shown = prompt(router, tokenizer)
         assert f"<|start|>assistant\n{CALL}<|end|>" in shown
         assert "<|start|>user\n<tool_response>\nrain\n</tool_response><|end|>" in shown
+
+
+STRICT: Any = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+IN_XML = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.fixture
+def xml_router(tmp_path: Path) -> Iterator[RunningRouter]:
+    """Of a model that writes calls in XML, and workers that keep to grammars."""
+    shown = TEMPLATE.replace("<tool_call>", "<tool_call><function=")
+    folder = write_folder(tmp_path, chat_template=shown, context_len=CONTEXT_LEN)
+    with RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as running:
+        yield running
+
+
+def test_strict_calls_of_a_model_that_writes_xml_are_read_as_the_grammar_keeps_them(
+    xml_router: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    with openai.OpenAI(base_url=f"{xml_router.url}/v1", api_key="none", max_retries=0) as client:
+        for tool, text in ((WEATHER, IN_XML), (STRICT, CALL)):
+            says(xml_router, tokenizer, text)
+            streamed, _ = joined_stream(asked(client, tools=[tool], stream=True))
+            assert [json.loads(call["arguments"]) for call in streamed["tool_calls"]] == [{"city": "Paris"}]
+            assert (xml_router.workers.prefills[-1].params.grammar is not None) == (tool is STRICT)
+
+
+def test_strict_calls_that_cannot_be_kept_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    shown = TEMPLATE.replace("<tool_call>", "<start_function_call>")
+    folder = write_folder(tmp_path, chat_template=shown, context_len=CONTEXT_LEN)
+    with (
+        RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as router,
+        openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="set tool_choice to") as refused:
+            asked(client, tools=[STRICT])
+        assert refused.value.param == "tools"
+        says(router, Tokenizer(folder, template_seconds_max=5), CALL)
+        answer = asked(client, tools=[STRICT], tool_choice="required")
+        assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["weather"]
+
+
+def test_beside_a_schema_tools_may_still_be_called(xml_router: RunningRouter, tokenizer: Tokenizer) -> None:
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
+    with openai.OpenAI(base_url=f"{xml_router.url}/v1", api_key="none", max_retries=0) as client:
+        for text, content, calls in ((CALL, None, 1), ("true", "true", 0)):
+            says(xml_router, tokenizer, text)
+            (choice,) = asked(client, tools=[WEATHER], response_format=schema).choices
+            assert (choice.message.content, len(choice.message.tool_calls or ())) == (content, calls)
+            grammar = xml_router.workers.prefills[-1].params.grammar
+            assert grammar is not None
+            assert "boolean" in grammar.text
+            assert "weather" in grammar.text
