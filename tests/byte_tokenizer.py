@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
@@ -16,8 +17,8 @@ VOCAB_SIZE = 320  # more than the tokenizer has, as in models whose matrices are
 MARKS = {"[TOOL_CALLS]": 262, "[ARGS]": 263, "[CALL_ID]": 264}  # special tokens, behind the pieces
 
 
-def write_byte_tokenizer(folder: Path) -> Path:
-    """Write it into the folder; returns the file. Token 0 ends an answer, 1 to 256 are bytes."""
+def write_byte_tokenizer(folder: Path, marks: Iterable[str] = MARKS) -> Path:
+    """Write it into the folder; returns the file. Token 0 ends an answer, 1 to 256 are bytes, 262 is the first mark."""
     alphabet = sorted(ByteLevel.alphabet())
     vocab = {"<eos>": EOS} | {letter: 1 + at for at, letter in enumerate(alphabet)}
     merges = [("t", "r"), ("tr", "u"), ("tru", "e"), ('"', ":"), ("{", '"')]
@@ -26,7 +27,7 @@ def write_byte_tokenizer(folder: Path) -> Path:
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *MARKS)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *marks)])
     file = folder / "tokenizer.json"
     tokenizer.save(str(file))
     return file

@@ -87,12 +87,15 @@ def _free_until_a_call(use: ToolUse, answer_format: AnswerFormat) -> Grammar:
     calls, rules = _calls(use, answer_format, written=trigger)
     if not trigger:  # a call is the whole answer
         return Grammar("lark", f"start: {calls} | free\nfree: /([^{{](?s:.*))?/\n{rules}")
-    start = "called* free" if use.parallel else "called | free"
-    if trigger in answer_format.mark_ids:
-        head = f"head: free {_term(trigger, answer_format.mark_ids)}"
+    mark_ids = answer_format.mark_ids
+    if trigger in mark_ids:
+        head = f"head: free {_term(trigger, mark_ids)}"
     else:
         head = f"head[lazy]: /(?s:.*)/ {_literal(trigger)}"  # ends with the first mark
-    return Grammar("lark", f"start: {start}\nfree: /(?s:.*)/\n{head}\ncalled: head {calls}\n{rules}")
+    special = [_term(mark, mark_ids) for mark in answer_format.thought or () if mark in mark_ids]
+    aside = f"(free ({' | '.join(special)}))* " if special else ""  # text alone holds no special token
+    start = f"called* {aside}free" if use.parallel else f"called | {aside}free"
+    return Grammar("lark", f"start: {start}\nfree: /(?s:.*)/\n{head}\ncalled: {aside}head {calls}\n{rules}")
 
 
 def _schema(function: dict[str, Any], *, exact: bool) -> Grammar:
@@ -122,8 +125,13 @@ def _behind_thoughts(body: str, answer_format: AnswerFormat, begun: bool) -> str
     if answer_format.thought is None:
         return f"start: {body}\n"
     opened, closed = answer_format.thought
-    rules = f"thought[suffix={_literal(closed)}]: /(?s:.*)/\nblank: /\\n{{0,2}}/\n"
-    begin = "thought blank" if begun else f"({_literal(opened)} thought blank)?"
+    mark_ids = answer_format.mark_ids
+    if closed in mark_ids:
+        rules = f"thought: /(?s:.*)/ {_term(closed, mark_ids)}\n"
+    else:
+        rules = f"thought[suffix={_literal(closed)}]: /(?s:.*)/\n"
+    rules += "blank: /\\n{0,2}/\n"
+    begin = "thought blank" if begun else f"({_term(opened, mark_ids)} thought blank)?"
     return f"start: {begin} {body}\n{rules}"
 
 

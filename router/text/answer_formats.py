@@ -61,7 +61,7 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
 
     marker: str  # in a chat template, if the model writes so
     fields: dict[str, dict[str, Any]]
-    special_tokens: list[str] = []  # that are a part of it
+    special_tokens: list[str] = []  # its marks that are special tokens in some models
     body: Body = (
         "value"  # what stands in a call: JSON for `call_scanner`, or what the field's content parser reads
     )
@@ -150,16 +150,17 @@ def joined(
     if thoughts:
         fields["reasoning_content"] = thoughts.fields["reasoning_content"]
     parts = [part for part in (calls, thoughts) if part]
+    marks = frozenset(token for part in parts for token in part.special_tokens)
     return AnswerFormat(
         fields=fields,
         body=calls.body if calls else "value",
         body_end=calls.body_end if calls else "",
         close=calls.close if calls else "",
         writing=_writing(calls, chat_template) if calls else None,
-        mark_ids={mark: special[mark] for mark in calls.special_tokens if mark in special} if calls else {},
+        mark_ids={mark: special[mark] for mark in sorted(marks & special.keys())},
         begins_as_hermes=calls is not None and calls.begins_as_hermes,
         thought=thoughts.thought if thoughts else None,
-        special_tokens=frozenset(token for part in parts for token in part.special_tokens),
+        special_tokens=marks,
         given=given,
     )
 

@@ -17,7 +17,7 @@ from router.text.answer_parser import AnswerFormatReader
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.guidance import compiled
-from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE
+from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE, write_byte_tokenizer
 
 
 def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any]:
@@ -230,6 +230,23 @@ def test_a_grammar_keeps_answers_as_their_tools_want_them(
         assert accepts(tokenizer_json, grammar, text), text
     for text in broken:
         assert not accepts(tokenizer_json, grammar, text), text
+
+
+def test_marks_that_are_special_tokens_are_these_tokens(tmp_path: Path) -> None:
+    marks = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    file = write_byte_tokenizer(tmp_path, marks)
+    ids = {mark: 262 + at for at, mark in enumerate(marks)}
+    thinker = joined("hermes", "deepseek_r1", chat_template=" ".join(marks), special=ids)
+    thought = "<think>\nI {look}.\n</think>\n\n"
+    for use, structured, kept, broken in (
+        (REQUIRED, None, [PARIS, thought + THREE], [WRONG, f"Well{PARIS}"]),
+        (AUTO_STRICT, None, ["Well", THREE, f"{thought}I count: {THREE}{PARIS}", f"{thought}Well"], [WRONG]),
+        (NO_TOOLS, BOOLEAN, ["true", f"{thought}true"], [f"{thought}7"]),
+    ):
+        grammar = answer_grammar(use, thinker, False, structured)
+        assert grammar is not None
+        assert [text for text in kept if not accepts(file, grammar, text)] == []
+        assert [text for text in broken if accepts(file, grammar, text)] == []
 
 
 def accepts(tokenizer_json: Path, grammar: Grammar, text: str) -> bool:

@@ -364,6 +364,28 @@ def test_strict_calls_that_cannot_be_kept_are_refused_with_what_to_do(tmp_path: 
         assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["weather"]
 
 
+def test_marks_that_are_special_tokens_are_read_and_kept(tmp_path: Path) -> None:
+    marks = ("<tool_call>", "</tool_call>")
+    folder = write_folder(
+        tmp_path, chat_template=f"{TEMPLATE}{{# {marks[1]} #}}", context_len=CONTEXT_LEN, marks=marks
+    )
+    tokenizer = Tokenizer(folder, template_seconds_max=5)
+    assert tokenizer.encode(marks[0], add_special_tokens=False) == (3,)
+    with (
+        RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as router,
+        openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        says(router, tokenizer, f"I look: {CALL}")
+        for tool in (WEATHER, STRICT):
+            message = asked(client, tools=[tool]).choices[0].message
+            assert [call.function.arguments for call in message.tool_calls] == ['{"city": "Paris"}']
+            assert message.content == "I look:"
+        grammar = router.workers.prefills[-1].params.grammar
+        assert grammar is not None
+        assert "<[3]>" in grammar.text
+        assert "<[4]>" in grammar.text
+
+
 def test_beside_a_schema_tools_may_still_be_called(xml_router: RunningRouter, tokenizer: Tokenizer) -> None:
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
     with openai.OpenAI(base_url=f"{xml_router.url}/v1", api_key="none", max_retries=0) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -25,14 +26,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_level(corpus: list[str]) -> Tokenizer:
+def byte_level(corpus: list[str], marks: Sequence[str] = ()) -> Tokenizer:
     """As of Llama 3, Qwen and SmolLM: every byte is a token, some runs of bytes too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=SPECIAL,
+        special_tokens=[*SPECIAL, *marks],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -60,10 +61,11 @@ def write_folder(
     chat_template: str | None = CHAT_TEMPLATE,
     context_len: int = CONTEXT_LEN,
     corpus: list[str] = CORPUS,
+    marks: Sequence[str] = (),
 ) -> Path:
-    """A model folder around the byte-level tokenizer, trained on `corpus`."""
+    """A model folder around the byte-level tokenizer, trained on `corpus`, with further special tokens `marks`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = byte_level(corpus)
+    tokenizer = byte_level(corpus, marks)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "model_type": "llama",
