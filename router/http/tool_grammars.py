@@ -31,8 +31,6 @@ from shared.grammar_bounds import check_bounds
 
 CALLS = 16  # in one forced answer
 
-_START = re.compile(r"^start\s*:", re.MULTILINE)
-
 
 def answer_grammar(
     use: ToolUse, answer_format: AnswerFormat, begun: bool, structured: Grammar | None
@@ -143,7 +141,7 @@ def _body(structured: Grammar) -> str:
         case "regex":
             return f"answer_body: /{structured.text.replace('/', chr(92) + '/')}/\n"
         case "lark":
-            return _START.sub("answer_body:", structured.text) + "\n"
+            return f"answer_body: %lark {{\n{structured.text}\n}}\n"  # its rules have names of their own
 
 
 def _literal(text: str) -> str:

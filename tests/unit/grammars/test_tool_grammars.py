@@ -203,6 +203,14 @@ CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], l
         ["a/b", "<think>so</think>a/b"],
         ["b"],
     ),
+    "a grammar with names of ours, or calls": (
+        AUTO,
+        HERMES,
+        False,
+        Grammar("lark", 'start: call thought\ncall: "{" | /[}]+/ // }\nthought: "yes" | "no"'),
+        ["{yes", "}}no", THREE],
+        ["{maybe", "yes", "Well"],
+    ),
     "a grammar behind thoughts": (
         NO_TOOLS,
         THINKER,
