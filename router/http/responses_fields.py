@@ -59,7 +59,7 @@ class FunctionFields(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: msgspec.Raw = _NULL
-    strict: bool = False
+    strict: bool | None = None
 
 
 class ResponsesFields(msgspec.Struct, kw_only=True):
@@ -156,7 +156,7 @@ def _chat_tools(asked: ResponsesFields) -> msgspec.Raw:
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
-            "strict": tool.strict,
+            "strict": bool(tool.strict),
         }
         for tool in given
     ]

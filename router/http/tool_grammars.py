@@ -31,6 +31,8 @@ from shared.grammar_bounds import check_bounds
 
 CALLS = 16  # in one forced answer
 
+_UNESCAPED_SLASH = re.compile(r"\\.|/", re.DOTALL)  # or what is escaped already, which stays
+
 
 def answer_grammar(
     use: ToolUse, answer_format: AnswerFormat, begun: bool, structured: Grammar | None
@@ -46,15 +48,16 @@ def answer_grammar(
         assert structured is not None
         if not (answer_format.thinks and answer_format.thought):
             return structured
-        return Grammar("lark", _behind_thoughts("answer_body", answer_format, begun) + _body(structured))
+        whole = _behind_thoughts("answer_body", answer_format, begun) + _body(structured)
+        return _checked(Grammar("lark", whole), "the grammar behind thoughts")
     calls, rules = _calls(use, answer_format)
     if structured is not None and not use.forced:
         calls, rules = f"({calls} | answer_body)", rules + _body(structured)
     return _checked(Grammar("lark", _behind_thoughts(calls, answer_format, begun) + rules))
 
 
-def _checked(grammar: Grammar) -> Grammar:
-    check_grammar(grammar, "tools")
+def _checked(grammar: Grammar, param: str = "tools") -> Grammar:
+    check_grammar(grammar, param)
     return grammar
 
 
@@ -139,9 +142,13 @@ def _body(structured: Grammar) -> str:
         case "json":
             return f"answer_body: %json {structured.text}\n"
         case "regex":
-            return f"answer_body: /{structured.text.replace('/', chr(92) + '/')}/\n"
+            return f"answer_body: /{_UNESCAPED_SLASH.sub(_escape_slash, structured.text)}/\n"
         case "lark":
             return f"answer_body: %lark {{\n{structured.text}\n}}\n"  # its rules have names of their own
+
+
+def _escape_slash(match: re.Match[str]) -> str:
+    return r"\/" if match[0] == "/" else match[0]
 
 
 def _literal(text: str) -> str:

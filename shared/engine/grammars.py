@@ -19,6 +19,7 @@ from queue import SimpleQueue
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
+from shared.engine.timed_matcher import TimedMatcher
 from shared.errors import ModelError
 from shared.grammar import Grammar
 from shared.guidance import compiled, error_of
@@ -83,12 +84,12 @@ class Grammars:
         """Why it cannot be compiled; empty if it can."""
         return error_of(self._prototype(grammar))
 
-    def matcher(self, grammar: Grammar, output: Sequence[int]) -> LLMatcher:
+    def matcher(self, grammar: Grammar, output: Sequence[int]) -> TimedMatcher:
         """A matcher that has taken `output`; one in error if the grammar or the output is at fault."""
         matcher = self._prototype(grammar).deep_copy()
         if output:
             matcher.consume_tokens(list(output))
-        return matcher
+        return TimedMatcher(matcher)
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
         with self._lock:

@@ -148,6 +148,12 @@ class LocalSettings:
     roles: dict[str, RoleSettings]
     ignored: list[str] = field(default_factory=list)  # keys of the file that mean nothing on one machine
 
+    @property
+    def api_keys_file(self) -> str:
+        """The router's, however it was given; empty: none."""
+        config = self.roles["router"].config
+        return config.api_keys_file if isinstance(config, RouterConfig) else ""
+
 
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""

@@ -33,7 +33,6 @@ from shared.local.model_store import name_of, resolve
 from shared.messages import Role
 from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
-from shared.process.settings import variable_of
 from shared.process.worker_config import WorkerConfig
 
 KEY_NAME = "default"  # of --api-key, in metrics and logs
@@ -114,8 +113,7 @@ def _reachable(host: str) -> str:
 
 def _require_key(router: Child, settings: LocalSettings, stack: contextlib.ExitStack) -> bool:
     """Make the router ask for `--api-key`: whether it asks for any key. Raises ConfigError for both ways."""
-    file = any(flag.startswith("--api-keys-file=") for flag in settings.roles["router"].flags)
-    key = settings.config.api_key
+    key, file = settings.config.api_key, settings.api_keys_file
     if key and file:
         raise ConfigError("--api-key and the router's apiKeysFile are given: leave out one of them")
     if key:
@@ -123,7 +121,7 @@ def _require_key(router: Child, settings: LocalSettings, stack: contextlib.ExitS
         stack.callback(os.close, descriptor)
         router.inherited = (*router.inherited, descriptor)
         router.arguments += ["--api-keys-file", f"/dev/fd/{descriptor}"]
-    return bool(key) or file or bool(os.environ.get(variable_of("api_keys_file")))
+    return bool(key or file)
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from router.http.structured_output import json_grammar
+from router.http.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from router.http.tool_grammars import answer_grammar
 from router.http.tools import NO_TOOLS, ToolUse
 from router.text.answer_formats import AnswerFormat, joined
@@ -199,9 +199,25 @@ CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], l
         NO_TOOLS,
         THINKER,
         False,
-        Grammar("regex", "a/b"),
-        ["a/b", "<think>so</think>a/b"],
-        ["b"],
+        regex_grammar(r"\d+/\d+", "regex"),
+        ["1/2", "<think>so</think>1/2"],
+        ["1"],
+    ),
+    "a choice behind thoughts": (
+        NO_TOOLS,
+        THINKER,
+        False,
+        choice_grammar(["yes", "n/a", "a\\b"], "choice"),
+        ["n/a", "<think>so</think>n/a", "a\\b"],
+        ["na"],
+    ),
+    "a recursive grammar behind thoughts": (
+        NO_TOOLS,
+        THINKER,
+        False,
+        lark_grammar('root ::= "(" root ")" | "x"', "ebnf"),
+        ["((x))", "<think>so</think>(x)"],
+        ["(<think>so</think>x)"],
     ),
     "a grammar with names of ours, or calls": (
         AUTO,

@@ -61,6 +61,14 @@ def test_the_api_is_open_only_where_the_router_is_told_so(values: Path) -> None:
     assert router_host(given(values, "router: {config: {host: 0.0.0.0}}", "--host", "10.0.0.1")) == "10.0.0.1"
 
 
+@pytest.mark.parametrize("flags", [["--api-keys-file", "keys"], ["--api-keys-file=keys"]])
+def test_a_file_of_keys_is_seen_however_it_is_given(values: Path, flags: list[str]) -> None:
+    assert given(values, "", *flags).api_keys_file == "keys"
+    assert given(values, "router: {config: {apiKeysFile: keys}}").api_keys_file == "keys"
+    assert given(values, "", SEGUE_API_KEYS_FILE="keys").api_keys_file == "keys"
+    assert given(values, "").api_keys_file == ""
+
+
 def test_a_variable_wins_over_the_file_for_a_role_as_it_does_for_its_process(values: Path) -> None:
     settings = given(values, "decode: {config: {kvPages: 3, threads: 2}}", SEGUE_KV_PAGES="5")
     assert settings.roles["decode"].flags == ["--threads=2"]
