@@ -10,7 +10,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shared.errors import StartError
 
@@ -33,7 +33,7 @@ class ChatSession:
     ):
         """`options`: fields of each request, such as max_tokens."""
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
             raise StartError(f"{url} is no URL of a router; expected one like http://127.0.0.1:8000")
         self._url = url
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
@@ -103,8 +103,18 @@ class ChatSession:
                 f"{self._url} does not answer ({error or type(error).__name__}); is a router there? "
                 "`segue up` starts one, --url names another"
             ) from None
+        except (ValueError, LookupError, TypeError) as error:  # of who reads it, while it comes
+            raise StartError(f"what answers at {self._url} is no router ({type(error).__name__})") from None
         finally:
             connection.close()
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port is none, or a number that a port can have."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
 
 
 def _message_in(text: str) -> str:

@@ -1,0 +1,42 @@
+"""A chat with something that is no router: one sentence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from shared.errors import StartError
+from shared.local.chat_session import ChatSession
+
+
+class SomethingElse(BaseHTTPRequestHandler):
+    """Answers each path with what the path says."""
+
+    def do_GET(self) -> None:
+        """Answer `/html/v1/models` with HTML."""
+        self.send_response_only(200)
+        self.end_headers()
+        self.wfile.write({"html": b"<html>", "object": b"{}", "list": b"[1]"}[self.path.split("/")[1]])
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), SomethingElse)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.server_close()
+
+
+@pytest.mark.parametrize("what", ["html", "object", "list"])
+def test_what_is_no_router_is_said_to_be_none(other_server: str, what: str) -> None:
+    with pytest.raises(StartError, match="is no router"):
+        ChatSession(f"{other_server}/{what}")
+
+
+@pytest.mark.parametrize("port", ["99999", "x", "0"])
+def test_a_port_that_cannot_be_is_no_url(port: str) -> None:
+    with pytest.raises(StartError, match="is no URL of a router"):
+        ChatSession(f"http://127.0.0.1:{port}")
