@@ -49,7 +49,7 @@ def answer_grammar(
         if not (answer_format.thinks and answer_format.thought):
             return structured
         whole = _behind_thoughts("answer_body", answer_format, begun) + _body(structured)
-        return _checked(Grammar("lark", whole), "the grammar behind thoughts")
+        return _checked(Grammar("lark", whole), "response_format")
     calls, rules = _calls(use, answer_format)
     if structured is not None and not use.forced:
         calls, rules = f"({calls} | answer_body)", rules + _body(structured)
