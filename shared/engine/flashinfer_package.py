@@ -1,17 +1,44 @@
-"""The one place that imports FlashInfer: only on a GPU, and with what it reads from the environment at import."""
+"""The one place that imports FlashInfer: only on a GPU, and with what it reads from the environment at import.
+
+It also names the versions that must not serve. A faulty kernel is no exception that could be caught: it computes other
+tokens, or it never ends, and the GPU looks busy.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import StartError
 
 
+@dataclass(frozen=True, slots=True)
+class BadVersions:
+    """Versions of FlashInfer with a fault in what Segue calls."""
+
+    versions: str  # as in a requirement
+    fault: str
+    issue: str
+
+
+# What is merely slow is not here: from 0.6.15, attention over pages reckons the places of values apart from those of
+# keys (flashinfer#3684), until flashinfer#4736. Nor is what Segue does not call, as the products of experts that can
+# hang in 0.6.14 (flashinfer#3971).
+BAD_VERSIONS = (
+    BadVersions(
+        "<0.6.14",
+        "its top_k filter can hang the GPU for ever at vocabularies of some 57,000 tokens and more: a block resets the "
+        "barrier that others still wait at",
+        "flashinfer#3610",
+    ),
+)
+
+
 def flashinfer_package() -> Any:
-    """The package `flashinfer`. Raises `StartError` if it cannot be imported."""
+    """The package `flashinfer`. Raises `StartError` if it cannot be imported, or is one of `BAD_VERSIONS`."""
     # Its norms would else be compiled by nvidia-cutlass-dsl, which Segue does not install.
     os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
     try:
@@ -20,7 +47,22 @@ def flashinfer_package() -> Any:
         raise StartError(
             f"FlashInfer cannot be imported ({error}): install segue[cuda], or use device cpu"
         ) from None
+    check_version(flashinfer.__version__)
     return flashinfer
+
+
+def check_version(version: str) -> None:
+    """Raises `StartError` for a version of FlashInfer that is known to be bad."""
+    from packaging.specifiers import (
+        SpecifierSet,
+    )  # FlashInfer requires the package: a router need not have it
+
+    for bad in BAD_VERSIONS:
+        if SpecifierSet(bad.versions).contains(version, prereleases=True):
+            raise StartError(
+                f"FlashInfer {version} must not serve: {bad.fault} ({bad.issue}). Install the version of "
+                "images/worker-cuda.lock, or use device cpu"
+            )
 
 
 @contextmanager

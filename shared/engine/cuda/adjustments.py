@@ -128,7 +128,9 @@ class Adjustments:
         _, numbers = staging.put(_stack([rows, self._top_k[slots]]))
         factors = [self._temperature[slots], self._top_p[slots], self._min_p[slots]]
         _, floats = staging.put(np.stack(factors).view(np.int32))
-        return _Filters(self._ops, numbers, floats.view(torch.float32))
+        ranked = bool((self._top_k[slots] < self._vocab_size).any())
+        shared = bool((self._top_p[slots] < 1).any())
+        return _Filters(self._ops, numbers, floats.view(torch.float32), ranked, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class _Filters:
     ops: Ops
     numbers: Tensor  # int32 [2, rows]: rows, top_k
     floats: Tensor  # float32 [3, rows]: temperature, top_p, min_p
+    ranked: bool  # whether a row has top_k; where none has, the kernel that looks for it is not launched
+    shared: bool  # whether a row has top_p
 
     def __call__(self, logits: Tensor) -> None:
         """Set to -inf what top_k, top_p and min_p exclude."""
@@ -202,9 +206,12 @@ class _Filters:
         temperature, top_p, min_p = self.floats
         found = logits.index_select(0, rows)
         scaled = (found - found.amax(-1, keepdim=True)) / temperature.unsqueeze(1)
-        kth = self.ops.top_k_floor(scaled, top_k)
-        nucleus = self.ops.top_p_floor(scaled.masked_fill(scaled < kth.unsqueeze(1), -torch.inf), top_p)
-        floor = torch.maximum(torch.maximum(kth, nucleus), min_p.log())
+        floor = min_p.log()
+        if self.ranked:
+            floor = torch.maximum(floor, kth := self.ops.top_k_floor(scaled, top_k))
+        if self.shared:
+            ranked = scaled.masked_fill(scaled < kth.unsqueeze(1), -torch.inf) if self.ranked else scaled
+            floor = torch.maximum(floor, self.ops.top_p_floor(ranked, top_p))
         logits.index_copy_(0, rows.long(), found.masked_fill_(scaled < floor.unsqueeze(1), -torch.inf))
 
 
