@@ -1,32 +1,25 @@
-"""What a router reads of a model folder beside its tokenizer: config.json and generation_config.json.
+"""What a router reads of a model folder beside its tokenizer: the ends of a text, and generation_config.json.
 
-The latter names the sampling that the model's makers recommend. It holds for requests that leave a field out, as in
+That file names the sampling that the model's makers recommend. It holds for requests that leave a field out, as in
 vLLM and SGLang: many small models loop without it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shared.errors import ModelError, RequestError
+from shared.model_files import read_json
 from shared.sampling_params import SamplingParams, validate
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder; raises `ModelError`."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder: the router reads a model in Hugging Face's layout")
-    return _read_json(folder / "config.json", required=True)
-
-
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
     """Every id that either file says ends a text."""
-    generation = _read_json(folder / "generation_config.json")
+    generation = _read_generation_config(folder)
     return token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
 
 
@@ -35,7 +28,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
 
     Without `do_sample` the file's other values are transformers' own, and mean nothing.
     """
-    generation = _read_json(folder / "generation_config.json")
+    generation = _read_generation_config(folder)
     if generation.get("do_sample") is False:
         return {}
     found = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
@@ -59,15 +52,6 @@ def token_ids(value: object) -> frozenset[int]:
     return frozenset(token_id for token_id in ids if isinstance(token_id, int))
 
 
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        if required:
-            raise ModelError(f"{path} is missing") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {type(error).__name__}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return content
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    return read_json(path) if path.exists() else {}

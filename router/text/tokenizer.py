@@ -22,10 +22,11 @@ from router.text.answer_formats import ReasoningParser, ToolCallParser, choose_f
 from router.text.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
-from router.text.model_folder import read_config, read_eos_token_ids, token_ids
+from router.text.model_folder import read_eos_token_ids, token_ids
 from router.text.seams import NoSeamError, find_seams
 from router.text.time_limit import TimeLimit
 from shared.errors import ModelError
+from shared.model_files import read_config
 
 CHARS_PER_TOKEN = 8  # of one slice; ordinary text has 3 to 5
 

@@ -16,15 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared.engine.families import FAMILIES
-from shared.engine.model_config import ModelConfig, read_json, read_model_config
+from shared.engine.model_config import ModelConfig, architectures, read_model_config
 from shared.errors import ModelError
+from shared.model_files import read_config as read_config_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ModelImpl = Literal["auto", "segue", "transformers"]
 _LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
+_SINKS = {  # of transformers 5.23; known by `model_type`, since their weights may take minutes to load
+    "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter",
+}  # fmt: skip
 _ROPES_BY_LENGTH = {"dynamic", "longrope", "su"}  # transformers turns them by the longest sequence of a batch
+
+_NEEDED = {
+    "vocab_size": "how many tokens it knows",
+    "num_hidden_layers": "how many layers it has",
+    "max_position_embeddings": "for how many tokens it was made",
+}
+HEADER_BYTES_MAX = 100_000_000  # of a safetensors file, as the safetensors library has it
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig | Fallbac
     """
     if impl == "transformers":
         return read_fallback_config(folder)
-    names = read_json(folder / "config.json").get("architectures") or []
+    names = architectures(read_config_file(folder))
     if impl == "segue" or any(name in FAMILIES for name in names):
         return read_model_config(folder)
     try:
@@ -64,19 +75,24 @@ def read_fallback_config(folder: Path) -> FallbackConfig:
     """The `FallbackConfig` of a model folder; `ModelError` names what is unsupported, missing or malformed."""
     from transformers import AutoConfig  # it takes a second, and most models never need it
 
-    content = read_json(folder / "config.json")
+    content = read_config_file(folder)
     architecture = _architecture(content)
+    parameters = _parameters(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a malformed file leads to
+        shape = _shape(architecture, config)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a malformed file, or other names for its shape, leads to
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{folder / 'config.json'} is malformed: {type(error).__name__}: {reason}") from None
+        raise ModelError(
+            f"{folder / 'config.json'} cannot be read: {type(error).__name__}: {reason}"
+        ) from None
     return FallbackConfig(
         architecture=architecture,
-        vocab_size=int(config.vocab_size),
-        parameters=_parameters(folder),
+        parameters=parameters,
         digest=hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest(),
-        **_shape(architecture, config),
+        **shape,
     )
 
 
@@ -84,21 +100,29 @@ def _architecture(content: Mapping[str, Any]) -> str:
     from transformers import __version__
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
-    names = content.get("architectures") or []
+    names = architectures(content)
     if content.get("auto_map"):
         raise ModelError("the model needs its own code (auto_map), which is never run")
     if content.get("quantization_config"):
         raise ModelError("its weights are quantized")
     if content.get("is_encoder_decoder"):
         raise ModelError("it has an encoder, whose states are not kept in pages")
+    if content.get("model_type") in _SINKS:
+        raise ModelError(f"{', '.join(names)} adds sinks to the scores of attention, which is not supported")
     if len(names) != 1 or KNOWN.get(str(content.get("model_type"))) != names[0]:
-        met = ", ".join(map(str, names)) or "no architecture"
+        met = ", ".join(names) or "no architecture"
         raise ModelError(f"{met} is no text decoder of transformers {__version__}")
-    return str(names[0])
+    return names[0]
 
 
 def _shape(architecture: str, config: PreTrainedConfig) -> dict[str, int]:
-    """Layers, key-value heads, their size and the context, as transformers' classes name them."""
+    """Vocabulary, layers, key-value heads, their size and the context, as transformers' classes name them."""
+    if config.get_text_config() is not config:
+        raise ModelError(
+            f"{architecture} takes more than text: its decoder is one of several models in the file"
+        )
+    if getattr(config, "is_heterogeneous", False):
+        raise ModelError(f"{architecture} has layers of different shapes")
     if unknown := sorted({str(kind) for kind in getattr(config, "layer_types", None) or []} - _LAYER_KINDS):
         raise ModelError(f"{architecture} has layers with a state of their own: {', '.join(unknown)}")
     rope = getattr(config, "rope_parameters", None) or {}
@@ -110,7 +134,10 @@ def _shape(architecture: str, config: PreTrainedConfig) -> dict[str, int]:
         raise ModelError(f"{architecture} has no attention heads, or another number of them in each layer")
     if getattr(config, "kv_lora_rank", None):
         raise ModelError(f"{architecture} has keys and values of different sizes")
+    if missing := [name for name in _NEEDED if not isinstance(getattr(config, name, None), int)]:
+        raise ModelError(f"its config.json does not say {_NEEDED[missing[0]]} ({missing[0]})")
     return {
+        "vocab_size": int(config.vocab_size),
         "layers": int(config.num_hidden_layers),
         "kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": int(getattr(config, "head_dim", None) or config.hidden_size // heads),
@@ -123,12 +150,17 @@ def _parameters(folder: Path) -> int:
     count = 0
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
+            length = int.from_bytes(file.read(8), "little")
+            if length > HEADER_BYTES_MAX:
+                raise ModelError(
+                    f"{path} says that its header has {length:,} bytes, more than {HEADER_BYTES_MAX:,}"
+                )
+            header = file.read(length)
         try:
             entries = json.loads(header)
             count += sum(
                 math.prod(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ModelError(f"{path} is not a complete safetensors file") from None
     return count

@@ -7,7 +7,6 @@ answer nonsense. Knows no torch and no weights.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from shared.engine.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.rope_config import Rope, read_ropes, stretched_context_len
 from shared.errors import ModelError
+from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
@@ -79,29 +79,16 @@ class ModelConfig:
         return replace(self, ropes=tuple(rope and rope.at_context(context_len) for rope in self.ropes))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; `ModelError` if it is missing or not an object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent} holds no {path.name}: expected a Hugging Face model folder"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} should hold a JSON object, holds {type(content).__name__}")
-    return content
-
-
 def read_model_config(folder: Path) -> ModelConfig:
     """The `ModelConfig` of a model folder; `ModelError` names what is unsupported, missing or malformed."""
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     try:
         return parse_model_config(config)
+    except ModelError:
+        raise
     except KeyError as error:
         raise ModelError(f"{folder / 'config.json'} lacks {error}") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except Exception as error:  # whatever a value of another type, or infinity, leads to
         raise ModelError(f"{folder / 'config.json'} is malformed: {error}") from None
 
 
@@ -154,11 +141,17 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """The names of the classes that a `config.json` is for."""
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     supported = "supported are " + ", ".join(SUPPORTED_ARCHITECTURES)
-    names = config.get("architectures") or []
+    names = architectures(config)
     if len(names) != 1 or names[0] not in FAMILIES:
-        met = ", ".join(map(str, names)) or f"none named (model_type {config.get('model_type')!r})"
+        met = ", ".join(names) or f"none named (model_type {config.get('model_type')!r})"
         raise ModelError(f"unsupported architecture: {met}; {supported}")
     if config.get("auto_map"):
         raise ModelError(f"the model needs its own code (auto_map), which is never run; {supported}")
@@ -175,7 +168,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     activation = config.get("hidden_activation") or config.get("hidden_act") or expected[0]
     if activation not in expected:
         raise ModelError(f"unsupported activation: {activation}; supported is {expected[-1]}")
-    return str(names[0])
+    return names[0]
 
 
 def _layer_kinds(family: Family, config: Mapping[str, Any]) -> list[str]:
@@ -223,6 +216,6 @@ def _tokenizer_eos(folder: Path) -> frozenset[int]:
         return frozenset()
     eos = read_json(folder / "tokenizer_config.json").get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
-    tokenizer = read_json(folder / "tokenizer.json")
+    tokenizer = read_json(folder / "tokenizer.json", TOKENIZER_BYTES_MAX)
     added = {entry["content"]: int(entry["id"]) for entry in tokenizer.get("added_tokens", [])}
     return frozenset({added[text]}) if text in added else frozenset()

@@ -9,7 +9,7 @@ import http.client
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from shared.errors import StartError
@@ -17,6 +17,13 @@ from shared.errors import StartError
 ANSWER_SECONDS_MAX = 600.0  # without a byte
 CONNECT_SECONDS_MAX = 10.0
 ERROR_BYTES_READ = 65_536
+
+
+class AnswerPiece(NamedTuple):
+    """A part of an answer as it comes; a thought is what the model says to itself before it answers."""
+
+    text: str
+    thought: bool = False
 
 
 class ChatSession:
@@ -42,26 +49,31 @@ class ChatSession:
             {"Authorization": f"Bearer {key}"} if key else {}
         )
         self.turns: list[dict[str, str]] = []
-        self._system = [{"role": "system", "content": system}] if system else []
+        self.system = system
         self._options = options or {}
         self.model = model or self._only_model()
 
-    def answer(self, text: str) -> Generator[str, None, None]:
-        """Say something: the pieces of the answer. What was not answered to its end is no part of the conversation.
+    def answer(self, text: str) -> Generator[AnswerPiece, None, None]:
+        """Say something: the pieces of the answer, thoughts first.
 
+        What was not answered to its end is no part of the conversation.
         Raises StartError, one sentence, where there is no answer, or none to its end.
         """
         asked = {"role": "user", "content": text}
-        messages = [*self._system, *self.turns, asked]
+        told = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*told, *self.turns, asked]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         answered = ""
         for chunk in self._events("POST", "/chat/completions", json.dumps(body).encode()):
             if "error" in chunk:
                 raise StartError(f"the answer broke off: {chunk['error'].get('message', chunk['error'])}")
             for choice in chunk["choices"]:
-                piece = choice["delta"].get("content") or ""
-                answered += piece
-                yield piece
+                delta = choice["delta"]
+                if thought := delta.get("reasoning_content"):
+                    yield AnswerPiece(thought, thought=True)
+                if piece := delta.get("content"):
+                    answered += piece
+                    yield AnswerPiece(piece)
         self.turns += [asked, {"role": "assistant", "content": answered}]
 
     def _only_model(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import ConfigError
+from shared.local.foreign_flags import FOREIGN_FLAGS
 
 ALIASES = {
     "-p": "--router-port",  # the API's port is the one that users mean
@@ -19,7 +20,7 @@ ALIASES = {
 
 
 def spelled_out(words: Sequence[str]) -> list[str]:
-    """The flags that the words mean; raises ConfigError for a model that is named twice."""
+    """The flags that the words mean; raises ConfigError for a model that is named twice, and for a foreign flag."""
     flags = [_flag(word) for word in words]
     if not flags or flags[0].startswith("-"):
         return flags
@@ -31,4 +32,6 @@ def spelled_out(words: Sequence[str]) -> list[str]:
 
 def _flag(word: str) -> str:
     name, equals, value = word.partition("=")
+    if answer := FOREIGN_FLAGS.get(name):
+        raise ConfigError(f"{name} {answer}")
     return ALIASES.get(name, name) + equals + value

@@ -17,6 +17,7 @@ import pytest
 from shared.errors import StartError
 from shared.local.chat_session import ChatSession
 from tests.integration.deployment import LocalDeployment, deployment
+from tests.waiting import comes_true
 
 COMMAND = [sys.executable, "-m", "shared.local.cli"]
 
@@ -70,9 +71,9 @@ class Terminal:
 def test_ctrl_c_ends_an_answer_and_exit_the_conversation(serving: LocalDeployment) -> None:
     terminal = Terminal("chat", "--url", serving.url)
     try:
-        terminal.until("\n> ")
+        terminal.until("> ")
         terminal.type("Tell me a very long story about the sea.\n")
-        terminal.until("sea.\r\n")
+        terminal.until("sea.")
         terminal.until(" ")  # of the answer
         terminal.type("\x03")
         terminal.until("the answer was ended")
@@ -87,20 +88,59 @@ def test_ctrl_c_ends_an_answer_and_exit_the_conversation(serving: LocalDeploymen
 def test_a_conversation_in_a_pipe_is_one_answer_a_line(serving: LocalDeployment) -> None:
     ended = subprocess.run(
         [*COMMAND, "chat", "--url", serving.url + "/v1"],
-        input="Say one word.\n/clear\n/help\n",
+        input="Say one word.\n/clear\n/halp\n",
         capture_output=True,
         text=True,
         timeout=240,
         check=True,
     )
-    assert len(ended.stdout) > len("smollm2: /clear forgets, /exit or Ctrl-D ends\n") + 2
-    assert ended.stderr == "segue chat: there is no /help; there are /clear and /exit\n"
+    assert len(ended.stdout) > len("smollm2: /help lists the commands, /exit or Ctrl-D ends\n") + 2
+    assert ended.stderr == "segue chat: there is no /halp; /help lists what there is\n"
+
+
+def _answered(serving: LocalDeployment) -> int:
+    """Requests that were answered so far."""
+    return sum(
+        int(serving.total("router", f"segue_requests_total{{outcome={end}}}")) for end in ("length", "stop")
+    )
+
+
+def test_a_pasted_text_is_one_prompt(serving: LocalDeployment) -> None:
+    """As a terminal sends it: between the marks of a bracketed paste, which the program has asked for."""
+    terminal = Terminal("chat", "--url", serving.url, "--max-tokens", "2")
+    try:
+        terminal.until("> ")
+        assert "\x1b[?2004h" in terminal.shown, "the terminal is asked for marks around what is pasted"
+        before = _answered(serving)
+        terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~\r")
+        terminal.until("> ")
+        assert comes_true(lambda: _answered(serving) - before == 1)
+        terminal.type("four\r")
+        terminal.until("> ")
+        assert comes_true(lambda: _answered(serving) - before == 2)
+    finally:
+        terminal.close()
+
+
+def test_lines_between_quotation_marks_are_one_prompt_and_commands_are_none(serving: LocalDeployment) -> None:
+    before = _answered(serving)
+    ended = subprocess.run(
+        [*COMMAND, "chat", "--url", serving.url, "--max-tokens", "2"],
+        input='"""one\n\n/exit\ntwo"""\n/help\n/system Be brief.\n"""\nthree\n"""\n',
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert comes_true(lambda: _answered(serving) - before == 2)
+    assert "/system TEXT" in ended.stdout
+    assert ended.stderr == ""
 
 
 def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> None:
     asked: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
     conversation = ChatSession(serving.url, system="You are brief.", options=asked)
-    said = "".join(conversation.answer("Count to a hundred."))
+    said = "".join(piece.text for piece in conversation.answer("Count to a hundred."))
     turns: list[Any] = [{"role": "system", "content": "You are brief."}, conversation.turns[0]]
     answer = serving.client.chat.completions.create(model="smollm2", messages=turns, **asked)
     assert said == answer.choices[0].message.content
@@ -113,7 +153,7 @@ def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:
     pieces = [*conversation.answer("Name a colour.")]
     assert len(pieces) > 1
     assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"]
-    assert conversation.turns[1]["content"] == "".join(pieces)
+    assert conversation.turns[1]["content"] == "".join(piece.text for piece in pieces)
     before = serving.total("router", "segue_prompt_tokens_total")
     some = conversation.answer("Name another.")
     next(some)

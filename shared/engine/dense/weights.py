@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.engine.model_config import read_json
 from shared.errors import ModelError
+from shared.model_files import INDEX_BYTES_MAX, read_json
 
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
@@ -88,7 +88,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, in order; `ModelError` if there are none or a shard is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
+        weight_map = read_json(index, INDEX_BYTES_MAX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index} has no weight_map")
         names = sorted({str(name) for name in weight_map.values()})

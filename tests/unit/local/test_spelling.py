@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shared.errors import ConfigError
-from shared.local.config import load_local
-from shared.local.spelling import spelled_out
+from shared.local.config import ROLE_CONFIGS, LocalConfig, load_local
+from shared.local.foreign_flags import FOREIGN_FLAGS
+from shared.local.spelling import ALIASES, spelled_out
+from shared.process.settings import Settings, flag_of
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,32 @@ def test_a_model_that_is_named_twice_is_refused(again: list[str]) -> None:
 def test_a_second_model_is_refused() -> None:
     with pytest.raises(ConfigError):
         load_local(spelled_out(["a", "b"]), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            ["m", "--tensor-parallel-size", "2"],
+            "--tensor-parallel-size is not supported: a worker has one GPU",
+        ),
+        (["m", "--max-num-seqs=256"], "--max-num-seqs is --max-running-requests N here"),
+        (["m", "--gpu-memory-utilization", "0.9"], "is --max-total-tokens N here"),
+        (["m", "--enable-auto-tool-choice"], "is --tool-call-parser here"),
+        (["m", "--trust-remote-code"], "code that comes with a model is never run"),
+        (["m", "--quantization", "awq"], "weights are served as"),
+        (["m", "-ngl", "99"], "on a GPU whole"),
+    ],
+)
+def test_flags_of_other_servers_are_answered_by_name(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(answer)):
+        spelled_out(words)
+
+
+def test_no_flag_of_our_own_is_called_foreign_and_what_an_answer_names_is_one() -> None:
+    models: list[type[Settings]] = [LocalConfig, *ROLE_CONFIGS.values()]
+    own = {flag_of(name) for model in models for name in model.model_fields}
+    assert not FOREIGN_FLAGS.keys() & (own | ALIASES.keys() | {"--config"})
+    named = {word for answer in FOREIGN_FLAGS.values() for word in re.findall(r"--[a-z-]+", answer)}
+    assert named
+    assert named <= own | {"--config"}

@@ -1,0 +1,79 @@
+"""An answer at a terminal: lines are broken between words, and thoughts are told from the answer."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+
+import pytest
+
+from shared.local.answer_lines import DIM, PLAIN, AnswerLines
+from shared.local.chat_session import AnswerPiece
+
+
+class ShownText(io.StringIO):
+    """A terminal that shows what was written."""
+
+    def isatty(self) -> bool:
+        """Say that a person reads it."""
+        return True
+
+    def lines(self) -> list[str]:
+        """What it shows."""
+        shown: list[str] = [""]
+        for part in re.split(r"(\033\[\d*[A-Za-z]|\n)", self.getvalue()):
+            if part == "\n":
+                shown.append("")
+            elif part.endswith("D") and part.startswith("\033"):
+                shown[-1] = shown[-1][: -int(part[2:-1])]
+            elif not part.startswith("\033"):
+                shown[-1] += part
+        return shown
+
+
+def _written(pieces: Iterable[AnswerPiece], columns: int, monkeypatch: pytest.MonkeyPatch) -> ShownText:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = ShownText()
+    lines = AnswerLines(terminal)
+    for piece in pieces:
+        lines.write(piece)
+    lines.end()
+    return terminal
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_lines_are_broken_between_words(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The quick brown fox jumps over the lazy dog.\nAnd then it sleeps."
+    pieces = [AnswerPiece(text[at : at + size]) for at in range(0, len(text), size)]
+    shown = _written(pieces, 16, monkeypatch).lines()
+    assert [line.rstrip() for line in shown] == [
+        "The quick brown", "fox jumps over", "the lazy dog.", "And then it", "sleeps.", "",
+    ]  # fmt: skip
+
+
+def test_a_word_that_is_longer_than_a_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _written([AnswerPiece("a " + "x" * 40)], 16, monkeypatch).lines()
+    assert all(len(line) < 16 for line in shown)
+    assert "".join(shown).replace(" ", "") == "a" + "x" * 40
+
+
+def test_wide_characters_take_two_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _written([AnswerPiece("漢字" * 10)], 16, monkeypatch).lines()
+    assert max(map(len, shown)) == 7
+
+
+def test_thoughts_are_dimmed_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _written(
+        [AnswerPiece("Hm, ", True), AnswerPiece("two.", True), AnswerPiece("2")], 80, monkeypatch
+    )
+    assert terminal.getvalue() == f"{DIM}Hm, two.{PLAIN}\n\n2\n"
+
+
+def test_a_pipe_gets_the_answer_alone() -> None:
+    output = io.StringIO()
+    lines = AnswerLines(output)
+    for piece in (AnswerPiece("Hm.", True), AnswerPiece("word " * 50)):
+        lines.write(piece)
+    lines.end()
+    assert output.getvalue() == "word " * 50 + "\n"
