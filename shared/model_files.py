@@ -65,6 +65,8 @@ def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What `config.json` of a model folder says; `ModelError` also where a shape is beyond its bound."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder: expected a model in Hugging Face's layout")
     content = read_json(folder / "config.json")
     for name, value in _fields(content):
         most = next((most for pattern, most in _MOST if pattern.search(name)), None)

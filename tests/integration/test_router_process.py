@@ -275,7 +275,7 @@ def test_help_is_answered_without_loading_anything_heavy() -> None:
 WRONG = {
     "no model": (["--model", ""], "--model is required"),
     "a folder that does not exist": (["--model", "/nowhere"], "/nowhere is not a folder"),
-    "a folder without a model": (["--model", os.path.dirname(__file__)], "config.json is missing"),
+    "a folder without a model": (["--model", os.path.dirname(__file__)], "holds no config.json"),
     "workers that are no addresses": (["--workers", "prefill=here"], "prefill=HOST:PORT"),
     "a worker of an unknown role": (["--workers", "router=127.0.0.1:1"], "prefill=HOST:PORT"),
     "no keys": (["--link-keys-file", ""], "--link-keys-file is required"),
