@@ -1,7 +1,7 @@
 """How the answers of one chat request are read: with which tools, in which format.
 
 What a request asks for becomes a parser for each of its choices. A model whose chat template does not show tools is
-told of them by `tools_in_words`, if a setting says how it shall write calls; else tools are refused.
+told of them by `tools.in_words`, if a setting says how it shall write calls; else tools are refused.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.http.tool_grammars import answer_grammar
-from router.http.tools import ToolUse
+from router.http.tools.choice import ToolUse
+from router.http.tools.grammars import answer_grammar
 from router.text.answer_formats import PREFIX_TOKENS
 from router.text.answer_parser import AnswerFormatReader, AnswerParser
 from router.text.tokenizer import Tokenizer

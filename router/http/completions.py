@@ -50,7 +50,7 @@ from router.http.serving import OpenAIServing
 from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
 from router.http.told_prompts import ToldPrompt
-from router.http.tools import NO_TOOLS, ToolUse
+from router.http.tools.choice import NO_TOOLS, ToolUse
 from shared.errors import RequestError
 
 PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}  # of ids

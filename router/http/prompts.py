@@ -27,7 +27,7 @@ from router.config import RouterConfig
 from router.http.chat_messages import MessageFields, template_message
 from router.http.request_body import decode
 from router.http.tokenizer_queue import TokenizerQueue
-from router.http.tools_in_words import in_words
+from router.http.tools.in_words import in_words
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError

@@ -19,7 +19,7 @@ from router.http.prompts import Truncation
 from router.http.serving import TextOptions
 from router.http.structured_output import StructuredFields
 from router.http.told_prompts import ToldPrompt, echoed_pieces
-from router.http.tools import NULL, ToolFields, ToolUse, tool_use
+from router.http.tools.choice import NULL, ToolFields, ToolUse, tool_use
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer

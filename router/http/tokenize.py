@@ -16,7 +16,7 @@ from router.http.prompts import check_token_ids
 from router.http.replies import DisconnectedError, send_json, send_request_error
 from router.http.request_body import decode
 from router.http.serving import OpenAIServing
-from router.http.tools import ToolFields, tool_use
+from router.http.tools.choice import ToolFields, tool_use
 from router.text.chat_template import ChatOptions
 from shared.errors import RequestError
 

@@ -151,7 +151,11 @@ ROUTER_BOUNDS = (
     Bound("body_seconds_max", "408", "30 s", f"{ENDED}[a body of a byte a second]"),
     Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),
     Bound(
-        "TOOLS_MAX", "400", "128 tools of one HTTP request", f"{JSON}[129 tools]", place="router.http.tools"
+        "TOOLS_MAX",
+        "400",
+        "128 tools of one HTTP request",
+        f"{JSON}[129 tools]",
+        place="router.http.tools.choice",
     ),
     Bound(
         "tokenizing_max",

@@ -10,8 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from router.http.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
-from router.http.tool_grammars import answer_grammar
-from router.http.tools import NO_TOOLS, ToolUse
+from router.http.tools.choice import NO_TOOLS, ToolUse
+from router.http.tools.grammars import answer_grammar
 from router.text.answer_formats import AnswerFormat, joined
 from router.text.answer_parser import AnswerFormatReader
 from shared.errors import RequestError

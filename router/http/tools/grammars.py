@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from router.http.structured_output import ANY_OBJECT, check_grammar, json_grammar
-from router.http.tools import ToolUse
+from router.http.tools.choice import ToolUse
 from router.text.answer_formats import AnswerFormat, CallWriting
 from shared.grammar import Grammar
 from shared.grammar_bounds import check_bounds
