@@ -39,6 +39,7 @@ from router.http.resuming import Resuming
 from router.http.server import Server, listen
 from router.http.serving import OpenAIServing
 from router.shell import RouterShell
+from router.text.folder_trial import try_folder
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer, hide_torch
 from shared.errors import ConfigError, InvariantError
@@ -74,6 +75,7 @@ def serve(config: RouterConfig) -> None:
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
+    try_folder(Path(config.model), config.template_seconds_max)
     tokenizer = Tokenizer(
         Path(config.model), config.template_seconds_max, config.tool_call_parser, config.reasoning_parser
     )

@@ -17,7 +17,7 @@ from shared.errors import ModelError
 
 CONFIG_BYTES_MAX = 8 << 20  # of a configuration
 INDEX_BYTES_MAX = 64 << 20  # of a list of all weights: DeepSeek's has 9 MB
-TOKENIZER_BYTES_MAX = 256 << 20  # of tokenizer.json: Gemma's has 33 MB
+TOKENIZER_BYTES_MAX = 64 << 20  # of tokenizer.json: Gemma's has 33 MB
 LAYERS_MAX = 1024
 HEADS_MAX = 4096
 EXPERTS_MAX = 1 << 14

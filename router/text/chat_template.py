@@ -37,9 +37,13 @@ class ChatOptions:
         return texts_of([self.variables, self.documents, self.tools])
 
 
+class TemplateLimitError(RequestError):
+    """The template takes more time or memory with these messages than it may."""
+
+
 PLAIN_CHAT = ChatOptions()
 _SAMPLE_CHAT = [{"role": "user", "content": "word"}]
-_SAMPLE_TOOL = {
+SAMPLE_TOOL = {
     "type": "function",
     "function": {
         "name": "sample",
@@ -104,7 +108,7 @@ class ChatTemplate:
         """Whether what it writes depends on the tools that it is given."""
         try:
             plain, shown = (
-                self.render(_SAMPLE_CHAT, ChatOptions(tools=tools)) for tools in (None, [_SAMPLE_TOOL])
+                self.render(_SAMPLE_CHAT, ChatOptions(tools=tools)) for tools in (None, [SAMPLE_TOOL])
             )
         except RequestError:
             return False
@@ -121,7 +125,10 @@ class ChatTemplate:
             return self._limit.run(lambda: self._render(messages, options))
         except TimeLimitError as error:
             message = f"the model's chat template does not end with these messages: {error}"
-            raise RequestError(message, param="messages") from None
+            raise TemplateLimitError(message, param="messages") from None
+        except MemoryError:
+            message = "the model's chat template takes more memory with these messages than there is"
+            raise TemplateLimitError(message, param="messages") from None
         except Exception:  # jinja2's errors, and whatever a template's expressions raise
             raise RequestError(
                 "the model's chat template does not accept these messages: check the order of their roles",

@@ -211,6 +211,8 @@ def _load(folder: Path) -> Any:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
     except Exception as error:
         raise ModelError(f"cannot load the tokenizer of {folder}: {type(error).__name__}") from None
     if not getattr(tokenizer, "is_fast", False):
