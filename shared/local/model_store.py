@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -97,12 +98,15 @@ def _convert(source: str, target: Path, print_line: PrintLine) -> None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
     ) as child:
         assert child.stderr is not None
         for line in child.stderr:
             last = line.strip() or last
             if _STAGE.match(line):
                 print_line(f"converting: {last}")
+    if child.returncode == -signal.SIGXCPU:
+        raise ModelError(f"the conversion of {source} takes more time than a file of its size explains")
     if child.returncode != 0:
         raise ModelError(last or f"its conversion ended with status {child.returncode}")
 

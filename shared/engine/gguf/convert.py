@@ -5,7 +5,7 @@ dequantized weights lie the quantized ones, packed for the CPU kernels (see `pac
 temporary folder beside the target and renames it at the end, so a folder is whole or absent. A stamp with the file's
 hash lets a second call return at once. Run as `python -m shared.engine.gguf.convert SOURCE FOLDER`, where SOURCE is a
 GGUF file or `smollm2`, the default model out of its installed wheel, which is known by its hash. The command bounds its
-own memory by the file's size, whatever the file's header claims.
+own memory and CPU time by the file's size, whatever the file's header claims, and reaches no network.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.engine.gguf.header import check_header
 from shared.engine.model_config import parse_model_config
 from shared.errors import ModelError
 
@@ -39,6 +40,8 @@ _DEFAULT_BLAKE2B = (
 )
 _BYTES_MAX = 4 << 30  # address space of a conversion of nothing: torch maps 3 GiB
 _BYTES_PER_FILE_BYTE = 24  # a byte of 4-bit blocks becomes 8 of floats, twice held, with room for the loaders
+_CPU_SECONDS = 300  # of a conversion of nothing: torch and transformers are imported in 5
+_CPU_SECONDS_PER_FILE_MEGABYTE = 2.0  # the default model takes 0.1
 SUPPORTED_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 _STAMP = "converted_from.json"
 _FORMAT = 5  # raised when the conversion itself changes
@@ -78,6 +81,7 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
         on_progress("already converted", 1.0)
         return folder
     try:
+        check_header(gguf_path)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             fresh = Path(temporary) / "model"
@@ -218,7 +222,7 @@ def main() -> int:
 
     try:
         source = default_gguf() if arguments.source == DEFAULT_MODEL else Path(arguments.source)
-        bound_memory(source)
+        bound_resources(source)
         convert(source, arguments.folder, show)
     except ModelError as error:
         sys.stderr.write(f"{error}\n")
@@ -226,15 +230,21 @@ def main() -> int:
     return 0
 
 
-def bound_memory(source: Path) -> None:
-    """Bound this process's address space by the file's size, so that a header that claims too much only fails."""
+def bound_resources(source: Path) -> None:
+    """Bound this process by the file's size, so that a header that claims too much only fails.
+
+    The bounds are of address space and CPU seconds. The kernel ends a process that takes more seconds (SIGXCPU).
+    """
     if not source.is_file():
         return  # `convert` says so
-    bound = _BYTES_MAX + _BYTES_PER_FILE_BYTE * source.stat().st_size
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(
-        resource.RLIMIT_AS, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard)
-    )
+    size = source.stat().st_size
+    _lower(resource.RLIMIT_AS, _BYTES_MAX + _BYTES_PER_FILE_BYTE * size)
+    _lower(resource.RLIMIT_CPU, _CPU_SECONDS + int(_CPU_SECONDS_PER_FILE_MEGABYTE * size / 1e6))
+
+
+def _lower(what: int, bound: int) -> None:
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
 
 
 if __name__ == "__main__":
