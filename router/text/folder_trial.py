@@ -133,9 +133,8 @@ def main() -> int:
         int(sys.argv[4]),
     )
     hide_torch()
-    from transformers import AutoTokenizer, logging  # noqa: F401  # the bounds are beside what imports take
+    from transformers import AutoTokenizer  # noqa: F401  # the bounds are beside what imports take
 
-    logging.set_verbosity_error()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()

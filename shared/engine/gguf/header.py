@@ -19,6 +19,7 @@ TENSORS_MAX = 1 << 16
 DIMENSIONS_MAX = 8
 ITEMS_MAX = 1 << 22  # of all arrays together: 1.3 million in a file of 262,144 tokens with merges
 NESTING_MAX = 4
+_MAGIC = int.from_bytes(b"GGUF", "little")
 _STRING, _ARRAY = 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by GGUF's type number
 
@@ -39,8 +40,8 @@ class _Header:
         self._items = ITEMS_MAX
 
     def check(self) -> None:
-        magic, version, tensors, fields = self._numbers("<4sIQQ")
-        if magic != b"GGUF" or version not in (2, 3):
+        magic, version, tensors, fields = self._numbers("<IIQQ")
+        if magic != _MAGIC or version not in (2, 3):
             raise ModelError(f"{self._path} is not a GGUF file of version 2 or 3, in little-endian order")
         self._bound("fields", fields, FIELDS_MAX)
         self._bound("tensors", tensors, TENSORS_MAX)
