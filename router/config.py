@@ -142,12 +142,15 @@ class RouterConfig(ProcessConfig):
     )
     connections_max: PositiveInt = Field(
         default=8192,
-        description="Client connections that are open at a time. A further one gets 503. An idle one costs 4 KiB.",
+        description="Client connections that are open at a time. For a further one the oldest without a request goes, "
+        "of the address with most; it gets 503 where each has one. Three quarters are for connections on which a "
+        "valid API key came. An idle one costs 4 KiB.",
     )
     connections_per_address_max: PositiveInt = Field(
         default=4096,
-        description="Client connections of one address (IPv6: of one /64 network). The default leaves half of "
-        "connections_max to others. Behind a single proxy, give both the same value.",
+        description="Client connections of one address (IPv6: of one /64 network) or of one API key. For a further one "
+        "its oldest without a request goes. The default leaves half of connections_max to others. Behind a single "
+        "proxy, give both the same value.",
     )
     head_seconds_max: Seconds = Field(
         default=10.0,

@@ -71,6 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser = RequestParser(self)
         self._phase = Phase.HEAD
         self._deadline = math.inf
+        self._silent_from = self._loop.time()  # infinite when a byte has come
         self._exchange: Exchange | None = None
         # Input: what was received and not parsed begins at `_at`.
         self._input = b""
@@ -112,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
+        self._silent_from = math.inf
         if self._phase is Phase.CLOSING:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > LINGER_BYTES_MAX:
@@ -130,8 +132,15 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._exchange.keep_alive = False
 
-    def check(self, now: float) -> None:
-        """End the connection if it is over a budget of seconds; called several times a second."""
+    def check(self, now: float, silent_since: float = -math.inf) -> None:
+        """End the connection if it is over a budget of seconds; called several times a second.
+
+        `silent_since`: and if it has said nothing yet and was opened before then.
+        """
+        if self._silent_from < silent_since:
+            self._clients.count("silent")
+            self.transport.abort()
+            return
         if self.output.is_stalled(now):
             self._clients.count("unread")
             self.output.reset()
@@ -140,6 +149,16 @@ class ClientConnection(asyncio.Protocol):
             self._wait_for_the_answer_to_leave(now)
         if now >= self._deadline:
             self._end_overdue()
+
+    def leave(self) -> bool:
+        """End the connection for a newer one; False if an answer must leave before. No request is under way."""
+        if self._phase is Phase.HEAD and self.output.waiting_bytes:
+            self._phase = Phase.CLOSING
+            self._forget_input()
+            self.transport.close()
+            return False
+        self.transport.abort()
+        return True
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer an error, unless another answer has begun, and end the connection."""
@@ -171,6 +190,7 @@ class ClientConnection(asyncio.Protocol):
         """The exchange is complete: go on with the next request, or close."""
         self._server_state.total_requests += 1
         self._exchange = None
+        self._clients.request_ended(self)
         self.output.watch_backlog()
         if not close:
             self._phase = Phase.HEAD
@@ -185,6 +205,7 @@ class ClientConnection(asyncio.Protocol):
 
     def give_up(self, exchange: Exchange) -> None:
         """The application did not complete its answer; its log says why."""
+        self._clients.request_ended(self)
         if not exchange.started:
             self._fail(500, "the router failed; its log says where")
         elif exchange.framing is Framing.UNTIL_CLOSE:
@@ -211,6 +232,7 @@ class ClientConnection(asyncio.Protocol):
     def request_complete(self) -> None:
         """The body, if there is any, is complete."""
         self._phase = Phase.ANSWER
+        self._clients.request_under_way(self)
         self._deadline = math.inf
         self._body_paused = False
         if self._exchange:
@@ -234,9 +256,14 @@ class ClientConnection(asyncio.Protocol):
             "extensions": {
                 "segue.abort": {"abort": self.transport.abort},
                 "segue.backlog": {"watch": self.output.watch_backlog},
+                "segue.key": {"shown": self._show_key},
                 "segue.refused": {"count": self._clients.count_refusal},
             },
         }
+
+    def _show_key(self, name: str) -> None:
+        """The request has a valid API key, of this name."""
+        self._clients.show_key(self, name)
 
     # ---- input -------------------------------------------------------------------------------------------------
 

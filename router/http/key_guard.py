@@ -12,7 +12,7 @@ is the tenant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,7 +56,9 @@ class KeyGuard:
             self._counters.refusals["unknown" if presented else "missing"] += 1
             message = UNKNOWN if presented else MISSING
             await _refuse(scope, send, 401, message, "invalid_api_key", [CHALLENGE])
-        elif not key.may_use(self._model):
+            return
+        _show_key(scope, key)
+        if not key.may_use(self._model):
             self._counters.requests[key.name, "model"] += 1
             message = f"this API key is not for the model {self._model}"
             await _refuse(scope, send, 403, message, "model_not_allowed")
@@ -98,6 +100,13 @@ def _bearer(scope: Scope) -> bytes:
     found = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, key = found[0].partition(b" ") if len(found) == 1 else (b"", b"", b"")
     return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _show_key(scope: Scope, key: ApiKey) -> None:
+    """Tell the connection: those with a valid key have places of their own."""
+    shown: Callable[[str], None] | None = scope.get("extensions", {}).get("segue.key", {}).get("shown")
+    if shown:
+        shown(key.name)
 
 
 async def _refuse(

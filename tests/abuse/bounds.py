@@ -21,13 +21,13 @@ ROUTER_BOUNDS = (
     # connections
     Bound(
         "connections_max",
-        "503, and the connection closes",
+        "the oldest without a request closes; 503 where each has one",
         "10 KiB each: 80 MiB",
         f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
     ),
     Bound(
         "connections_per_address_max",
-        "503, and the connection closes",
+        "the same, among those of the address",
         "10 KiB each: 40 MiB of one address",
         f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
     ),
@@ -47,10 +47,17 @@ ROUTER_BOUNDS = (
     ),
     Bound(
         "DESCRIPTOR_RESERVE",
-        "connections wait in the kernel",
+        "the oldest connection without a request closes",
         "no memory",
         "tests/abuse/test_faults.py::test_streams_are_bit_equal_through_a_fault"
         "[the router has no descriptor left and a worker dies]",
+        place="router.http.client_connections",
+    ),
+    Bound(
+        "SILENT_SECONDS_MAX",
+        "the connection closes, while three quarters of all are taken",
+        "2 s without a byte",
+        f"{UNIT}/test_connection_places.py::test_when_crowded_silent_connections_go_sooner",
         place="router.http.client_connections",
     ),
     Bound(

@@ -1,0 +1,180 @@
+"""Which client connections have a place, and which one goes when a newer one needs it. No sockets, no clock.
+
+A connection counts for a *holder*: the address that it comes from, or, once a valid API key has come on it, that key.
+Those of keys have places of their own, up to KEYED_SHARE of all. A connection waits while no whole request of it is
+under way, and only one that waits is displaced: the one that has waited longest, of the holder with the most of these.
+So a holder that opens more and more displaces its own, and others keep what they have. (Max-min fairness; a fixed
+share for each would keep out a proxy that may well have all of them.)
+
+Every operation takes the same time whatever is open: `Waiting` keeps holders sorted by how many wait, and a count
+moves by one at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Generic, Literal, TypeVar
+
+KEYED_SHARE = 3 / 4  # of all places, that connections with a valid key may have for themselves
+
+C = TypeVar("C")
+
+
+class Waiting(Generic[C]):
+    """Connections that wait, those of each holder in the order in which they began to."""
+
+    def __init__(self) -> None:
+        self._of_holder: dict[str, OrderedDict[C, None]] = {}
+        self._holders: dict[int, OrderedDict[str, None]] = {}  # by how many of theirs wait
+        self._most = 0
+
+    def begin(self, holder: str, connection: C) -> None:
+        """From now on it waits, if it did not before."""
+        waiting = self._of_holder.get(holder)
+        if waiting is None:
+            waiting = self._of_holder[holder] = OrderedDict()
+        if connection not in waiting:
+            waiting[connection] = None
+            self._moved(holder, len(waiting) - 1, len(waiting))
+
+    def end(self, holder: str, connection: C) -> None:
+        """It waits no more, if it did."""
+        waiting = self._of_holder.get(holder)
+        if waiting is None or connection not in waiting:
+            return
+        del waiting[connection]
+        self._moved(holder, len(waiting) + 1, len(waiting))
+        if not waiting:
+            del self._of_holder[holder]
+
+    def holds(self, holder: str, connection: C) -> bool:
+        """Whether it waits."""
+        return connection in self._of_holder.get(holder, ())
+
+    def oldest(self, holder: str) -> C | None:
+        """The one of a holder that has waited longest."""
+        waiting = self._of_holder.get(holder)
+        return next(iter(waiting)) if waiting else None
+
+    def oldest_of_most(self) -> C | None:
+        """The one that has waited longest, of the holder of whom most wait."""
+        return self.oldest(next(iter(self._holders[self._most]))) if self._most else None
+
+    def _moved(self, holder: str, before: int, after: int) -> None:
+        if before:
+            del self._holders[before][holder]
+            if not self._holders[before]:
+                del self._holders[before]
+        if after:
+            self._holders.setdefault(after, OrderedDict())[holder] = None
+        if after > self._most or self._most not in self._holders:
+            self._most = after
+
+
+class _Crowd(Generic[C]):
+    """The connections of one kind of holder."""
+
+    def __init__(self) -> None:
+        self.waiting: Waiting[C] = Waiting()
+        self.open_of: Counter[str] = Counter()
+        self.open = 0
+
+    def add(self, holder: str) -> None:
+        self.open_of[holder] += 1
+        self.open += 1
+
+    def remove(self, holder: str, connection: C) -> None:
+        self.waiting.end(holder, connection)
+        self.open -= 1
+        self.open_of[holder] -= 1
+        if not self.open_of[holder]:
+            del self.open_of[holder]
+
+
+class Places(Generic[C]):
+    """The places of a router: `places_max` in all, `holder_max` for one address or key."""
+
+    def __init__(self, places_max: int, holder_max: int):
+        self._places_max = places_max
+        self._keyed_max = int(places_max * KEYED_SHARE)
+        self._holder_max = holder_max
+        self._addresses: _Crowd[C] = _Crowd()
+        self._keys: _Crowd[C] = _Crowd()
+        self._holders: dict[C, tuple[_Crowd[C], str]] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(self._holders)
+
+    def bound_met(self, address: str) -> Literal["connections", "address"] | None:
+        """Why one more of this address has no free place; None: it has one."""
+        if self._addresses.open_of[address] >= self._holder_max:
+            return "address"
+        return "connections" if len(self) >= self._places_max else None
+
+    def to_displace(self, address: str | None = None) -> C | None:
+        """The connection to end for a new one, of this address or of any; None: on each a request is under way.
+
+        Those with a key go last: a stranger cannot keep a request under way where keys are asked for.
+        """
+        if address is not None:
+            return self._addresses.waiting.oldest(address)
+        found = self._addresses.waiting.oldest_of_most()
+        return found if found is not None else self._keys.waiting.oldest_of_most()
+
+    def take(self, connection: C, address: str) -> None:
+        """A new connection has a place, and waits."""
+        self._holders[connection] = (self._addresses, address)
+        self._addresses.add(address)
+        self._addresses.waiting.begin(address, connection)
+
+    def give_back(self, connection: C) -> bool:
+        """A connection has ended; False if it had no place."""
+        place = self._holders.pop(connection, None)
+        if place is None:
+            return False
+        crowd, holder = place
+        crowd.remove(holder, connection)
+        return True
+
+    def request_under_way(self, connection: C) -> None:
+        """A request has come whole: the connection is not displaced."""
+        if place := self._holders.get(connection):
+            place[0].waiting.end(place[1], connection)
+
+    def request_ended(self, connection: C) -> None:
+        """Its answer has ended: the connection waits."""
+        if place := self._holders.get(connection):
+            place[0].waiting.begin(place[1], connection)
+
+    def show_key(self, connection: C, key: str) -> C | None:
+        """A valid key has come: the place is the key's from now on. The connection to end for that, if there is one.
+
+        Without a free place for keys and one that waits to be displaced, the place stays the one that it was.
+        """
+        place = self._holders.get(connection)
+        if place is None or place == (self._keys, key):
+            return None
+        crowd, holder = place
+        displaced: C | None = None
+        if self._keys.open_of[key] >= self._holder_max:
+            displaced = self._keys.waiting.oldest(key)
+        elif crowd is self._addresses and self._keys.open >= self._keyed_max:
+            displaced = self._keys.waiting.oldest_of_most()
+        else:
+            self._move(connection, crowd, holder, key)
+            return None
+        if displaced is not None:
+            self._move(connection, crowd, holder, key)
+        return displaced
+
+    def _move(self, connection: C, crowd: _Crowd[C], holder: str, key: str) -> None:
+        waits = crowd.waiting.holds(holder, connection)
+        crowd.remove(holder, connection)
+        self._keys.add(key)
+        if waits:
+            self._keys.waiting.begin(key, connection)
+        self._holders[connection] = (self._keys, key)
