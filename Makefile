@@ -5,6 +5,7 @@
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
+#   make audit DB=all.zip                         known vulnerabilities of what the locks name: OSV's records of PyPI, or the address of an OSV API
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md
 #   TORCH_INDEX=https://… make setup              another build of torch than the locked one (a pip index URL)
 
@@ -21,11 +22,11 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve test clients images cluster-test lint docs goldens simulate bench clean
+.PHONY: setup serve test clients images cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | test | images | cluster-test | lint | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | test | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -71,6 +72,9 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+audit: setup
+	$(VENV)/bin/python -m images.audit --db "$(DB)"
 
 docs: setup
 	$(VENV)/bin/python -m tests.tidy.reference
