@@ -19,10 +19,9 @@ from typing import Annotated
 
 import msgspec
 
+from shared.bounds import NUMBERS_MAX, Address, Bits64, Count, Nonce, PageOrNone, Pages
+
 NAME_CHARACTERS_MAX = 1024
-NUMBERS_MAX = (
-    1 << 20
-)  # token ids or pages of one request: Python takes 42 bytes of memory for one byte on the wire
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]  # who receives one keeps it, and logs it
 Numbers = Annotated[tuple[int, ...], msgspec.Meta(max_length=NUMBERS_MAX)]
 
@@ -40,15 +39,15 @@ class Holder(msgspec.Struct, frozen=True):
     """
 
     uid: Name
-    epoch: int
+    epoch: Bits64
     agent: Name  # the transfer agent's name, unique to (uid, epoch)
     metadata: bytes
-    pages_address: int
-    page_bytes: int
-    words_address: int  # the lease words lie in host memory, 8 bytes each
-    device_id: int = 0
-    memory: str = "DRAM"  # DRAM or VRAM: where the pages lie
-    known_page: int = -1  # a page with the same bytes in every worker, to check reads with; -1: none
+    pages_address: Address
+    page_bytes: Count
+    words_address: Address  # the lease words lie in host memory, 8 bytes each
+    device_id: Count = 0
+    memory: Name = "DRAM"  # DRAM or VRAM: where the pages lie
+    known_page: PageOrNone = -1  # a page with the same bytes in every worker, to check reads with; -1: none
 
     @property
     def name(self) -> str:
@@ -60,11 +59,11 @@ class Baton(msgspec.Struct, frozen=True):
     """Where the KV pages of one request lie, their layout, and the lease that proves them valid."""
 
     rid: Name
-    attempt: int
+    attempt: Count
     holder: Holder
     kv_format: Name  # fingerprint of page size, layout, dtype: a reader fetches only its own format
-    lease: int  # index of the lease's word
-    nonce: int  # what the word holds while the lease lives; never 0, never used before
-    kv_len: int  # tokens whose KV lies in the pages
-    prompt_len: int  # tokens of the client's prompt; positions of sampling count from here
-    pages: Numbers  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …
+    lease: Count  # index of the lease's word
+    nonce: Nonce  # what the word holds while the lease lives; never 0, never used before
+    kv_len: Count  # tokens whose KV lies in the pages
+    prompt_len: Count  # tokens of the client's prompt; positions of sampling count from here
+    pages: Pages  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …

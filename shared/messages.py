@@ -28,6 +28,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from shared.baton import Baton, Name, Numbers
+from shared.bounds import Bits64, BytesPerSecond, Count, ErrorStatus, Seconds, TokenIds
 from shared.sampled import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
@@ -56,27 +57,27 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Limits(msgspec.Struct, frozen=True):
     """What a worker can hold at all; the router refuses earlier what no worker could serve."""
 
-    context_len: int = 0  # tokens, prompt and output together
-    page_size: int = 0  # tokens
-    pages: int = 0
-    slots: int = 0  # requests at a time
-    vocab_size: int = 0
+    context_len: Count = 0  # tokens, prompt and output together
+    page_size: Count = 0  # tokens
+    pages: Count = 0
+    slots: Count = 0  # requests at a time
+    vocab_size: Count = 0
 
 
 class Hello(Message, frozen=True, kw_only=True):
     """First on every link, both ways; a link without it carries nothing else."""
 
-    session: int  # drawn by the router for each connection, echoed by the worker
+    session: Bits64  # drawn by the router for each connection, echoed by the worker
     role: Role
     uid: Name
-    epoch: int  # 64 random bits drawn at start: a restarted worker is a new worker
-    protocol: int = PROTOCOL
+    epoch: Bits64  # 64 random bits drawn at start: a restarted worker is a new worker
+    protocol: Count = PROTOCOL
     model_name: Name = ""  # what clients call it
     model: Name = ""  # fingerprint: weights, dtype, tokenizer
     kv_format: Name = ""  # fingerprint: page size, layout, dtype, transfer protocol
     determinism: Name = ""  # fingerprint: kernels, ISA path, dtypes
     limits: Limits = Limits()
-    eos_token_ids: Numbers = ()  # a worker's end tokens, ascending; empty: not named
+    eos_token_ids: TokenIds = ()  # a worker's end tokens, ascending; empty: not named
     # names of the messages beyond `PROTOCOL_MESSAGES` that its sender reads; the links fill it in
     understands: Names = ()
     features: Names = ()  # of sampling parameters, see `SamplingParams.features`
@@ -171,14 +172,14 @@ class Prefilled(Message, frozen=True):
     """The first token of this attempt, and the baton (None when the request has ended with that token)."""
 
     rid: Name
-    attempt: int
-    index: int  # of token_ids[0] in the output, across attempts
-    token_ids: Numbers
+    attempt: Count
+    index: Count  # of token_ids[0] in the output, across attempts
+    token_ids: TokenIds
     baton: Baton | None
     finish: FinishReason | None = None
-    cached_tokens: int = 0
-    queue_seconds: float = 0.0
-    compute_seconds: float = 0.0
+    cached_tokens: Count = 0
+    queue_seconds: Seconds = 0.0
+    compute_seconds: Seconds = 0.0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, if they were asked for
 
 
@@ -186,8 +187,8 @@ class Scored(Message, frozen=True):
     """How likely some tokens of the prompt are, if that was asked for: all of them come before `Prefilled`."""
 
     rid: Name
-    attempt: int
-    index: int  # of the first of them in the prompt; the very first token of a prompt has no logprob
+    attempt: Count
+    index: Count  # of the first of them in the prompt; the very first token of a prompt has no logprob
     logprobs: Annotated[tuple[TokenLogprobs, ...], msgspec.Meta(min_length=1, max_length=SCORES_MAX)]
 
 
@@ -195,21 +196,23 @@ class Joined(Message, frozen=True):
     """All reads are done and the lease held: the pages are this decode worker's own now."""
 
     rid: Name
-    attempt: int
-    fetched_bytes: int
-    cached_tokens: int
-    fetch_seconds: float
+    attempt: Count
+    fetched_bytes: Count
+    cached_tokens: Count
+    fetch_seconds: Seconds
     transport: Name = ""  # of the link to the holder; empty: nothing fetched, or the link not measured
-    link_bytes_per_second: float = 0.0  # best of the last fetches of at least 1 MiB; 0: there was none
+    link_bytes_per_second: BytesPerSecond = (
+        0.0  # best of the last fetches of at least 1 MiB; 0: there was none
+    )
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request."""
 
     rid: Name
-    attempt: int
-    index: int  # of token_ids[0] in the output, across attempts
-    token_ids: Numbers
+    attempt: Count
+    index: Count  # of token_ids[0] in the output, across attempts
+    token_ids: TokenIds
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, if they were asked for
 
 
@@ -223,18 +226,18 @@ class Finished(Message, frozen=True):
     """The request has ended by itself with `output_len` tokens in all."""
 
     rid: Name
-    attempt: int
-    output_len: int
+    attempt: Count
+    output_len: Count
     reason: FinishReason
-    retractions: int = 0
+    retractions: Count = 0
 
 
 class Migrating(Message, frozen=True):
     """The request runs here no more, with `output_len` tokens in all; the worker that fetches the pages continues."""
 
     rid: Name
-    attempt: int
-    output_len: int
+    attempt: Count
+    output_len: Count
     baton: Baton
 
 
@@ -246,7 +249,7 @@ class Refused(Message, frozen=True):
     """The worker does not take or keep this attempt, and holds nothing of it any more."""
 
     rid: Name
-    attempt: int
+    attempt: Count
     reason: RefusalReason
     detail: str = ""
 
@@ -255,8 +258,8 @@ class Failed(Message, frozen=True):
     """The request ends by its own fault, as it would everywhere: it is not tried again. Nothing of it is held here."""
 
     rid: Name
-    attempt: int
-    status: Annotated[int, msgspec.Meta(ge=400, le=599)]  # of HTTP
+    attempt: Count
+    status: ErrorStatus  # of HTTP
     code: Name  # OpenAI's machine-readable word
     # for the client alone: it may quote what it sent
     message: Annotated[str, msgspec.Meta(max_length=FAILED_CHARACTERS_MAX)]
@@ -265,12 +268,12 @@ class Failed(Message, frozen=True):
 class Load(Message, frozen=True):
     """How busy the worker is; pushed at most every 100 ms, when it changed."""
 
-    queued: int = 0  # requests waiting
-    queued_tokens: int = 0  # uncached tokens waiting to be computed
-    running: int = 0  # requests in slots
-    running_tokens: int = 0  # tokens held by running and arriving requests
-    free_pages: int = 0  # free or evictable
-    slots_free: int = 0
+    queued: Count = 0  # requests waiting
+    queued_tokens: Count = 0  # uncached tokens waiting to be computed
+    running: Count = 0  # requests in slots
+    running_tokens: Count = 0  # tokens held by running and arriving requests
+    free_pages: Count = 0  # free or evictable
+    slots_free: Count = 0
     accepting: bool = True
 
 

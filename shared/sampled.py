@@ -6,22 +6,34 @@ Values are natural logarithms of the raw distribution: before penalties, masks, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 
+from shared.bounds import Count, Logprob, TokenId
+
 TOP_LOGPROBS_MAX = 20  # OpenAI's own bound
+LOGPROB_MIN = -9999.0  # OpenAI's word for a token that cannot come
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """How likely a token was, and what else was likely at its place."""
 
-    logprob: float
-    rank: int = 0  # how many tokens were likelier, plus 1; 0: not known
+    logprob: Logprob
+    rank: Count = 0  # how many tokens were likelier, plus 1; 0: not known
     # token id and logprob of the likeliest, in falling order, equal ones by ascending id
-    top: Annotated[tuple[tuple[int, float], ...], msgspec.Meta(max_length=TOP_LOGPROBS_MAX)] = ()
+    top: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=TOP_LOGPROBS_MAX)] = ()
+
+
+def told_logprobs(logprob: float, rank: int, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
+    """What is told of a token: each logprob is a number from `LOGPROB_MIN` to 0, whatever a model has computed."""
+    return TokenLogprobs(_told(logprob), rank, tuple((token_id, _told(likely)) for token_id, likely in top))
+
+
+def _told(logprob: float) -> float:
+    return min(logprob, 0.0) if logprob > LOGPROB_MIN else LOGPROB_MIN  # no comparison holds for a NaN
 
 
 Logprobs = tuple[TokenLogprobs, ...]  # of some tokens, in their order; empty: nobody asked

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.native.kernels import Kernels
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
+from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
 from shared.schedule_batch import ExtendRow, SlotJoin
 
 Row = NDArray[np.float32]
@@ -76,9 +76,7 @@ class LogprobRows:
             ids,
             logprobs,
         )
-        return TokenLogprobs(
-            logprob.value, rank.value, tuple(zip(ids[:count], logprobs[:count], strict=True))
-        )
+        return told_logprobs(logprob.value, rank.value, zip(ids[:count], logprobs[:count], strict=True))
 
 
 def logprobs_by_numpy(logits: Row, token_id: int, top: int) -> TokenLogprobs:
@@ -87,7 +85,7 @@ def logprobs_by_numpy(logits: Row, token_id: int, top: int) -> TokenLogprobs:
     most = wide.max()
     total = most + np.log(np.exp(wide - most).sum())
     rank = int((logits > logits[token_id]).sum()) + 1
-    return TokenLogprobs(float(wide[token_id] - total), rank, _likeliest(logits, wide - total, top))
+    return told_logprobs(float(wide[token_id] - total), rank, _likeliest(logits, wide - total, top))
 
 
 def _likeliest(logits: Row, logprobs: NDArray[np.float64], top: int) -> tuple[tuple[int, float], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.baton import NUMBERS_MAX
+from shared.bounds import NUMBERS_MAX
 from shared.errors import ConfigError, ModelError
 from shared.kv.page_pool import pages_for_tokens
 

@@ -36,6 +36,11 @@ from shared.links.session import (
 from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, Load, decode_from_worker, encode
 
 LOOK_SECONDS = 0.05  # between two looks at all links: so late a heartbeat or an end by silence may be
+FAULT_REST_SECONDS = (
+    1.0  # after a session that the worker's own words have ended; doubles by each further one …
+)
+FAULT_REST_SECONDS_MAX = 60.0
+FAULTS_FORGOTTEN_SECONDS = 600.0  # … until it has been in order for so long
 UNREACHABLE_SECONDS = 60.0  # until a warning: a worker that starts may load its model for this long
 
 
@@ -71,6 +76,8 @@ class _WorkerLink:
     peer: str = ""  # "": greeting, or resting
     failures: int = 0  # since the last PeerUp
     ungreeted: int = 0  # dials that ended without a Hello
+    faults: int = 0  # sessions that its own words have ended, lately
+    faulted_at: float = 0.0
     warned: bool = False  # of being unreachable, since the last PeerUp
 
 
@@ -123,7 +130,7 @@ class RouterEnd:
                 self._deliver(link, link.session.session, body, now)
         except UNREADABLE as error:
             self.counters.malformed += 1
-            self.end(address, str(error), now)
+            self.end(address, str(error), now, fault=isinstance(error, msgspec.MsgspecError))
         except Exception as error:
             self.fail(address, error, now)
 
@@ -136,6 +143,12 @@ class RouterEnd:
             self.end(link.address, f"a message of {len(body)} bytes is over message_bytes_max", now)
         else:
             self._queue(link, link.session, body, now)
+
+    def end_faulty(self, peer: str, session: int, reason: str, now: float) -> None:
+        """End this session with a worker, if it is still up, because of what it said. It is dialed later each time."""
+        link = self._peers.get(peer)
+        if link is not None and link.session is not None and link.session.session == session:
+            self.end(link.address, reason, now, fault=True)
 
     def give_up(self, peer: str, session: int, reason: str, now: float) -> None:
         """End this session with a peer if it is still up: its messages cannot be sent."""
@@ -152,8 +165,8 @@ class RouterEnd:
             self._rest(link, now)  # it failed before there was a session to end
         self.end(address, reason, now)
 
-    def end(self, address: str, reason: str, now: float) -> None:
-        """End the session with this worker, if there is one, and dial again after a rest."""
+    def end(self, address: str, reason: str, now: float, *, fault: bool = False) -> None:
+        """End the session with this worker, if there is one, and dial again after a rest; `fault`: by its own words."""
         link = self._links.get(address)
         if link is None or link.session is None:
             return
@@ -162,6 +175,8 @@ class RouterEnd:
             HangUp(address),
         ]
         self._rest(link, now)
+        if fault:
+            self._rest_longer(link, now)
         if link.peer:
             del self._peers[link.peer]
             self.counters.sessions_ended += 1
@@ -215,6 +230,15 @@ class RouterEnd:
         )
         link.redial_at = now + rest_seconds
         self.deadline = min(self.deadline, link.redial_at)
+
+    def _rest_longer(self, link: _WorkerLink, now: float) -> None:
+        """A worker that comes back at once takes requests each time, and each time they lose it."""
+        if now - link.faulted_at > FAULTS_FORGOTTEN_SECONDS:
+            link.faults = 0
+        link.faults += 1
+        link.faulted_at = now
+        rest_seconds = backoff_seconds(link.faults, FAULT_REST_SECONDS, FAULT_REST_SECONDS_MAX)
+        link.redial_at = max(link.redial_at, now + rest_seconds)
 
     def _deliver(self, link: _WorkerLink, session: int, body: bytes, now: float) -> None:
         message = read_message(decode_from_worker, body, "router")

@@ -75,7 +75,30 @@ LINK_BOUNDS = (
         "the session ends, and nothing is built",
         "token ids and pages of one command: 84 MiB and 0.3 s, in 1 GiB of address space",
         f"{BEYOND}[token ids]",
-        place="shared.baton",
+        place="shared.bounds",
+    ),
+    *(
+        Bound(
+            name,
+            "the session ends, and the worker is dialed again after a rest",
+            f"none: {why}",
+            "tests/unit/links/test_bounds.py::"
+            "test_a_number_at_its_extremes_is_within_its_bounds_or_cannot_be_read",
+            place="shared.bounds",
+        )
+        for name, why in (
+            ("COUNT_MAX", "what a worker counts, so that sums stay exact"),
+            ("ADDRESS_MAX", "memory that a baton names"),
+            ("SECONDS_MAX", "what a worker says that something took"),
+            ("BYTES_PER_SECOND_MAX", "what a worker says of a link"),
+        )
+    ),
+    Bound(
+        "FAULT_REST_SECONDS_MAX",
+        "the longest rest before a worker is dialed again whose own words ended its sessions",
+        "no more requests are lost to it than come in so long",
+        "tests/unit/links/test_bounds.py::test_a_worker_that_lies_again_is_dialed_later_each_time",
+        place="shared.links.dialing",
     ),
     Bound(
         "NAME_CHARACTERS_MAX",

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.baton import NAME_CHARACTERS_MAX, NUMBERS_MAX, Baton, Holder
+from shared.baton import NAME_CHARACTERS_MAX, Baton, Holder
+from shared.bounds import NUMBERS_MAX
 from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.links.events import PeerDown
 from shared.messages import Cancel, Decode, Message, Refused

@@ -30,15 +30,11 @@ COMMANDS: tuple[Mapping[str, Any], ...] = (
 BATONS: tuple[Mapping[str, Any], ...] = (
     {"pages": ()},
     {"pages": (0, 1, 2, 3)},
-    {"pages": (-1,)},
-    {"lease": -1},
     {"lease": LEASES_MAX},
-    {"nonce": 0},
 )
 HOLDERS: tuple[Mapping[str, Any], ...] = (
     {"page_bytes": 0},
-    {"pages_address": -1},
-    {"words_address": ADDRESS_MAX},
+    {"pages_address": ADDRESS_MAX - 1},
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.engine.cuda.step_kernels import TOLD_WORDS, ToldWord
 from shared.engine.streams import Stream
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
+from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
 
 
 class ToldBuffers:
@@ -51,4 +51,4 @@ def _told(own: NDArray[np.int32], top: int) -> TokenLogprobs:
     (logprob,) = own[ToldWord.LOGPROB : ToldWord.RANK].view(np.float64).tolist()
     ids = own[ToldWord.TOP_IDS : ToldWord.TOP_IDS + TOP_LOGPROBS_MAX].tolist()
     logprobs = own[ToldWord.TOP_LOGPROBS :].view(np.float64).tolist()
-    return TokenLogprobs(logprob, int(own[ToldWord.RANK]), tuple(zip(ids[:top], logprobs[:top], strict=True)))
+    return told_logprobs(logprob, int(own[ToldWord.RANK]), zip(ids[:top], logprobs[:top], strict=True))
