@@ -6,6 +6,7 @@ links, a deadline) goes into the core with the loop's time; then one pass carrie
 What may raise, and what then happens:
 
     a sink        its request ends with 500 and is cancelled; the others do not notice
+    a worker's    message: the core drops that worker, and its session ends (`router.core.worker_faults`)
     core, links   the shell is *broken*: the effects decided so far are carried out, `on_broken` ends the process,
                   and no input reaches the core any more, because its state cannot be trusted
 """
@@ -23,7 +24,7 @@ from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
 from router.core.fleet import Backend
 from shared.effects import Note
-from shared.links.events import Links
+from shared.links.events import RouterSideLinks
 from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Message
 from shared.process.failures import describe_failure
@@ -55,7 +56,7 @@ class RouterShell:
     def __init__(
         self,
         core: RouterCore,
-        links: Links,
+        links: RouterSideLinks,
         on_paired: Callable[[], None] = lambda: None,
         on_broken: OnBroken = lambda _: None,
     ):
@@ -155,6 +156,10 @@ class RouterShell:
                 sink.ended(outcome)
             except BaseException as error:
                 self._give_up(rid, sink, error)
+
+    def end_session(self, peer: str, reason: str) -> None:
+        """End the session with a worker that the core has dropped."""
+        self._links.end_session(peer, reason)
 
     def _give_up(self, rid: str, sink: TokenSink, error: BaseException) -> None:
         """The answer to this request cannot be written: end it here and at its workers."""

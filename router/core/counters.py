@@ -77,6 +77,13 @@ class RouterCounters:
             ("cause",),
         )
     )
+    worker_faults: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_worker_faults_total",
+            "Workers that were dropped because the router failed at a message of theirs, by the message's name.",
+            ("message",),
+        )
+    )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)
     cached_tokens: int = counted(CACHED_TOKENS)

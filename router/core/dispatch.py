@@ -19,12 +19,7 @@ from router.core import placement
 from router.core.admission import refusal, tenant_refusal, wait_refusal
 from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
-from router.core.effects import (
-    ClientRequest,
-    RequestAborted,
-    RequestCompleted,
-    RouterEffect,
-)
+from router.core.effects import ClientRequest, RequestAborted, RequestCompleted, RouterEffect
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.live_request import LiveRequest
@@ -36,6 +31,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
 from router.core.tenants import Tenant
 from router.core.time_limits import timed_out
+from router.core.worker_faults import WorkerFaults
 from router.core.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
 from shared.effects import Note
@@ -63,6 +59,9 @@ class RouterCore:
         )
         self._membership = Membership(
             self.fleet, self._requests, self._partitions, self.counters, self._effects
+        )
+        self._worker_faults = WorkerFaults(
+            self.fleet, self._requests, self._membership, self.counters, self._effects
         )
         self._now = now
         self._placeable = False  # something happened that may let a request be placed
@@ -102,7 +101,19 @@ class RouterCore:
         self._place_pending(now)
 
     def link(self, event: LinkEvent, now: float) -> None:
-        """A worker came, went or sent a message. `settle` follows, once after a batch of such events."""
+        """A worker came, went or sent a message. `settle` follows, once after a batch of such events.
+
+        An error on the way costs the worker its session; see `worker_faults`.
+        """
+        self._replies.recipient = None
+        try:
+            self._link(event, now)
+        except Exception as error:
+            said = type(event.message if isinstance(event, Received) else event).__name__
+            self._worker_faults.drop(event.peer, said, self._replies.recipient, error, now)
+            self._placeable = True
+
+    def _link(self, event: LinkEvent, now: float) -> None:
         match event:
             case Received():
                 self._received(event.peer, event.message, now)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.core.dispatch import RouterCore
-from router.core.effects import NewTokens, Outcome, PromptScored, RequestEnded, RouterEffect
+from router.core.effects import EndSession, NewTokens, Outcome, PromptScored, RequestEnded, RouterEffect
 from shared.effects import Note, Send
 from shared.messages import Message
 from shared.sampled import Logprobs
@@ -31,6 +31,8 @@ class EffectSink(Protocol):
     def ended(self, rid: str, outcome: Outcome) -> None: ...
 
     def paired(self) -> None: ...
+
+    def end_session(self, peer: str, reason: str) -> None: ...
 
 
 class EffectPass:
@@ -73,5 +75,7 @@ class EffectPass:
             self._sink.scored(effect.rid, effect.logprobs)
         elif isinstance(effect, RequestEnded):
             self._sink.ended(effect.rid, effect.outcome)
+        elif isinstance(effect, EndSession):
+            self._sink.end_session(effect.peer, effect.reason)
         else:
             self._sink.paired()

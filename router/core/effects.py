@@ -119,4 +119,12 @@ class FleetPaired:
     """For the first time a prefill and a decode worker are up that can exchange pages: requests can be served."""
 
 
-RouterEffect = Send | Note | NewTokens | PromptScored | RequestEnded | FleetPaired
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """The core has dropped a worker: nothing more of this session may come. It is dialed again after a rest."""
+
+    peer: str
+    reason: str
+
+
+RouterEffect = Send | Note | NewTokens | PromptScored | RequestEnded | FleetPaired | EndSession

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from router.core.assignments import AssignedTotals, Assignment, totals_of
 from router.core.open_workers import OpenWorkers
 from router.core.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
@@ -24,38 +25,6 @@ Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill an
 Backend = tuple[
     str, str, str
 ]  # a model's name, and the fingerprints of its weights and of what computes with them
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What one request means to a worker: tokens to compute (prefill) or to hold (decode)."""
-
-    tokens: int
-    pages: int
-    load_number: int  # how many loads the worker had reported by then
-    hit_tokens: int = 0  # … of its prompt that were expected in the worker's cache
-    tenant: str = ""
-
-
-@dataclass(slots=True)
-class AssignedTotals:
-    """Sums over some assignments, kept up to date because placement reads them for every worker and request."""
-
-    requests: int = 0
-    tokens: int = 0
-    pages: int = 0
-
-    def add(self, tokens: int, pages: int) -> None:
-        """Count an assignment in."""
-        self.requests += 1
-        self.tokens += tokens
-        self.pages += pages
-
-    def subtract(self, assignment: Assignment) -> None:
-        """Count it out."""
-        self.requests -= 1
-        self.tokens -= assignment.tokens
-        self.pages -= assignment.pages
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +181,19 @@ class Worker:
             self.unreported.subtract(assignment)
         self.changed(self)
 
+    def forget(self, rid: str) -> bool:
+        """Take a request out, whatever of it a step that broke off has left; returns whether anything was."""
+        claimed = (self.assigned, self.leases, self.reserved)
+        known = any(rid in claims for claims in claimed)
+        for claims in claimed:
+            claims.pop(rid, None)
+        self.by_tenant = Counter(each.tenant for each in self.assigned.values())
+        self.own = totals_of(self.assigned.values())
+        self.unreported = totals_of(
+            each for each in self.assigned.values() if each.load_number == self.load_number
+        )
+        return known
+
     def report(self, load: Load) -> bool:
         """Take in the load that the worker reports; it includes what was assigned before.
 
@@ -294,6 +276,14 @@ class Fleet:
             worker.draining = True
             self._note_whether_open(worker)
             self._count(worker, -1)
+
+    def forget(self, rid: str) -> list[Worker]:
+        """Take out what a step that broke off has left of a request at any worker; returns those that had some."""
+        had = [worker for worker in self.workers.values() if worker.forget(rid)]
+        self._open = {role: OpenWorkers() for role in WORKER_ROLES}
+        for worker in self.workers.values():
+            self._note_whether_open(worker)
+        return had
 
     def of_role(self, role: Role) -> Sequence[Worker]:
         """The workers of a role, in the order they came."""

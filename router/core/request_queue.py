@@ -39,6 +39,11 @@ class RequestQueue:
         assert self._queue[place] is live, live.rid
         del self._queue[place]
 
+    def discard(self, live: LiveRequest) -> None:
+        """Forget a request wherever it stands, in O(n): a step of it broke off, so its place may not be found."""
+        self._queue = [each for each in self._queue if each is not live]
+        self._forget(live)
+
     def served(self, live: LiveRequest) -> None:
         """A worker has taken it. Before that the clock stands: a refused request must not put newcomers behind it."""
         if live.rid in self._unserved:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.config import RouterConfig, weight_of
@@ -91,9 +92,18 @@ class Tenants:
 
     def leave(self, tenant: Tenant, now: float) -> None:
         """Forget it, unless it has another live request or owes tokens."""
-        if tenant.live:
+        if not tenant.live:
+            self.forget(tenant, now)
+
+    @property
+    def all_live(self) -> Collection[Tenant]:
+        """Those that have a live request."""
+        return self._live.values()
+
+    def forget(self, tenant: Tenant, now: float) -> None:
+        """It has no live request; a no-op where that is known."""
+        if self._live.pop(tenant.name, None) is None:
             return
-        del self._live[tenant.name]
         if tenant.bucket is not None:
             self._idle[tenant.name] = tenant
         while self._idle and (len(self._idle) > IDLE_TENANTS_MAX or self._owes_nothing(now)):

@@ -67,10 +67,11 @@ class WorkerReplies:
         self._partitions = partitions
         self._requests = requests
         self._counters = counters
+        self.recipient: LiveRequest | None = None  # that the last message was about
 
     def take(self, worker: Worker, message: AboutRequest, now: float) -> bool:
         """Act on a message; returns whether a request may be placed now that could not be before."""
-        live = self._recipient(worker, message)
+        live = self.recipient = self._recipient(worker, message)
         if live is None:
             return False
         had_joined, reopened = live.joined, False

@@ -60,3 +60,10 @@ class Links(Protocol):
 
     def send(self, peer: str, message: Message) -> None:
         """Queue a message for the session of `peer` whose PeerUp `receive` returned; never blocks."""
+
+
+class RouterSideLinks(Links, Protocol):
+    """A router's links: `RouterLinks` or `MemoryLinks`."""
+
+    def end_session(self, peer: str, reason: str) -> None:
+        """End the session of a worker whose PeerUp `receive` returned; it is dialed again after a rest."""

@@ -286,6 +286,11 @@ class RouterLinks(ThreadedLinks):
         """Dial `tcp://host:port` from now on, again and again; a no-op for an address already dialed."""
         self.command(partial(self._sessions.connect, address))
 
+    def end_session(self, peer: str, reason: str) -> None:
+        """End the session of a worker whose PeerUp `receive` returned, because of what it said; see `RouterEnd`."""
+        session = self.session_of(peer)
+        self.command(partial(self._sessions.end_faulty, peer, session, reason))
+
     def redial(self, address: str) -> None:
         """If the link to this worker rests between two dials, dial at once."""
         self.command(partial(self._sessions.redial, address))

@@ -159,13 +159,18 @@ class ThreadedLinks:
         if hello is not None and not hello.reads(type(message)):
             self.command(partial(self._note_not_understood, peer, type(message).__name__))
             return
-        session = (peer, hello.session if hello is not None else -1)
+        session = (peer, self.session_of(peer))
         body = encode(message)
         verdict = self._outbox.add(session, body)
         if verdict == "waits":
             self.command(partial(self._send, session, body))
         elif verdict == "over":
             self.command(partial(self._give_up, session))
+
+    def session_of(self, peer: str) -> int:
+        """The number of its session, as far as the caller of `receive` knows; -1: there is none."""
+        hello = self._inbox.hellos.get(peer)
+        return hello.session if hello is not None else -1
 
     def command(self, command: Command) -> None:
         """Run this on the link thread, in order; from any thread."""

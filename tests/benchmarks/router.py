@@ -64,6 +64,10 @@ class ScriptedLinks:
         if hasattr(message, "token_ids"):
             self.peers[message.rid] = peer  # type: ignore[attr-defined]
 
+    def end_session(self, peer: str, reason: str) -> None:
+        """These workers are never dropped."""
+        raise AssertionError(f"{peer}: {reason}")
+
 
 class SilentSink:
     """A client that reads everything at once."""

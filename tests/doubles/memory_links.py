@@ -40,6 +40,12 @@ class MemoryLinks:
             if end._peers.pop(far.name, None) is not None:
                 end._events.append(PeerDown(far.name, reason))
 
+    def end_session(self, peer: str, reason: str) -> None:
+        """A router's core has dropped this worker."""
+        far = self._peers.get(peer)
+        if far is not None:
+            self.drop(far, reason)
+
     def receive(self, timeout_seconds: float) -> list[LinkEvent]:
         """The events so far; never waits, because nothing else acts meanwhile."""
         del timeout_seconds

@@ -288,6 +288,10 @@ class Router:
         shown = self.core.debug(rid)
         client.attempts = shown["attempts"] if shown else 0  # type: ignore[assignment]
 
+    def end_session(self, peer: str, reason: str) -> None:
+        self._journal(peer, reason)
+        self._network.end_session(self, peer, reason)
+
     def paired(self) -> None:
         self._journal("", "paired")
 

@@ -41,6 +41,7 @@ from router.core.request_queue import RequestQueue
 from router.core.tenants import Tenant
 from shared.baton import Baton
 from shared.kv.page_pool import PageState
+from shared.links.events import LinkEvent
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
@@ -54,6 +55,10 @@ class JudgedRouterCore(RouterCore):
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
         self.judged: Counter[str] = Counter()
+
+    def link(self, event: LinkEvent, now: float) -> None:
+        """What an honest worker says may not fail: without the guard, so that every error is a finding."""
+        self._link(event, now)
 
     def settle(self, now: float) -> None:
         super().settle(now)

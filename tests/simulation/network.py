@@ -153,6 +153,12 @@ class SimulatedLink:
             self.network.count("path session ended because the loop hangs")
             self._down(self.worker, "loop hangs", self.session)
 
+    def end(self, reason: str) -> None:
+        """The router ends the session by itself."""
+        session = self.session
+        self.router.torn = self.worker.torn = self.worker.gap = True
+        self.router.process.after(0.0, lambda: self._down(self.router, reason, session))
+
     @property
     def down(self) -> bool:
         return not self.router.up and not self.worker.up
@@ -224,6 +230,12 @@ class Network:
             for side, other in ((link.router, link.worker), (link.worker, link.router)):
                 if side.endpoint is sender and peer_name(other.endpoint.hello) == peer:
                     link.send(side, message)
+
+    def end_session(self, router: SimulatedEndpoint, peer: str, reason: str) -> None:
+        """A router has dropped a worker: it hears nothing of this session any more."""
+        for link in self.links:
+            if link.router.endpoint is router and peer_name(link.worker.endpoint.hello) == peer:
+                link.end(reason)
 
     def died(self, process: TimelineProcess, *, closes_links: bool = False) -> None:
         """Links of a dead process end; they are not dialled again. `closes_links`: it closed them before it exited."""

@@ -162,5 +162,9 @@ class VirtualRouter:
         record.outcome = outcome
         record.ended_at = self.process.now
 
+    def end_session(self, peer: str, reason: str) -> None:
+        """The workers here are in order."""
+        raise AssertionError(f"{peer}: {reason}")
+
     def paired(self) -> None:
         """The cluster knows by itself when it can serve."""

@@ -11,12 +11,12 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import Outcome, RequestAborted, RequestFailed
 from router.shell import RouterShell
-from shared.links.events import LinkEvent, Received
+from shared.links.events import LinkEvent, PeerDown, Received
 from shared.links.inbox import EVENTS_A_TAKE
 from shared.messages import Hello, Load
 from shared.sampled import Logprobs
 from tests.doubles.memory_links import MemoryLinks
-from tests.unit.router.deployment import request
+from tests.unit.router.deployment import hello, request
 
 
 class EndOf:
@@ -161,3 +161,32 @@ def test_the_loop_has_a_turn_between_many_events_and_none_is_left_behind() -> No
         progress = runner.run(play())
     assert progress[-1] == len(events) + 1
     assert EVENTS_A_TAKE in progress, "clients wait for all events"
+
+
+def test_a_message_that_the_core_fails_at_ends_the_session_of_its_worker_and_not_the_router() -> None:
+    async def play() -> None:
+        core = RouterCore(RouterConfig(served_model_name="m"), asyncio.get_running_loop().time())
+        links = MemoryLinks(Hello(session=1, role="router", uid="router", epoch=1))
+        workers = [MemoryLinks(hello("prefill", uid)) for uid in ("liar", "honest")]
+        for worker in workers:
+            links.link(worker)
+        broken: list[BaseException] = []
+        shell = RouterShell(core, links, on_broken=broken.append)
+        shell.links_ready()
+        await asyncio.sleep(0)
+        assert len(core.fleet.workers) == 2
+        core.fleet.workers[workers[0].name].load = None  # type: ignore[assignment]
+        workers[0].send(links.name, Load(queued=1))
+        workers[1].send(links.name, Load(queued=2))
+        shell.links_ready()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert broken == []
+        assert [worker.load.queued for worker in core.fleet.workers.values()] == [2]
+        downs = [[e for e in worker.receive(0) if isinstance(e, PeerDown)] for worker in workers]
+        assert [len(each) for each in downs] == [1, 0]
+        assert core.counters.worker_faults == {"Load": 1}
+        shell.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
