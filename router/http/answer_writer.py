@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.config import RouterConfig
 from router.http.openai_objects import AnswerObjects, Event, usage_json
-from router.http.replies import send_failure, send_json, send_start
+from router.http.replies import Headers, send_failure, send_json, send_start
 from router.http.response_stream import ResponseStream, TextDelta, joined
 from router.http.resuming import StreamMarks
 
@@ -31,7 +31,10 @@ ENTRIES_ON_THE_LOOP = 128  # tokens with logprobs whose JSON is made in a millis
 
 
 class AnswerWriter:
-    """Writes one answer of `objects`. `usage_chunk`: a stream ends with a chunk of usage. `marks`: events have ids."""
+    """Writes one answer of `objects`.
+
+    `usage_chunk`: a stream ends with a chunk of usage. `marks`: events have ids. `headers`: of an answer that is 200.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,9 @@ class AnswerWriter:
         *,
         usage_chunk: bool,
         marks: StreamMarks | None = None,
+        headers: Headers = (),
     ):
+        self._headers = headers
         self._marks = marks
         self._settings = settings
         self._rid = rid
@@ -71,7 +76,8 @@ class AnswerWriter:
             body = partial(self._objects.whole, whole, usage_json(answer.usage.values()))
             entries = sum(len(piece.entries) + len(piece.prompt_entries) for piece in whole)
             aside = entries > ENTRIES_ON_THE_LOOP
-            await send_json(send, 200, await asyncio.to_thread(body) if aside else body())
+            answer_body = await asyncio.to_thread(body) if aside else body()
+            await send_json(send, 200, answer_body, self._headers)
 
     async def _stream(self, send: Send, answer: ResponseStream) -> None:
         silence = self._settings.keepalive_seconds
@@ -81,7 +87,7 @@ class AnswerWriter:
         if answer.failure and not pieces:
             await send_failure(send, answer.failure, self._settings.retry_after_seconds)
             return
-        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *self._headers]
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:

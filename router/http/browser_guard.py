@@ -43,7 +43,7 @@ def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
         allow_methods=["*"],
         allow_headers=["*"],
         allow_private_network=True,  # browsers ask for it by a header before a page reaches into a private network
-        expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
+        expose_headers=["x-request-id", "x-segue-ignored", "retry-after", *RATE_HEADERS],
     )
 
 

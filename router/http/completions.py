@@ -20,7 +20,8 @@ from router.http.answer_writer import AnswerWriter
 from router.http.bad_words import bad_word_ids, check_bars
 from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
-from router.http.field_states import Endpoint
+from router.http.fields.ignored import Ignored
+from router.http.fields.states import Endpoint
 from router.http.logprob_objects import LogprobObjects
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import TokenIds
@@ -64,6 +65,7 @@ class WantedAnswer:
     reading: AnswerReading | None
     requests: list[ClientRequest]  # a choice each
     told: list[ToldPrompt]  # their prompts, if the answer tells of them
+    ignored: Ignored  # what of the body is passed over
 
 
 class CompletionEndpoint:
@@ -90,8 +92,8 @@ class CompletionEndpoint:
         except DisconnectedError:
             pass
 
-    def _fields(self, body: bytearray, context_len: int) -> GenerationFields:
-        fields = self._read(body, context_len)
+    def _fields(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
+        fields = self._read(body, context_len, ignored)
         self._serving.check_model(fields.model)
         choice_count(fields, self._settings.prompts_max)
         asked_max_tokens(fields)
@@ -102,20 +104,21 @@ class CompletionEndpoint:
         check_told(fields)
         return fields
 
-    def _read(self, body: bytearray, context_len: int) -> GenerationFields:
+    def _read(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
         match self._endpoint:
             case "chat":
-                return read_fields(body, ChatFields)
+                return read_fields(body, ChatFields, ignored)
             case "completions":
-                return read_fields(body, CompletionFields)
+                return read_fields(body, CompletionFields, ignored)
             case "responses":
-                return read_responses(body, context_len)
+                return read_responses(body, context_len, ignored)
 
     def _wanted(
         self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
     ) -> WantedAnswer:
         """What a body asks for. On a thread, with all bounds checked."""
-        fields = self._fields(body, context_len)
+        ignored = Ignored()
+        fields = self._fields(body, context_len, ignored)
         fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
         grammar = asked_grammar(fields)
         use = fields.tool_use() if isinstance(fields, ChatFields) else NO_TOOLS
@@ -150,7 +153,7 @@ class CompletionEndpoint:
                 told += [prompt] * count
         if _tells_logprobs(fields):
             self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return WantedAnswer(fields, reading, requests, told)
+        return WantedAnswer(fields, reading, requests, told, ignored)
 
     def _reading(self, fields: GenerationFields, use: ToolUse, *, structured: bool) -> AnswerReading | None:
         if not isinstance(fields, ChatFields):
@@ -196,7 +199,15 @@ class CompletionEndpoint:
         of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, fields)
-        writer = AnswerWriter(self._settings, rid, objects, usage_chunk=with_usage or typed, marks=marks)
+        wanted.ignored.log(rid)
+        writer = AnswerWriter(
+            self._settings,
+            rid,
+            objects,
+            usage_chunk=with_usage or typed,
+            marks=marks,
+            headers=wanted.ignored.headers,
+        )
         async with self._serving.submitted(rid, requests, options, wanted.told) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 

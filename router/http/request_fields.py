@@ -1,7 +1,7 @@
 """The fields of OpenAI's requests: which are served, and what they become.
 
 `CompletionFields` and `ChatFields` are the served ones, as they come in JSON; `sampling_params` makes the engine's
-parameters of them. What becomes of all others is in `known_fields`. Prompts and messages are kept as bytes and checked
+parameters of them. What becomes of all others is in `fields.known`. Prompts and messages are kept as bytes and checked
 in `prompts`.
 """
 
@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from router.http.answer_reading import AnswerReading
-from router.http.field_table import read_by_table
+from router.http.fields.ignored import Ignored
+from router.http.fields.table import read_by_table
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
 from router.http.structured_output import StructuredFields
@@ -113,9 +114,9 @@ class ChatFields(GenerationFields, kw_only=True):
 FieldsT = TypeVar("FieldsT", bound=GenerationFields)
 
 
-def read_fields(body: bytes | bytearray, kind: type[FieldsT]) -> FieldsT:
-    """The fields of a body; raises `RequestError` for the first that is wrong or asks for something not served."""
-    return read_by_table(body, "chat" if issubclass(kind, ChatFields) else "completions", kind)
+def read_fields(body: bytes | bytearray, kind: type[FieldsT], ignored: Ignored) -> FieldsT:
+    """The fields of a body; what is passed over goes to `ignored`. Raises `RequestError` for the first wrong one."""
+    return read_by_table(body, "chat" if issubclass(kind, ChatFields) else "completions", kind, ignored)
 
 
 def stop_strings(fields: GenerationFields) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.http.field_table import UNKNOWN, check_names, read_by_table
+from router.http.fields.ignored import Ignored
+from router.http.fields.spelling import UNKNOWN, check_names
+from router.http.fields.table import read_by_table
 from router.http.request_body import decode
 from router.http.request_fields import ChatFields
 from router.http.responses_input import chat_messages
@@ -94,9 +96,12 @@ class ChatOfResponses(ChatFields, kw_only=True):
     asked: ResponsesFields
 
 
-def read_responses(body: bytes | bytearray, context_len: int) -> ChatOfResponses:
-    """The chat request that a body means; raises `RequestError` naming the field that is wrong."""
-    asked = read_by_table(body, "responses", ResponsesFields)
+def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) -> ChatOfResponses:
+    """The chat request that a body means; what is passed over goes to `ignored`.
+
+    Raises `RequestError` naming the field that is wrong.
+    """
+    asked = read_by_table(body, "responses", ResponsesFields, ignored)
     messages = chat_messages(asked.input, asked.instructions, context_len)
     asked.input = _NULL  # the fields live on, the body need not
     told = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)

@@ -19,7 +19,7 @@ from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.http.calendar_formats import with_calendar
-from router.http.field_table import check_names
+from router.http.fields.spelling import check_names
 from router.http.request_body import decode
 from shared import guidance
 from shared.errors import RequestError

@@ -13,7 +13,7 @@ BODY = f"{RESOURCES}::test_a_body_of_any_content_costs_a_bounded_amount"
 ENDED = f"{SLOW}::test_a_slow_client_is_ended"
 HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
 PARSER, FIELDS = "router.http.request_parser", "router.http.request_fields"
-TABLE = "router.http.field_table"
+TABLE = "router.http.fields.table"
 UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
@@ -75,27 +75,9 @@ ROUTER_BOUNDS = (
         "::test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut",
         place="router.http.client_connections",
     ),
-    Bound(
-        "HEAD_BYTES_MAX",
-        "431",
-        "64 KiB a connection",
-        f"{HEAD}[96 MB in one header]",
-        place=PARSER,
-    ),
-    Bound(
-        "HEADERS_MAX",
-        "431",
-        "17 KiB a connection",
-        f"{HEAD}[64 MB of headers]",
-        place=PARSER,
-    ),
-    Bound(
-        "URL_BYTES_MAX",
-        "414",
-        "8 KiB a connection",
-        f"{HEAD}[96 MB in the URL]",
-        place=PARSER,
-    ),
+    Bound("HEAD_BYTES_MAX", "431", "64 KiB a connection", f"{HEAD}[96 MB in one header]", place=PARSER),
+    Bound("HEADERS_MAX", "431", "17 KiB a connection", f"{HEAD}[64 MB of headers]", place=PARSER),
+    Bound("URL_BYTES_MAX", "414", "8 KiB a connection", f"{HEAD}[96 MB in the URL]", place=PARSER),
     Bound(
         "FRAMING_BYTES_MAX",
         "400",
@@ -170,13 +152,7 @@ ROUTER_BOUNDS = (
         "256 bodies as they came, within router_bytes_max",
         f"{RESOURCES}::test_eight_large_bodies_behind_three_busy_ones_cost_a_bounded_amount",
     ),
-    Bound(
-        "STOP_STRINGS_MAX",
-        "400",
-        "16 KiB a request",
-        f"{JSON}[1,000 stop strings]",
-        place=FIELDS,
-    ),
+    Bound("STOP_STRINGS_MAX", "400", "16 KiB a request", f"{JSON}[1,000 stop strings]", place=FIELDS),
     Bound(
         "STOP_CHARS_MAX",
         "400",
@@ -201,9 +177,30 @@ ROUTER_BOUNDS = (
     Bound(
         "NAMES_MAX",
         "unknown names are passed over unread",
-        "4,096 names of one of two tokenizer threads",
+        "16,384 names of one of two tokenizer threads",
         f"{UNIT}/test_field_table.py::test_more_names_than_any_client_sends_are_not_looked_at",
         place=TABLE,
+    ),
+    Bound(
+        "NAMES_MAX",
+        "further unknown names are not compared with known ones",
+        "64 names, compared in 20 ms on one of two tokenizer threads",
+        f"{UNIT}/test_ignored_fields.py::test_comparing_names_is_bounded_whatever_they_are",
+        place="router.http.fields.spelling",
+    ),
+    Bound(
+        "OWN_NAMES_MAX",
+        "further names are counted",
+        "3 KB of an answer's head, with the client's names",
+        f"{UNIT}/test_ignored_fields.py::test_the_header_is_bounded_whatever_a_request_asks_for",
+        place="router.http.fields.ignored",
+    ),
+    Bound(
+        "CLIENT_NAMES_MAX",
+        "further names are counted",
+        "3 KB of an answer's head, with the table's names",
+        f"{UNIT}/test_ignored_fields.py::test_no_name_can_end_the_line_or_make_the_head_large",
+        place="router.http.fields.ignored",
     ),
     Bound(
         "TRUNCATED_CONTEXTS_MAX",

@@ -9,19 +9,26 @@ from typing import Any
 
 import msgspec
 
-from router.http.field_states import FieldState, KnownField
-from router.http.known_fields import KNOWN_FIELDS
+from router.http.fields.known import KNOWN_FIELDS
+from router.http.fields.states import FieldState, KnownField
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEAD = """# The API
 
-Written by `make docs` out of `router/http/known_fields.py`; edit that.
+Written by `make docs` out of `router/http/fields/known.py`; edit that.
 
-Every field of the requests of OpenAI, vLLM and SGLang is here, and some of other servers. Nothing that would change the
-output is ignored: a field is served, or refused with 400 and a sentence that names it, or it has no effect that a
-client could see. A refused field may still hold a value that asks for nothing, such as `null` and those given below. A
-name that nobody knows is passed over, unless it is nearly one of these; so are names within `tools`, `json_schema`,
-`stream_options` and `text`.
+Every field of the requests of OpenAI, vLLM and SGLang is here, and many of other servers. An application never breaks
+for what it asks beside its question, and is never answered another one in silence:
+
+- what is **served**, is served as it says below, some of it under the names of other servers;
+- what would be another answer, and the client can say otherwise, is **refused** with 400 and a sentence that names it;
+- what is **passed over** stands in the answer's header `x-segue-ignored`, and in a line `request.ignored` of the
+  router's log. So do names that nobody knows, if they are plain words; the log counts them;
+- what has **no effect** that a client could see is accepted in silence, as is any field with a value that asks for
+  nothing: `null`, and those given below.
+
+A slip in a name of sampling (`tempreature`, `topP`, `max_token`) is refused with the name that was meant; so are slips
+within `tools`, `json_schema`, `stream_options` and `text`.
 """
 HEADERS = {
     "Authorization: Bearer KEY": ("all", "where API keys are asked for"),
@@ -41,9 +48,14 @@ HEADERS = {
         "A router remembers keys for ten minutes: the same one with another body is 422 `idempotency_key_reused`",
     ),
 }
+ANSWER_HEADERS = {
+    "x-segue-ignored": "names what of the body was passed over, up to 32 of this program's names and 8 of the client's",
+}
 TITLES: dict[FieldState, str] = {
     "served": "Served",
+    "alias": "Served as another field",
     "refused": "Refused by name",
+    "passed over": "Passed over, and named in the answer",
     "no effect": "Accepted, without effect",
 }
 
@@ -52,6 +64,8 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD, "\n## Headers\n", "| header | of | what it does |", "|---|---|---|"]
     parts += [f"| `{header}` | {of} | {does} |" for header, (of, does) in HEADERS.items()]
+    parts += ["\n| header of answers | what it says |", "|---|---|"]
+    parts += [f"| `{header}` | {says} |" for header, says in ANSWER_HEADERS.items()]
     parts.append("\nStreams are resumed [by computing them again](decisions/0026-resumed-streams.md).")
     for state, title in TITLES.items():
         parts.append(f"\n## {title}\n")
@@ -63,12 +77,17 @@ def page() -> str:
 
 
 def _rows(state: FieldState, fields: list[KnownField]) -> Iterator[str]:
-    neutral = state == "refused"
-    yield "| field | of | " + ("accepted | why |" if neutral else "remark |")
+    neutral = state in ("alias", "refused", "passed over")
+    yield "| field | of | " + ("asks for nothing | remark |" if neutral else "remark |")
     yield "|---|---|---|" + ("---|" if neutral else "")
-    for field in fields:
-        accepted = f" {', '.join(map(_code, field.neutral))} |" if neutral else ""
-        yield f"| `{field.name}` | {', '.join(field.endpoints)} |{accepted} {field.remark} |"
+    for (endpoints, values, remark), alike in groupby(fields, key=_row):
+        names = ", ".join(f"`{field.name}`" for field in alike)
+        yield f"| {names} | {endpoints} |" + (f" {values} |" if neutral else "") + f" {remark} |"
+
+
+def _row(field: KnownField) -> tuple[str, str, str]:
+    """What stands beside the name: endpoints, neutral values and remark."""
+    return ", ".join(field.endpoints), ", ".join(map(_code, field.neutral)), field.remark
 
 
 def _code(value: Any) -> str:

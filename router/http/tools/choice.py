@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.http.field_table import check_names
+from router.http.fields.spelling import check_names
 from router.http.request_body import decode
 from shared.errors import RequestError
 from shared.grammar_bounds import check_nesting

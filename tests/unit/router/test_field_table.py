@@ -1,4 +1,4 @@
-"""Nothing that asks for something is passed over in silence: every field of three APIs is served or refused by name."""
+"""Nothing is passed over in silence: a field is served, refused by name, or named in the answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
-from router.http.field_states import BOTH, Endpoint
-from router.http.field_table import NAMES_MAX, read_by_table
-from router.http.known_fields import KNOWN_FIELDS, fields_of
-from router.http.request_fields import ChatFields, CompletionFields, GenerationFields, read_fields
+from router.http.fields.ignored import Ignored
+from router.http.fields.known import KNOWN_FIELDS, fields_of
+from router.http.fields.spelling import edits
+from router.http.fields.states import BOTH, Endpoint
+from router.http.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
+from router.http.request_fields import ChatFields, CompletionFields, GenerationFields
 from router.http.responses_fields import ResponsesFields
 from shared.errors import RequestError
 
@@ -72,8 +74,19 @@ def body(endpoint: Endpoint, **fields: Any) -> bytes:
 
 def refusal(endpoint: Endpoint, **fields: Any) -> RequestError:
     with pytest.raises(RequestError) as raised:
-        read_fields(body(endpoint, **fields), KINDS[endpoint])
+        read(endpoint, **fields)
     return raised.value
+
+
+def read(endpoint: Endpoint, **fields: Any) -> msgspec.Struct:
+    return read_by_table(body(endpoint, **fields), endpoint, STRUCTS[endpoint], Ignored())
+
+
+def ignored_of(endpoint: Endpoint, **fields: Any) -> str:
+    """What the header says of a body."""
+    ignored = Ignored()
+    read_by_table(body(endpoint, **fields), endpoint, STRUCTS[endpoint], ignored)
+    return "".join(value.decode() for _, value in ignored.headers)
 
 
 def test_a_hundred_are_tried() -> None:
@@ -82,14 +95,16 @@ def test_a_hundred_are_tried() -> None:
 
 @pytest.mark.parametrize("name", ASKING)
 @pytest.mark.parametrize("endpoint", BOTH)
-def test_a_field_that_asks_for_something_is_served_or_refused_by_name(endpoint: Endpoint, name: str) -> None:
-    if name in KINDS[endpoint].__struct_fields__:
-        return
-    if (known := fields_of(endpoint).get(name)) and ASKING[name] in known.neutral:
-        return  # what one path does by itself, as chats with control tokens
-    error = refusal(endpoint, **{name: ASKING[name]})
-    assert error.param == name
-    assert str(error).startswith(name)
+def test_a_field_that_asks_for_something_is_served_refused_or_named(endpoint: Endpoint, name: str) -> None:
+    known = fields_of(endpoint).get(name)
+    if known and (known.state in ("served", "alias", "no effect") or ASKING[name] in known.neutral):
+        return  # served elsewhere in these tests; no effect is a remark of the table
+    if (known and known.state == "refused") or name in OTHER_ENDPOINTS:
+        error = refusal(endpoint, **{name: ASKING[name]})
+        assert error.param == name
+        assert str(error).startswith(name)
+    else:
+        assert ignored_of(endpoint, **{name: ASKING[name]}) == name
 
 
 @pytest.mark.parametrize("endpoint", BOTH)
@@ -121,8 +136,8 @@ def test_refused_fields_say_what_to_do_instead() -> None:
 def test_values_that_ask_for_nothing_are_accepted(field: Any) -> None:
     for endpoint in field.endpoints:
         for value in (*field.neutral, None):
-            if field.state == "refused":
-                read_by_table(body(endpoint, **{field.name: value}), endpoint, STRUCTS[endpoint])
+            if field.state in ("refused", "passed over"):
+                assert ignored_of(endpoint, **{field.name: value}) == ""
 
 
 def test_a_slip_of_the_finger_is_no_silence() -> None:
@@ -147,30 +162,103 @@ def test_a_name_in_other_letters_is_no_silence(name: str) -> None:
 )
 def test_a_slip_within_a_field_is_no_silence(endpoint: Endpoint, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError, match="did you mean") as raised:
-        read_by_table(body(endpoint, **fields), endpoint, STRUCTS[endpoint])
+        read(endpoint, **fields)
     assert raised.value.param == param
 
 
 def test_words_that_no_server_knows_are_passed_over_within_fields() -> None:
-    fields = read_fields(body("chat", stream_options={"include_usage": True, "zebra": 1}), ChatFields)
+    fields = read("chat", stream_options={"include_usage": True, "zebra": 1})
+    assert isinstance(fields, ChatFields)
     assert fields.stream_options is not None
     assert fields.stream_options.include_usage
 
 
-def test_words_that_no_server_knows_are_passed_over() -> None:
-    fields = read_fields(body("chat", zebra={"a": [1]}, x_trace="abc"), ChatFields)
-    assert fields.model == "m"
+def test_words_that_no_server_knows_are_passed_over_and_named() -> None:
+    assert ignored_of("chat", zebra={"a": [1]}, x_trace="abc") == "zebra, x_trace"
+    assert ignored_of("chat", zebra=None) == "zebra", "what it asks for is not known"
 
 
-def test_a_field_of_another_path_is_not_passed_over() -> None:
+def test_a_field_of_another_path_is_named_and_one_that_makes_it_another_question_refused() -> None:
     assert str(refusal("completions", messages=[WEATHER])) == "messages is not a field of this path"
-    read_fields(body("completions", messages=None), CompletionFields)
+    assert ignored_of("completions", messages=None) == ""
+    assert ignored_of("chat", include=["usage"], input="a", stop_regex=None) == "include, input"
+    assert ignored_of("completions", parallel_tool_calls=True, reasoning_effort="low") != ""
 
 
 def test_more_names_than_any_client_sends_are_not_looked_at() -> None:
     many = {f"x{number}": number for number in range(NAMES_MAX)}
-    read_fields(body("chat", **many, tempreature=0), ChatFields)
-    refusal("chat", **dict(list(many.items())[: NAMES_MAX // 2]), tempreature=0)
+    assert ignored_of("chat", **many, tempreature=0) == ""
+    refusal("chat", tempreature=0, **dict(list(many.items())[: NAMES_MAX // 2]))
+
+
+# Fields of Groq, OpenRouter, SillyTavern, KoboldCpp, Together, Fireworks, DeepInfra, vLLM, SGLang and llama.cpp, of
+# which a guard against slips once took some for misspelt ones.
+REAL_NAMES = """
+reasoning_format thinking_budget typical sampler_seed repetition_penalty_range id session top_n return_prompt_token_ids
+max_prompt_tokens reasoning include input temp rep_pen tfs nsigma ban_eos_token banned_strings thinking_config typical_p
+rep_pen_range rep_pen_slope rep_pen_decay top_a min_keep smoothing_curve dry_penalty_last_n adaptive_target speed usage
+provider transforms route models plugins preset max_price trace trace_id session_id chat_id title tags user_id perf
+perf_metrics_in_response prompt_truncate_len context_length_exceeded_behavior raw_output echo_last speculation
+safety_model compliance search_settings citation_options include_domains exclude_domains disable_tool_validation
+stream_n step steps max_steps prompts model_id messages_id token tokens stops seeds min_k stream_id max_retries
+timeout num_retries api_base api_key drop_params mock_response n_probs n_keep id_slot slot_id cache_control
+post_sampling_probs timings_per_token return_progress t_max_predict_ms lora max_context_length truncation_length
+custom_token_bans sampler_order sampler_priority samplers grammar_string use_default_badwordsids memory genkey quiet
+trim_stop legacy_api api_type api_server temperature_last dynatemp_low dynatemp_high skew xtc_threshold skip_cache
+top_k_return max_loops variables features background_tasks tool_ids files filter_ids params stream_tokens
+enable_search incremental_output result_format tool_stream search_parameters deferred citations betas container
+anthropic_version output_config safety_settings cached_content litellm_trace_id guardrails conversationId
+""".split()  # noqa: SIM905
+
+
+def test_names_of_other_servers_are_no_slips() -> None:
+    assert len(REAL_NAMES) >= 129
+    for endpoint in STRUCTS:
+        for name in REAL_NAMES:
+            known = fields_of(endpoint).get(name)
+            if known is None or known.state in ("passed over", "no effect"):
+                read(endpoint, **{name: 2})
+
+
+@pytest.mark.parametrize(
+    "name", ["tempreature", "temperture", "max_token", "max_tokes", "top_logprob", "stopTokenIds"]
+)
+def test_one_edit_or_two_of_a_long_name_are_a_slip(name: str) -> None:
+    assert "did you mean" in str(refusal("chat", **{name: 1}))
+
+
+def test_the_distance_of_names_is_that_of_edits() -> None:
+    assert [edits(a, b) for a, b in (("", "ab"), ("ab", "ba"), ("seed", "speed"), ("top_k", "top_p"))] == [
+        2,
+        1,
+        1,
+        1,
+    ]
+
+
+def test_a_name_of_another_server_is_served_where_it_means_the_same() -> None:
+    fields = read("chat", temp=0.3, n_predict=7, stop_sequences=["a"], random_seed=5, grammar="root ::= 'a'")
+    assert isinstance(fields, ChatFields)
+    assert (fields.temperature, fields.max_tokens, fields.stop, fields.seed) == (0.3, 7, ["a"], 5)
+    assert bytes(fields.guided_grammar) == b"\"root ::= 'a'\""
+    assert str(refusal("chat", temp="warm")).startswith("temp: Expected")
+    assert isinstance(served := read("responses", max_tokens=5), ResponsesFields)
+    assert served.max_output_tokens == 5
+
+
+def test_a_field_goes_before_its_alias() -> None:
+    fields = read("chat", temp=0.3, temperature=0.5, n_predict=-1)
+    assert isinstance(fields, ChatFields)
+    assert (fields.temperature, fields.max_tokens) == (0.5, None)
+    assert ignored_of("chat", temp=0.3, temperature=0.5) == "temp"
+    assert ignored_of("chat", temp=0.5, temperature=0.5) == ""
+    assert ignored_of("chat", temp=0.5, temperature=None) == ""
+
+
+def test_aliases_mean_served_fields() -> None:
+    for field in KNOWN_FIELDS:
+        for endpoint in field.endpoints if field.state == "alias" else ():
+            assert field.alias_of in STRUCTS[endpoint].__struct_fields__
 
 
 def test_errors_name_types_as_json_does() -> None:

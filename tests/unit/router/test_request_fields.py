@@ -10,7 +10,8 @@ import pytest
 
 from router.config import RouterConfig
 from router.http.completions import CompletionEndpoint
-from router.http.field_table import NEUTRAL_BYTES_MAX, is_neutral
+from router.http.fields.ignored import Ignored
+from router.http.fields.table import NEUTRAL_BYTES_MAX, is_neutral
 from router.http.prompts import Prompts
 from router.http.request_fields import (
     ChatFields,
@@ -46,16 +47,16 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
 
 
 def test_fields_that_may_be_large_stay_bytes_until_they_are_counted() -> None:
-    fields = read_fields(b'{"model": "m", "prompt": [[1], [2]]}', CompletionFields)
+    fields = read_fields(b'{"model": "m", "prompt": [[1], [2]]}', CompletionFields, Ignored())
     assert bytes(fields.prompt) == b"[[1], [2]]"
-    chat = read_fields(b'{"model": "m", "messages": []}', ChatFields)
+    chat = read_fields(b'{"model": "m", "messages": []}', ChatFields, Ignored())
     assert bytes(chat.messages) == b"[]"
 
 
 def test_small_fields_are_bounded_together() -> None:
     long = json.dumps({"model": "m", "prompt": "fox", "stop": ["x" * 200_000] * 3}).encode()
     with pytest.raises(RequestError, match="beside the prompt"):
-        read_fields(long, CompletionFields)
+        read_fields(long, CompletionFields, Ignored())
 
 
 def test_a_long_value_of_an_unsupported_field_is_not_decoded() -> None:

@@ -16,7 +16,7 @@ from openai.resources.responses import Responses
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.http.known_fields import fields_of
+from router.http.fields.known import fields_of
 from router.http.responses_fields import ResponsesFields
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
@@ -247,7 +247,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"input": [{"type": "function_call_output", "output": "x"}]},
         "input[0].call_id",
     ),
-    "a truncated input": ({"truncation": "auto"}, "truncation"),
     "no output": ({"max_output_tokens": 0}, "max_output_tokens"),
     "a field of chats": ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
     "a slip": ({"tempreature": 1}, "tempreature"),

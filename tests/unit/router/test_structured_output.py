@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.http.fields.ignored import Ignored
 from router.http.request_fields import (
     ChatFields,
     CompletionFields,
@@ -36,7 +37,7 @@ TAGS = {
 
 
 def chat(**fields: Any) -> ChatFields:
-    return read_fields(json.dumps({"model": "m", "messages": []} | fields).encode(), ChatFields)
+    return read_fields(json.dumps({"model": "m", "messages": []} | fields).encode(), ChatFields, Ignored())
 
 
 def asked(**fields: Any) -> Grammar:
@@ -131,7 +132,7 @@ def test_what_asks_for_nothing_is_free(fields: dict[str, Any]) -> None:
 
 def test_a_completion_is_constrained_alike() -> None:
     body = {"model": "m", "prompt": "fox", "response_format": {"type": "json_object"}}
-    assert asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields)) is not None
+    assert asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields, Ignored())) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Every field of OpenAI's /v1/responses, and what becomes of it; a part of `known_fields`."""
+"""Every field of OpenAI's /v1/responses, and what becomes of it; a part of `known`."""
 
 from __future__ import annotations
 
-from router.http.field_states import RESPONSES, no_effect, refused, served
+from router.http.fields.of_openai import NO_TOOLS_OF_ITS_OWN, TEXT_ONLY
+from router.http.fields.states import RESPONSES, no_effect, passed_over, refused, served
 
 _NOT_STORED = "nothing is stored here: send the whole conversation as input"
 RESPONSES_FIELDS = (
@@ -47,12 +48,17 @@ RESPONSES_FIELDS = (
             "conversation": _NOT_STORED,
             "prompt": "prompts are not stored here: send its text as instructions",
             "background": ("nothing is stored here: an answer comes on the connection", (False,)),
-            "background_options": "nothing is stored here: an answer comes on the connection",
+            "image": TEXT_ONLY,
+        },
+    ),
+    *passed_over(
+        "OpenAI",
+        RESPONSES,
+        {
             "truncation": ("an input that is too long is refused", ("disabled",)),
             "context_management": ("an input is not shortened", ([],)),
             "moderation": "nothing is moderated here",
-            "image": "this server reads and writes text only",
-            "access_programs": "this server has no tools of its own",
+            "access_programs": NO_TOOLS_OF_ITS_OWN,
         },
     ),
     *no_effect(
@@ -60,6 +66,7 @@ RESPONSES_FIELDS = (
         RESPONSES,
         {
             "store": "nothing is stored; the answer says so",
+            "background_options": "they belong to background",
             "stream_options": "events are not obfuscated, and the last one has usage",
             "max_tool_calls": "it counts tools that a server calls",
             "user": "names a user to OpenAI",
