@@ -18,6 +18,7 @@ from router.http.replies import failure_body
 from router.http.response_stream import TextDelta
 
 Json = dict[str, Any]
+COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
 Event = Json | msgspec.Raw | list[Json]  # of a stream: one, its JSON, or several that belong together
 
 
@@ -25,6 +26,7 @@ class AnswerObjects(Protocol):
     """One kind of answer."""
 
     done: bool  # whether a stream that is complete ends with [DONE]
+    waiting: bytes  # what a silent stream gets
 
     def opening(self, index: int) -> Event | None:
         """What comes before the first piece of a choice, if this kind has that."""
@@ -85,6 +87,7 @@ class CompletionObjects:
     """Objects of /v1/completions."""
 
     done = True
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -125,6 +128,7 @@ class ChatObjects:
     """Objects of /v1/chat/completions."""
 
     done = True
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -195,7 +199,11 @@ class ChatObjects:
         calls: list[Json] = []
         for part in piece.calls:
             if part.kind == "call":
-                head = {"call": part.call, "id": self._call_id(piece.index, part.call), "type": "function"}
+                head = {
+                    "call": part.call,
+                    "id": call_id(self._head.answer_id, piece.index, part.call),
+                    "type": "function",
+                }
                 calls.append({**head, "function": {"name": part.text, "arguments": ""}})
             elif calls and calls[-1]["call"] == part.call:
                 calls[-1]["function"]["arguments"] += part.text
@@ -203,10 +211,10 @@ class ChatObjects:
                 calls.append({"call": part.call, "function": {"arguments": part.text}})
         return calls
 
-    def _call_id(self, choice: int, call: int) -> str:
-        """Nine letters and digits: Mistral's chat template takes no other ids back."""
-        named = f"{self._head.answer_id} {choice} {call}"
-        return hashlib.sha256(named.encode()).hexdigest()[:9]
+
+def call_id(answer_id: str, choice: int, call: int) -> str:
+    """Nine letters and digits: Mistral's chat template takes no other ids back."""
+    return hashlib.sha256(f"{answer_id} {choice} {call}".encode()).hexdigest()[:9]
 
 
 def _thoughts(text: str) -> Json:

@@ -12,12 +12,11 @@ end: a model may go on with either. A call ends where the next one begins. Pure 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from router.core.effects import RequestFailed
-from router.http.openai_objects import Event, Json, ObjectHead
+from router.http.openai_objects import COMMENT, Event, Json, ObjectHead, call_id
 from router.http.response_stream import TextDelta
 from router.http.responses_fields import ResponsesFields, tools_of
 
@@ -29,6 +28,7 @@ class ResponsesObjects:
     """One answer on its way. Its events come in order, so it is for one stream, or for one whole answer."""
 
     done = False  # no [DONE]: the last event says that it is the last
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead, asked: ResponsesFields):
         self._head = head
@@ -114,11 +114,7 @@ class ResponsesObjects:
 
     def _begin_call(self, name: str, call: int) -> list[Json]:
         events = [] if not self._items else self._end_calls()
-        named = f"{self._head.answer_id} 0 {call}"
-        call_id = hashlib.sha256(named.encode()).hexdigest()[
-            :9
-        ]  # the only kind that every template takes back
-        return events + self._begin("function_call", name, call_id)
+        return events + self._begin("function_call", name, call_id(self._head.answer_id, 0, call))
 
     def _argue(self, text: str) -> list[Json]:
         item = self._items[-1] if self._items[-1].kind == "function_call" else self._last_call()

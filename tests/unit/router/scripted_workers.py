@@ -124,6 +124,7 @@ class ScriptedWorkers:
     script: Script = field(default_factory=Script)
     limits: Limits = LIMITS
     features: tuple[str, ...] = FEATURES
+    cached_tokens: int = 0  # of each prompt, as prefill says
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -220,7 +221,14 @@ class ScriptedWorkers:
         )
         told = told_of(output[index : index + 1], prefill.params)
         answer = Prefilled(
-            prefill.rid, prefill.attempt, index, (output[index],), baton, finish, logprobs=told
+            prefill.rid,
+            prefill.attempt,
+            index,
+            (output[index],),
+            baton,
+            finish,
+            self.cached_tokens,
+            logprobs=told,
         )
         if scores := scores_of(prefill):
             half = max(1, len(scores) // 2)  # they come in parts
