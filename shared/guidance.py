@@ -9,6 +9,8 @@ Nothing here knows torch, requests or threads. Errors quote the grammar, so they
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, get_version
@@ -27,6 +29,7 @@ _LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,  # the others quote the answer so far
 )
+_IN_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)\n +\d+ \| .*", re.DOTALL)
 
 
 def library_version() -> str:
@@ -34,13 +37,29 @@ def library_version() -> str:
     return get_version()
 
 
-def problem(grammar: Grammar) -> str:
-    """Why `grammar` cannot be compiled, in the library's words; empty if it can. Releases the GIL meanwhile."""
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Why a grammar cannot be compiled, empty if it can; and keywords of its schemas to which it is not kept."""
+
+    problem: str
+    unkept: tuple[str, ...] = ()
+
+
+def judged(grammar: Grammar) -> Judgement:
+    """Whether `grammar` can be compiled, and what of it is kept to. Releases the GIL meanwhile."""
     try:
         text = _library_text(grammar)
     except ValueError as error:  # a schema that is no JSON object
-        return _shortened(str(error))
-    return _shortened(LLMatcher.validate_grammar(text, limits=_LIMITS))
+        return Judgement(_shortened(str(error)))
+    failed, told = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
+    if failed:
+        return Judgement(_shortened(_of_schema(told[0] if told else "it cannot be compiled")))
+    return Judgement("", tuple(dict.fromkeys(name for one in told for name in _keywords(one))))
+
+
+def problem(grammar: Grammar) -> str:
+    """Why `grammar` cannot be compiled, in the library's words; empty if it can. Releases the GIL meanwhile."""
+    return judged(grammar).problem
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
@@ -72,6 +91,19 @@ def _library_text(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _of_schema(message: str) -> str:
+    """What is wrong in a schema, without the lines of the grammar around it, which its sender has never seen."""
+    found = _IN_SCHEMA.fullmatch(message)
+    return found[1] if found else message
+
+
+def _keywords(warning: str) -> list[str]:
+    """The keywords of a schema that a warning is about."""
+    if warning.startswith("Unimplemented keys"):
+        return re.findall(r'"([$A-Za-z]{1,64})"', warning)
+    return ["format" if "format" in warning else "oneOf" if "oneOf" in warning else "schema"]
 
 
 def _shortened(message: str) -> str:

@@ -70,12 +70,7 @@ class RouterPages:
     # ---- on the event loop -------------------------------------------------------------------------------------
 
     async def _debug(self, request_id: str) -> AdminPage:
-        rid = (
-            request_id.removeprefix("chatcmpl-")
-            .removeprefix("cmpl-")
-            .removeprefix("resp_")
-            .removeprefix("msg_")
-        )
+        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_")
         found = self._own(rid)
         if found is not None:
             return _json(200, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.http.fields.ignored import Ignored
 from router.http.tools.choice import ToolUse
 from router.http.tools.grammars import answer_grammar
 from router.text.answer_formats import PREFIX_TOKENS
@@ -32,24 +33,31 @@ class AnswerReading:
         return self.reader.parser(
             calls=bool(self.use.tools),
             prefix=tokenizer.decode_all(prompt[-PREFIX_TOKENS:]),
-            tools=self.use.tools,
+            tools=self.use.shown,
+            text_tools=self.use.custom,
             thoughts=self.thoughts,
             nothing_else=bool(self.use.forced),
         )
 
     def grammar(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], structured: Grammar | None
+        self, tokenizer: Tokenizer, prompt: Sequence[int], structured: Grammar | None, ignored: Ignored
     ) -> Grammar | None:
         """What an answer must look like; raises `RequestError` for schemas that cannot be kept to."""
         if structured is None and not self.use.tools:
             return None
         parser = self.parser(tokenizer, prompt)
         begun = parser is not None and parser.begins_in_thoughts
-        return answer_grammar(self.use, self.reader.format, begun, structured)
+        return answer_grammar(self.use, self.reader.format, begun, structured, ignored)
 
 
 def answer_reading(
-    tokenizer: Tokenizer, use: ToolUse, *, structured: bool, thoughts: bool, shows_thoughts: bool
+    tokenizer: Tokenizer,
+    use: ToolUse,
+    ignored: Ignored,
+    *,
+    structured: bool,
+    thoughts: bool,
+    shows_thoughts: bool,
 ) -> AnswerReading | None:
     """How a request's answers are read; None if they are text alone. `structured`: a grammar constrains them.
 
@@ -72,6 +80,8 @@ def answer_reading(
         return None
     if use.forced or (use.tools and structured):
         reader = reader.forced
+    elif use.strict and reader.strict is None and not any(tool.required for tool in use.tools):
+        use = use.free(ignored)
     elif use.strict:
         reader = _strict(reader)
     return AnswerReading(reader=reader, use=use, thoughts=thoughts, shows_thoughts=shows_thoughts)

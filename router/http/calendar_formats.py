@@ -23,7 +23,7 @@ _BESIDE = {
     "minLength",
     "maxLength",
 }  # constraints of the same text: then its format stays a format
-_VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values and no schemas
+VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values and no schemas
 
 
 def with_calendar(schema: bytes) -> bytes:
@@ -40,5 +40,5 @@ def with_calendar(schema: bytes) -> bytes:
             named = node.get("format")
             if isinstance(named, str) and named in PATTERNS and not _BESIDE & node.keys():
                 node["pattern"] = PATTERNS[node.pop("format")]
-            waiting += (value for key, value in node.items() if key not in _VALUES)
+            waiting += (value for key, value in node.items() if key not in VALUES)
     return msgspec.json.encode(whole)

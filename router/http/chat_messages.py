@@ -13,6 +13,7 @@ import msgspec
 
 from router.http.request_body import decode, missing_field
 from router.text.chat_template import Message
+from router.text.custom_input import INPUT
 from shared.errors import RequestError
 from shared.grammar_bounds import check_nesting
 
@@ -43,10 +44,18 @@ class CalledFunction(msgspec.Struct):
     arguments: msgspec.Raw = NO_BYTES  # a text, or an object
 
 
-class ToolCallFields(msgspec.Struct):
-    """One call in an assistant's message."""
+class CalledCustom(msgspec.Struct):
+    """What an assistant called with a text."""
 
-    function: CalledFunction
+    name: str
+    input: str = ""
+
+
+class ToolCallFields(msgspec.Struct):
+    """One call in an assistant's message, of a function or of a custom tool."""
+
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     id: str | None = None
     type: str | None = None
 
@@ -97,9 +106,17 @@ def _calls(message: MessageFields, param: str) -> list[dict[str, Any]]:
 
 
 def _call(call: ToolCallFields, param: str) -> dict[str, Any]:
-    if call.type not in (None, "function"):
-        raise RequestError(f"{param}.type must be function", param=f"{param}.type")
-    function = {"name": call.function.name, "arguments": _arguments(call.function, f"{param}.function")}
+    if call.type not in (None, "function", "custom"):
+        raise RequestError(f"{param}.type must be function or custom", param=f"{param}.type")
+    if call.custom:
+        function: dict[str, Any] = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
+    elif call.function:
+        function = {
+            "name": call.function.name,
+            "arguments": _arguments(call.function, f"{param}.function"),
+        }
+    else:
+        raise missing_field(f"{param}.{call.type or 'function'}")
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})
 
 

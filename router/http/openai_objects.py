@@ -16,9 +16,9 @@ from router.core.effects import RequestFailed, Usage
 from router.http.logprob_objects import LogprobObjects
 from router.http.replies import failure_body
 from router.http.response_stream import TextDelta
+from router.text.answer_parser import NAMES
 
 Json = dict[str, Any]
-COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
 Event = Json | msgspec.Raw | list[Json]  # of a stream: one, its JSON, or several that belong together
 
 
@@ -26,7 +26,6 @@ class AnswerObjects(Protocol):
     """One kind of answer."""
 
     done: bool  # whether a stream that is complete ends with [DONE]
-    waiting: bytes  # what a silent stream gets
 
     def opening(self, index: int) -> Event | None:
         """What comes before the first piece of a choice, if this kind has that."""
@@ -87,7 +86,6 @@ class CompletionObjects:
     """Objects of /v1/completions."""
 
     done = True
-    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -128,7 +126,6 @@ class ChatObjects:
     """Objects of /v1/chat/completions."""
 
     done = True
-    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -198,23 +195,21 @@ class ChatObjects:
         """One object for what the piece has of each call; only the first of a call has its id and its name."""
         calls: list[Json] = []
         for part in piece.calls:
-            if part.kind == "call":
-                head = {
-                    "call": part.call,
-                    "id": call_id(self._head.answer_id, piece.index, part.call),
-                    "type": "function",
-                }
-                calls.append({**head, "function": {"name": part.text, "arguments": ""}})
+            custom = part.kind in ("custom_call", "input")
+            kind, value = ("custom", "input") if custom else ("function", "arguments")
+            if part.kind in NAMES:
+                head = {"call": part.call, "id": self._call_id(piece.index, part.call), "type": kind}
+                calls.append({**head, kind: {"name": part.text, value: ""}})
             elif calls and calls[-1]["call"] == part.call:
-                calls[-1]["function"]["arguments"] += part.text
+                calls[-1][kind][value] += part.text
             else:
-                calls.append({"call": part.call, "function": {"arguments": part.text}})
+                calls.append({"call": part.call, kind: {value: part.text}})
         return calls
 
-
-def call_id(answer_id: str, choice: int, call: int) -> str:
-    """Nine letters and digits: Mistral's chat template takes no other ids back."""
-    return hashlib.sha256(f"{answer_id} {choice} {call}".encode()).hexdigest()[:9]
+    def _call_id(self, choice: int, call: int) -> str:
+        """Nine letters and digits: Mistral's chat template takes no other ids back."""
+        named = f"{self._head.answer_id} {choice} {call}"
+        return hashlib.sha256(named.encode()).hexdigest()[:9]
 
 
 def _thoughts(text: str) -> Json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -42,8 +42,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 class GenerationFields(StructuredFields, kw_only=True):
     """What completions and chat completions have in common; null means the default everywhere."""
-
-    caps_max_tokens: ClassVar[bool] = False  # of more than the context leaves, all that it leaves is taken
 
     model: str
     stream: bool | None = None
@@ -107,10 +105,10 @@ class ChatFields(GenerationFields, kw_only=True):
     functions: msgspec.Raw = NULL
     function_call: msgspec.Raw = NULL
 
-    def tool_use(self) -> ToolUse:
+    def tool_use(self, ignored: Ignored) -> ToolUse:
         """The tools of the request; raises `RequestError` for what is wrong in them."""
         asked = ToolFields(**{name: getattr(self, name) for name in ToolFields.__struct_fields__})
-        return tool_use(asked)
+        return tool_use(asked, ignored)
 
 
 FieldsT = TypeVar("FieldsT", bound=GenerationFields)
@@ -162,7 +160,7 @@ def chat_options(fields: ChatFields, use: ToolUse) -> ChatOptions:
         continue_final_message=bool(fields.continue_final_message),
         variables=variables,
         documents=fields.documents or None,
-        tools=use.tools or None,
+        tools=use.shown or None,
     )
 
 
@@ -278,8 +276,6 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
             code="context_length_exceeded",
         )
     name, asked = asked_max_tokens(fields)
-    if asked is not None and asked > room and fields.caps_max_tokens:
-        return room
     if asked is not None and asked > room:
         raise RequestError(
             f"{name} is {brief(asked)}, but a prompt of {prompt_len} tokens leaves {room}"

@@ -2,7 +2,7 @@
 
     created, in_progress                            before the first piece
     output_item.added, content_part.added           when an item begins
-    reasoning_text.delta, output_text.delta, function_call_arguments.delta
+    reasoning_text.delta, output_text.delta, function_call_arguments.delta, custom_tool_call_input.delta
     the same with done, content_part.done, output_item.done
     completed, or incomplete where max_output_tokens was reached
 
@@ -12,27 +12,35 @@ end: a model may go on with either. A call ends where the next one begins. Pure 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from router.core.effects import RequestFailed
-from router.http.openai_objects import COMMENT, Event, Json, ObjectHead, call_id
+from router.http.openai_objects import Event, Json, ObjectHead
 from router.http.response_stream import TextDelta
 from router.http.responses_fields import ResponsesFields, tools_of
+from router.http.tools.choice import ToolUse
+from router.text.answer_parser import NAMES, AnswerDelta
 
-Kind = Literal["reasoning", "message", "function_call"]
+Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 _TEXT_KINDS = {"reasoning": "reasoning_text", "message": "output_text"}
+_CALL_KINDS = {  # the event of a call's pieces, and the field that they make
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}  # of ids
 
 
 class ResponsesObjects:
     """One answer on its way. Its events come in order, so it is for one stream, or for one whole answer."""
 
     done = False  # no [DONE]: the last event says that it is the last
-    waiting = COMMENT
 
-    def __init__(self, head: ObjectHead, asked: ResponsesFields):
+    def __init__(self, head: ObjectHead, asked: ResponsesFields, use: ToolUse):
         self._head = head
         self._asked = asked
+        self._use = use
         self._tools = tools_of(asked)
         self._items: list[_Item] = []
         self._sent = 0
@@ -57,9 +65,7 @@ class ResponsesObjects:
             entries = told.chat(piece.entries)["content"] if told and piece.entries else []
             events += self._text("message", piece.text, entries)
         for part in piece.calls:
-            events += (
-                self._begin_call(part.text, part.call) if part.kind == "call" else self._argue(part.text)
-            )
+            events += self._begin_call(part) if part.kind in NAMES else self._argue(part.text)
         if piece.finish_reason is not None:
             self._complete = piece.finish_reason != "length"
             if not self._items:
@@ -102,30 +108,40 @@ class ResponsesObjects:
         about: Json = {"delta": text} | ({"logprobs": logprobs} if kind == "message" else {})
         return [*events, self._event(f"response.{_TEXT_KINDS[kind]}.delta", **item.place, **about)]
 
-    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> list[Json]:
-        item = _Item(kind, self._head.answer_id, len(self._items), name, call_id)
+    def _begin(self, kind: Kind, called: Json | None = None) -> list[Json]:
+        item = _Item(kind, self._head.answer_id, len(self._items), called)
         self._items.append(item)
         added = self._event(
             "response.output_item.added", output_index=item.index, item=item.shown("in_progress")
         )
-        if kind == "function_call":
+        if item.is_call:
             return [added]
         return [added, self._event("response.content_part.added", **item.place, part=item.part(begun=True))]
 
-    def _begin_call(self, name: str, call: int) -> list[Json]:
+    def _begin_call(self, part: AnswerDelta) -> list[Json]:
         events = [] if not self._items else self._end_calls()
-        return events + self._begin("function_call", name, call_id(self._head.answer_id, 0, call))
+        named = f"{self._head.answer_id} 0 {part.call}"
+        call_id = hashlib.sha256(named.encode()).hexdigest()[
+            :9
+        ]  # the only kind that every template takes back
+        tool = self._use.called(part.text)
+        called = {"call_id": call_id, "name": tool.own_name if tool else part.text}
+        if tool and tool.namespace:
+            called["namespace"] = tool.namespace
+        kind: Kind = "custom_tool_call" if part.kind == "custom_call" else "function_call"
+        return events + self._begin(kind, called)
 
     def _argue(self, text: str) -> list[Json]:
-        item = self._items[-1] if self._items[-1].kind == "function_call" else self._last_call()
+        item = self._items[-1] if self._items[-1].is_call else self._last_call()
         item.text += text
-        return [self._event("response.function_call_arguments.delta", **item.call_place, delta=text)]
+        event, _ = _CALL_KINDS[item.kind]
+        return [self._event(f"response.{event}.delta", **item.call_place, delta=text)]
 
     def _last_call(self) -> _Item:
-        return next(item for item in reversed(self._items) if item.kind == "function_call")
+        return next(item for item in reversed(self._items) if item.is_call)
 
     def _end_calls(self) -> list[Json]:
-        return [event for item in self._items if item.kind == "function_call" for event in self._end(item)]
+        return [event for item in self._items if item.is_call for event in self._end(item)]
 
     def _end(self, item: _Item) -> list[Json]:
         if item.ended:
@@ -139,9 +155,12 @@ class ResponsesObjects:
         ]
 
     def _whole_text(self, item: _Item) -> list[Json]:
-        if item.kind == "function_call":
-            about = {"arguments": item.text, "name": item.name}
-            return [self._event("response.function_call_arguments.done", **item.call_place, **about)]
+        if item.is_call:
+            event, field = _CALL_KINDS[item.kind]
+            about: Json = {field: item.text}
+            if item.kind == "function_call":
+                about["name"] = item.called["name"]
+            return [self._event(f"response.{event}.done", **item.call_place, **about)]
         logprobs: Json = {"logprobs": item.logprobs} if item.kind == "message" else {}
         return [
             self._event(f"response.{_TEXT_KINDS[item.kind]}.done", **item.place, text=item.text, **logprobs),
@@ -188,15 +207,14 @@ class ResponsesObjects:
 class _Item:
     """One item of the output."""
 
-    def __init__(self, kind: Kind, answer_id: str, index: int, name: str, call_id: str):
-        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
-        self.id = f"{prefix}_{answer_id.partition('_')[2]}-{index}"
+    def __init__(self, kind: Kind, answer_id: str, index: int, called: Json | None):
+        self.id = f"{_PREFIXES[kind]}_{answer_id.partition('_')[2]}-{index}"
         self.kind = kind
         self.index = index
-        self.text = ""  # or the arguments of a call
+        self.text = ""  # or the arguments or the input of a call
         self.logprobs: list[Json] = []
-        self.name = name
-        self.call_id = call_id
+        self.called = called or {}  # the names in a call
+        self.is_call = kind in _CALL_KINDS
         self.ended = False
         self.status = "in_progress"
 
@@ -219,8 +237,8 @@ class _Item:
     def shown(self, status: str) -> Json:
         """The item as it is now; one in progress has no content yet."""
         item: Json = {"type": self.kind, "id": self.id, "status": status}
-        if self.kind == "function_call":
-            return {**item, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        if self.is_call:
+            return {**item, **self.called, _CALL_KINDS[self.kind][1]: self.text}
         content = [] if status == "in_progress" else [self.part()]
         if self.kind == "reasoning":
             return {**item, "summary": [], "content": content}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from router.http.fields.ignored import Ignored
-from router.http.fields.spelling import UNKNOWN, check_names
+from router.http.fields.spelling import UNKNOWN
 from router.http.fields.table import read_by_table
 from router.http.request_body import decode
 from router.http.request_fields import ChatFields
@@ -28,6 +28,12 @@ _CHAT_NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
+_INCLUDABLE = (  # from answers of tools that this server does not run, and for those that store nothing
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "reasoning.encrypted_content"),
+    *("web_search_call.action.sources", "web_search_call.results"),
+)
+_FUNCTION: Json = {"description": None, "parameters": None, "strict": False}  # fields that every answer has
 _NULL = msgspec.Raw(b"null")
 
 
@@ -35,6 +41,7 @@ class ReasoningFields(msgspec.Struct):
     """How much a model thinks; summaries are not made."""
 
     effort: str | None = None
+    summary: str | None = None
 
 
 class TextFormatFields(msgspec.Struct):
@@ -52,16 +59,6 @@ class TextFields(msgspec.Struct):
 
     format: TextFormatFields | None = None
     verbosity: str | None = None
-
-
-class FunctionFields(msgspec.Struct):
-    """A tool: what chat completions have in an object `function` of its own."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: msgspec.Raw = _NULL
-    strict: bool | None = None
 
 
 class ResponsesFields(msgspec.Struct, kw_only=True):
@@ -102,7 +99,8 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
     Raises `RequestError` naming the field that is wrong.
     """
     asked = read_by_table(body, "responses", ResponsesFields, ignored)
-    messages = chat_messages(asked.input, asked.instructions, context_len)
+    messages = chat_messages(asked.input, asked.instructions, context_len, ignored)
+    _pass_over(asked, ignored)
     asked.input = _NULL  # the fields live on, the body need not
     told = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
     return ChatOfResponses(
@@ -117,7 +115,7 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         min_p=asked.min_p,
         repetition_penalty=asked.repetition_penalty,
         seed=asked.seed,
-        tools=_chat_tools(asked),
+        tools=asked.tools,
         tool_choice=asked.tool_choice,
         parallel_tool_calls=asked.parallel_tool_calls,
         response_format=_response_format(asked.text),
@@ -140,33 +138,22 @@ def in_responses_words(error: RequestError) -> RequestError:
     return RequestError(message, status=error.status, param=param, code=error.code)
 
 
-def tools_of(asked: ResponsesFields) -> list[FunctionFields]:
-    """The tools of a request, in the form that this API has for them."""
-    return [] if bytes(asked.tools) == b"null" else decode(asked.tools, list[FunctionFields], "tools")
+def tools_of(asked: ResponsesFields) -> list[Json]:
+    """The tools of a request that are no server's own, as the answer repeats them."""
+    given = [] if bytes(asked.tools) == b"null" else decode(asked.tools, list[Json], "tools")
+    known = {"function": _FUNCTION, "custom": {}, "namespace": {}}
+    return [known[tool["type"]] | tool for tool in given if tool.get("type") in known]
 
 
-def _chat_tools(asked: ResponsesFields) -> msgspec.Raw:
-    if bytes(asked.tools) != b"null":
-        for at, names in enumerate(decode(asked.tools, list[dict[str, msgspec.Raw]], "tools")):
-            check_names(names, f"tools[{at}]", "tool")
-    given = tools_of(asked)
-    for at, tool in enumerate(given):
-        if tool.type != "function":
-            raise RequestError(
-                f"tools[{at}].type must be function: this server has no tools of its own",
-                param=f"tools[{at}].type",
-            )
-    functions = [
-        {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in given
-    ]
-    chat = [{"type": "function", "function": function} for function in functions]
-    return msgspec.Raw(msgspec.json.encode(chat))
+def _pass_over(asked: ResponsesFields, ignored: Ignored) -> None:
+    """Note what agents ask for by habit, and what an answer here never has."""
+    if asked.reasoning and asked.reasoning.summary not in (None, "none"):
+        ignored.own("reasoning.summary")
+    for name in asked.include or ():
+        if name in _INCLUDABLE:
+            ignored.own(f"include.{name}")
+        elif name != LOGPROBS:
+            ignored.own("include")
 
 
 def _response_format(text: TextFields | None) -> msgspec.Raw:

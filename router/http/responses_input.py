@@ -1,9 +1,10 @@
 """The items of a Responses request become the messages of a chat.
 
-    message                 a message of its role
-    function_call           a call in the assistant's message
-    function_call_output    a message of role tool
-    reasoning               the thoughts of the assistant's message
+    message                                           a message of its role
+    function_call, custom_tool_call                   a call in the assistant's message
+    function_call_output, custom_tool_call_output     a message of role tool
+    reasoning                                         the thoughts of the assistant's message
+    web_search_call, mcp_call, …                      nothing: a server's own tool did that, elsewhere
 
 What an assistant thought, said and called in a row is one message, as chat templates want it. Instructions stand before
 all; where the input begins with a system message too, both are one, because many templates take one alone.
@@ -15,7 +16,9 @@ from typing import Any
 
 import msgspec
 
+from router.http.fields.ignored import Ignored
 from router.http.request_body import decode, missing_field
+from router.http.tools.declared import joined_name
 from shared.errors import RequestError
 
 OBJECTS_PER_TOKEN_MAX = 4  # of the context: an item, and each of its parts, is an object
@@ -24,6 +27,11 @@ Json = dict[str, Any]
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _SYSTEM = ("system", "developer")
+_OF_SERVERS = (  # what tools of other servers did, and what only they can read
+    *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
+    *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
+)
 
 
 class PartFields(msgspec.Struct):
@@ -40,13 +48,17 @@ class ItemFields(msgspec.Struct):
     role: str | None = None
     content: str | list[PartFields] | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     call_id: str | None = None
     output: str | list[PartFields] | None = None
 
 
-def chat_messages(given: msgspec.Raw, instructions: str | None, context_len: int) -> list[Json]:
-    """The messages of a chat; raises `RequestError` naming the item that is wrong."""
+def chat_messages(
+    given: msgspec.Raw, instructions: str | None, context_len: int, ignored: Ignored
+) -> list[Json]:
+    """The messages of a chat; raises `RequestError` naming the item that is wrong. Others go to `ignored`."""
     messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     if bytes(given).startswith(b'"'):
         return [*messages, {"role": "user", "content": decode(given, str, "input")}]
@@ -60,11 +72,11 @@ def chat_messages(given: msgspec.Raw, instructions: str | None, context_len: int
     if not items:
         raise RequestError("input must be a string, or a list of at least one item", param="input")
     for at, item in enumerate(items):
-        _add(messages, item, f"input[{at}]")
+        _add(messages, item, f"input[{at}]", ignored)
     return _with_one_system(messages)
 
 
-def _add(messages: list[Json], item: ItemFields, param: str) -> None:
+def _add(messages: list[Json], item: ItemFields, param: str, ignored: Ignored) -> None:
     if item.type == "message":
         role = item.role or _missing(f"{param}.role")
         content = _text(item.content, f"{param}.content")
@@ -72,11 +84,9 @@ def _add(messages: list[Json], item: ItemFields, param: str) -> None:
             _assistant(messages, "content")["content"] = content
         else:
             messages.append({"role": role, "content": content})
-    elif item.type == "function_call":
-        function = {"name": item.name or _missing(f"{param}.name"), "arguments": item.arguments or "{}"}
-        call = {"id": item.call_id or _missing(f"{param}.call_id"), "type": "function", "function": function}
-        _assistant(messages).setdefault("tool_calls", []).append(call)
-    elif item.type == "function_call_output":
+    elif item.type in ("function_call", "custom_tool_call"):
+        _assistant(messages).setdefault("tool_calls", []).append(_call(item, param))
+    elif item.type in ("function_call_output", "custom_tool_call_output"):
         called = item.call_id or _missing(f"{param}.call_id")
         output = _text(item.output, f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": called, "content": output})
@@ -84,12 +94,23 @@ def _add(messages: list[Json], item: ItemFields, param: str) -> None:
         if item.content:
             thoughts = _text(item.content, f"{param}.content")
             _assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thoughts
+    elif item.type in _OF_SERVERS:
+        ignored.own(item.type)
     else:
         raise RequestError(
-            f"{param}.type must be message, function_call, function_call_output or reasoning: nothing is stored here,"
-            " and there are no other tools",
+            f"{param}.type must be message, reasoning, or a call of a function or custom tool or its output: nothing is"
+            " stored here, so send what the item stands for",
             param=f"{param}.type",
         )
+
+
+def _call(item: ItemFields, param: str) -> Json:
+    """A call as a chat has it, under the name by which the model is shown its tool."""
+    called: Json = {"name": joined_name(item.namespace, item.name or _missing(f"{param}.name"))}
+    call: Json = {"id": item.call_id or _missing(f"{param}.call_id")}
+    if item.type == "custom_tool_call":
+        return {**call, "type": "custom", "custom": {**called, "input": item.input or ""}}
+    return {**call, "type": "function", "function": {**called, "arguments": item.arguments or "{}"}}
 
 
 def _assistant(messages: list[Json], *without: str) -> Json:

@@ -25,7 +25,7 @@ from starlette.types import Scope
 
 from router.http.response_stream import TextDelta
 from router.http.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
-from router.text.answer_parser import AnswerDelta
+from router.text.answer_parser import NAMES, AnswerDelta
 from shared.api_keys import ApiKey
 from shared.errors import RequestError
 from shared.metric_fields import all_declared, total
@@ -265,7 +265,7 @@ class StreamMarks:
 
 def _size(part: AnswerDelta) -> int:
     """The name of a tool comes whole; its arguments may be cut anywhere."""
-    return 1 if part.kind == "call" else len(part.text)
+    return 1 if part.kind in NAMES else len(part.text)
 
 
 def _behind(parts: Sequence[AnswerDelta], had: int) -> tuple[AnswerDelta, ...]:

@@ -4,8 +4,10 @@
     vLLM      structured_outputs {json | json_object | regex | choice | grammar | structural_tag}, and guided_*
     SGLang    json_schema, regex, ebnf
 
-A schema is kept to the letter: a keyword that cannot be kept is refused by its name, unless `strict` is false. Between
-the tokens of JSON there is one blank at most, because small models else write blanks until they reach max_tokens.
+A schema is kept to the letter: a keyword that cannot be kept is refused by its name. A schema of `response_format` is
+so only where it says `strict`, as with OpenAI: else such a keyword is passed over and named in the answer's head.
+Between the tokens of JSON there is one blank at most, because small models else write blanks until they reach
+max_tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from router.http.calendar_formats import with_calendar
+from router.http.fields.ignored import Ignored
 from router.http.fields.spelling import check_names
+from router.http.lenient_schemas import has_pattern_annotations, with_patterns_as_annotations
 from router.http.request_body import decode
 from shared import guidance
 from shared.errors import RequestError
@@ -52,10 +56,11 @@ class StructuredFields(msgspec.Struct, kw_only=True):
     ebnf: msgspec.Raw = _NULL
 
 
-def asked_grammar(fields: StructuredFields) -> Grammar | None:
+def asked_grammar(fields: StructuredFields, ignored: Ignored) -> Grammar | None:
     """The grammar that a request asks for, within all bounds; None: its answer is free.
 
     Takes milliseconds, so it is for a thread. Raises `RequestError`, which names the field and what is wrong in it.
+    What a lenient schema says and is not kept to goes to `ignored`.
     """
     asked: dict[str, Grammar] = {}
     for name, make in _FIELDS.items():
@@ -67,16 +72,21 @@ def asked_grammar(fields: StructuredFields) -> Grammar | None:
             f"only one of {' and '.join(asked)} may constrain the answer", param=list(asked)[1]
         )
     for name, grammar in asked.items():
-        check_grammar(grammar, name)
+        check_grammar(grammar, name, ignored)
         return grammar
     return None
 
 
-def check_grammar(grammar: Grammar, param: str) -> None:
-    """Raise `RequestError` for a grammar that is too large, or that no worker could compile."""
+def check_grammar(grammar: Grammar, param: str, ignored: Ignored) -> None:
+    """Raise `RequestError` for a grammar that is too large, or that no worker could compile; note what is not kept."""
     check_bounds(grammar, param)
-    if why := guidance.problem(grammar):
-        raise RequestError(f"{param} cannot be kept to: {why}", param=param, code="invalid_grammar")
+    judgement = guidance.judged(grammar)
+    if judgement.problem:
+        raise RequestError(
+            f"{param} cannot be kept to: {judgement.problem}", param=param, code="invalid_grammar"
+        )
+    for keyword in (*judgement.unkept, *(["pattern"] if has_pattern_annotations(grammar) else [])):
+        ignored.own(f"{param}.{keyword}")
 
 
 def json_grammar(schema: Any, param: str, *, whitespace: str = ONE_BLANK, lenient: bool = False) -> Grammar:
@@ -93,6 +103,8 @@ def json_grammar(schema: Any, param: str, *, whitespace: str = ONE_BLANK, lenien
     if lenient:
         options |= {"lenient": True, "coerce_one_of": True}
     text = with_calendar(msgspec.json.encode(schema | {"x-guidance": options}))
+    if lenient:
+        text = with_patterns_as_annotations(text)
     return Grammar("json", text.decode())
 
 
@@ -167,7 +179,7 @@ def _response_format(value: Any, param: str) -> Grammar | None:
             check_names(
                 described if isinstance(described, dict) else (), f"{param}.json_schema", "json_schema"
             )
-            lenient = isinstance(described, dict) and described.get("strict") is False
+            lenient = isinstance(described, dict) and described.get("strict") is not True
             return json_grammar(_field(described, "schema", f"{param}.json_schema"), param, lenient=lenient)
         case "structural_tag":
             return tag_grammar(value, param)

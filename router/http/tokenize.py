@@ -5,7 +5,6 @@ Both take as many tokens as the model's context has, and work on the tokenizer's
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
+from router.http.fields.ignored import Ignored
 from router.http.prompts import check_token_ids
 from router.http.replies import DisconnectedError, send_json, send_request_error
 from router.http.request_body import decode
@@ -20,8 +20,6 @@ from router.http.serving import OpenAIServing
 from router.http.tools.choice import ToolFields, tool_use
 from router.text.chat_template import ChatOptions
 from shared.errors import RequestError
-
-Work = Callable[[OpenAIServing, bytearray, int], msgspec.Raw]  # of a body and the context length, on a thread
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -43,7 +41,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.chat_template_kwargs,
-            tools=tool_use(ToolFields(tools=self.tools)).tools or None,
+            tools=tool_use(ToolFields(tools=self.tools), Ignored()).shown or None,
         )
 
 
@@ -54,20 +52,21 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     tokens: msgspec.Raw
 
 
-class TokenizerEndpoint:
-    """The ASGI endpoint of a path whose answer takes a tokenizer and no worker."""
+class TokenizeEndpoint:
+    """The ASGI endpoint of one of the two paths."""
 
-    def __init__(self, serving: OpenAIServing, work: Work):
+    def __init__(self, serving: OpenAIServing, *, to_text: bool):
         self._serving = serving
-        self._work = work
+        self._to_text = to_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
+        work = self._detokenize if self._to_text else self._tokenize
         try:
             context_len = self._serving.context_len()
             async with self._serving.bodies.read(scope, receive) as body:
                 answer = await self._serving.prompts.run(
-                    tenant_of(scope), receive, lambda: self._work(self._serving, body, context_len)
+                    tenant_of(scope), receive, lambda: work(body, context_len)
                 )
             await send_json(send, 200, answer)
         except RequestError as error:
@@ -75,31 +74,27 @@ class TokenizerEndpoint:
         except DisconnectedError:
             pass
 
+    def _tokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
+        fields = decode(body, TokenizeFields)
+        self._serving.check_model(fields.model or self._serving.settings.model_name)
+        prompts = self._serving.prompts
+        if bytes(fields.messages) not in (b"", b"null"):
+            ids = prompts.chat(fields.messages, context_len, fields.chat_options())
+        elif fields.prompt is not None:
+            ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
+        else:
+            raise RequestError("either prompt or messages is required", param="prompt")
+        strings = self._serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
+        return msgspec.Raw(msgspec.json.encode(answer))
 
-def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
-    """The answer of /tokenize; raises `RequestError`. For a tokenizer's thread."""
-    fields = decode(body, TokenizeFields)
-    serving.check_model(fields.model or serving.settings.model_name)
-    prompts = serving.prompts
-    if bytes(fields.messages) not in (b"", b"null"):
-        ids = prompts.chat(fields.messages, context_len, fields.chat_options())
-    elif fields.prompt is not None:
-        ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
-    else:
-        raise RequestError("either prompt or messages is required", param="prompt")
-    strings = serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
-    return msgspec.Raw(msgspec.json.encode(answer))
-
-
-def detokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
-    """The answer of /detokenize; the same."""
-    fields = decode(body, DetokenizeFields)
-    serving.check_model(fields.model or serving.settings.model_name)
-    tokenizer = serving.tokenizer
-    if bytes(fields.tokens).count(b",") >= context_len:
-        raise RequestError(
-            f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
-        )
-    ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
-    return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))
+    def _detokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
+        fields = decode(body, DetokenizeFields)
+        self._serving.check_model(fields.model or self._serving.settings.model_name)
+        tokenizer = self._serving.tokenizer
+        if bytes(fields.tokens).count(b",") >= context_len:
+            raise RequestError(
+                f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
+            )
+        ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
+        return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))

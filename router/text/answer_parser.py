@@ -5,7 +5,7 @@ what models write as JSON within a call. Whatever way the text is cut into piece
 is not streamed is the joined pieces of a stream.
 
     content     <think>…</think>\\n\\n        text            <tool_call>{"name": …}</tool_call>
-    kind                reasoning   (left out)  content     call, then arguments
+    kind                reasoning   (left out)  content     call, then arguments; custom_call, then input
 
 Blank space between the parts belongs to none. A call that cannot be read is content, with the marks around it, and
 nothing is logged: it is the client's text. This file knows neither tokens, nor requests, nor stop strings.
@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from router.text.answer_formats import AnswerFormat, joined
 from router.text.call_scanner import CallPart, CallScanner
+from router.text.custom_input import CustomInput
 
-DeltaKind = Literal["content", "reasoning", "call", "arguments"]
+DeltaKind = Literal["content", "reasoning", "call", "arguments", "custom_call", "input"]
+NAMES = ("call", "custom_call")  # whose text is the name of a tool
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What is new of an answer. The text of a `call` is its name; `call` counts calls from 0."""
+    """What is new of an answer. The text of a `call` is its name; `call` counts calls from 0.
+
+    A `custom_call` is one of a tool that takes a text, and its `input` is that text, without the JSON around it.
+    """
 
     kind: DeltaKind
     text: str
@@ -75,20 +80,21 @@ class AnswerFormatReader:
         calls: bool,
         prefix: str,
         tools: Sequence[Any] = (),
+        text_tools: Collection[str] = (),
         thoughts: bool = True,
         nothing_else: bool = False,
     ) -> AnswerParser | None:
         """Reads one answer; None where it is text alone.
 
-        `prefix` is the end of the prompt, which may have begun the answer; `tools` as they came in the request.
-        `nothing_else`: a grammar keeps the answer to calls.
+        `prefix` is the end of the prompt, which may have begun the answer; `tools` as the model is shown them;
+        `text_tools` names those that take one text. `nothing_else`: a grammar keeps the answer to calls.
         """
         template = self._templates[calls, thoughts]
         if template is None:
             return None
         if not template.start_anchor_re.search(prefix):
             prefix = ""
-        return AnswerParser(self.format, template, prefix, tools, has_content=not nothing_else)
+        return AnswerParser(self.format, template, prefix, tools, text_tools, has_content=not nothing_else)
 
 
 class AnswerParser:
@@ -100,6 +106,7 @@ class AnswerParser:
         template: Any,
         prefix: str,
         tools: Sequence[Any],
+        text_tools: Collection[str] = (),
         *,
         has_content: bool = True,
     ):
@@ -112,6 +119,8 @@ class AnswerParser:
         self._broken = False
         self._deltas: list[AnswerDelta] = []
         self._calls = 0
+        self._text_tools = text_tools
+        self._input: CustomInput | None = None  # of the last call, if its tool takes a text
         self._content = _Blank(keep_first=True)
         self._thoughts = _Blank(keep_first=False)
         self._body: list[str] = []  # of a call that is read at its end
@@ -138,6 +147,7 @@ class AnswerParser:
         """The rest. The text may have ended anywhere."""
         if not self._broken:
             self._read(None)
+        self._end_input()
         self._put("content", self._content.finish())
         return self._take()
 
@@ -208,7 +218,7 @@ class AnswerParser:
             if part.kind == "name":
                 self._say_call(part.text)
             elif part.kind == "arguments":
-                self._put("arguments", part.text)
+                self._say_arguments(part.text)
             elif scanner.calls:
                 self._say_content(part.text)
 
@@ -222,6 +232,7 @@ class AnswerParser:
         if not called:
             mark = value.get("open", "") if isinstance(value, dict) else ""
             self._say_content(mark + "".join(self._body) + ("" if at_end else self._format.close))
+        self._end_input()
         self._body = []
 
     def _say_values(self, value: Any) -> bool:
@@ -241,13 +252,26 @@ class AnswerParser:
             self._say_call(one["name"])
             arguments = one.get("arguments") or {}
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            self._put("arguments", text)
+            self._say_arguments(text)
         return True
 
     def _say_call(self, name: str) -> None:
+        self._end_input()
         self._calls += 1
         self._content = _Blank(keep_first=False)
-        self._put("call", name)
+        self._input = CustomInput() if name in self._text_tools else None
+        self._put("custom_call" if self._input else "call", name)
+
+    def _say_arguments(self, text: str) -> None:
+        if self._input:
+            self._put("input", self._input.push(text))
+        else:
+            self._put("arguments", text)
+
+    def _end_input(self) -> None:
+        if self._input:
+            self._put("input", self._input.finish())
+            self._input = None
 
 
 class _Blank:

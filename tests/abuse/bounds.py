@@ -144,7 +144,7 @@ ROUTER_BOUNDS = (
         "400",
         "128 tools of one HTTP request",
         f"{JSON}[129 tools]",
-        place="router.http.tools.choice",
+        place="router.http.tools.declared",
     ),
     Bound(
         "tokenizing_max",

@@ -201,7 +201,23 @@ CASES = {
     ),
     "a response to what was stored": response(MARKER, previous_response_id=MARKER),
     "a response later": response(MARKER, background=True),
-    "a response by a search": response(MARKER, tools=[{"type": "web_search"}]),
+    "a response by a search": response(
+        MARKER, tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}
+    ),
+    "a response without 20,000 tools of other servers": response(
+        MARKER, {200}, tools=[{"type": "web_search"}] * 20_000
+    ),
+    "a response with 8,192 tools in namespaces": response(
+        MARKER,
+        tools=[
+            {
+                "type": "namespace",
+                "name": f"n{at}",
+                "tools": [{"type": "function", "name": f"f{k}"} for k in range(64)],
+            }
+            for at in range(128)
+        ],
+    ),
     "a response in a format of nobody's": response(MARKER, text={"format": {"type": MARKER}}),
     "a response with instructions that are a list": response(MARKER, instructions=[MARKER]),
     "a response of minus one token": response(MARKER, max_output_tokens=-1),

@@ -1,6 +1,7 @@
 """An environment of its own for each client: made once for its pins, kept in the cache, used by its program.
 
 `pins/NAME.txt` is what pip installs for `programs/NAME.py`, `pins/NAME.json` what npm installs for `programs/NAME.mjs`.
+Agents are programs themselves: `test_agent_programs` runs the commands that npm installs for them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ PROGRAMS = HERE / "programs"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "segue" / "clients"
 
 
-def client_command(name: str) -> list[Path | str]:
-    """How to run the client's program; its environment is made where it is not there yet, which takes minutes."""
-    for_python = HERE / "pins" / f"{name}.txt"
-    pins = for_python if for_python.exists() else for_python.with_suffix(".json")
+def client_folder(name: str) -> Path:
+    """The client's environment, which is made where it is not there yet: that takes minutes."""
+    pins = _pins(name)
     folder = CACHE / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
     complete = folder / "complete"
     if not complete.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        if pins is for_python:
+        if pins.suffix == ".txt":
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             subprocess.run([folder / "bin" / "pip", "install", "--quiet", "-r", pins], check=True)
         else:
@@ -35,11 +35,22 @@ def client_command(name: str) -> list[Path | str]:
             shutil.copy(pins, folder / "package.json")
             subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], check=True, cwd=folder)
         complete.touch()
-    if pins is for_python:
+    return folder
+
+
+def client_command(name: str) -> list[Path | str]:
+    """How to run the client's program in its environment."""
+    folder = client_folder(name)
+    if _pins(name).suffix == ".txt":
         return [folder / "bin" / "python", PROGRAMS / f"{name}.py"]
     for program in ("told", name):  # Node looks for packages beside the program
         shutil.copy(PROGRAMS / f"{program}.mjs", folder)
     return ["node", folder / f"{name}.mjs"]
+
+
+def _pins(name: str) -> Path:
+    for_python = HERE / "pins" / f"{name}.txt"
+    return for_python if for_python.exists() else for_python.with_suffix(".json")
 
 
 def run_client(name: str, base_url: str, model: Path, seconds_max: float) -> dict[str, Any]:

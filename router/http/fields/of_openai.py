@@ -32,7 +32,7 @@ OPENAI_FIELDS = (
     *served(
         "OpenAI",
         CHAT,
-        {"response_format": "json_schema, json_object; a keyword that cannot be kept is refused"},
+        {"response_format": "json_schema, json_object; what cannot be kept is refused if strict, else named"},
     ),
     *served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
     *served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
@@ -41,8 +41,9 @@ OPENAI_FIELDS = (
         "OpenAI",
         CHAT,
         {
-            "tools": "up to 128 functions, if the model's chat template shows them or a tool_call_parser is set",
-            "tool_choice": "none, auto, required, or a tool by its name",
+            "tools": "up to 128 functions and custom tools, if the model's template shows them or a tool_call_parser is"
+            " set; a server's own, as web_search, are left out and named",
+            "tool_choice": "none, auto, required, a tool by its name, or allowed_tools",
             "parallel_tool_calls": "false: one call at most, where calls are forced or strict",
             "functions": "the name of today is tools",
             "function_call": "the name of today is tool_choice",

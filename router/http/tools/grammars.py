@@ -21,11 +21,15 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
+from router.http.fields.ignored import Ignored
+from router.http.lenient_schemas import has_pattern_annotations
 from router.http.structured_output import ANY_OBJECT, check_grammar, json_grammar
 from router.http.tools.choice import ToolUse
+from router.http.tools.declared import Tool
 from router.text.answer_formats import AnswerFormat, CallWriting
+from shared import guidance
+from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.grammar_bounds import check_bounds
 
@@ -35,29 +39,42 @@ _UNESCAPED_SLASH = re.compile(r"\\.|/", re.DOTALL)  # or what is escaped already
 
 
 def answer_grammar(
-    use: ToolUse, answer_format: AnswerFormat, begun: bool, structured: Grammar | None
+    use: ToolUse, answer_format: AnswerFormat, begun: bool, structured: Grammar | None, ignored: Ignored
 ) -> Grammar | None:
     """The grammar of a chat's answer; None: it is free.
 
     `begun`: the prompt has begun the answer's thoughts. `structured` is the grammar that the request asks for. Raises
-    `RequestError` for a schema that cannot be kept to.
+    `RequestError` for a schema that cannot be kept to; what a lenient one is not kept to goes to `ignored`.
     """
     if structured is None and not use.forced:
-        return _checked(_free_until_a_call(use, answer_format)) if use.strict else None
+        return _checked(_free_until_a_call(use, answer_format), use, ignored) if use.strict else None
     if not use.tools:
         assert structured is not None
         if not (answer_format.thinks and answer_format.thought):
             return structured
-        whole = _behind_thoughts("answer_body", answer_format, begun) + _body(structured)
-        return _checked(Grammar("lark", whole), "response_format")
+        whole = Grammar("lark", _behind_thoughts("answer_body", answer_format, begun) + _body(structured))
+        check_bounds(whole, "response_format")
+        if why := guidance.problem(whole):
+            raise RequestError(
+                f"response_format cannot be kept to: {why}", param="response_format", code="invalid_grammar"
+            )
+        return whole
     calls, rules = _calls(use, answer_format)
     if structured is not None and not use.forced:
         calls, rules = f"({calls} | answer_body)", rules + _body(structured)
-    return _checked(Grammar("lark", _behind_thoughts(calls, answer_format, begun) + rules))
+    return _checked(Grammar("lark", _behind_thoughts(calls, answer_format, begun) + rules), use, ignored)
 
 
-def _checked(grammar: Grammar, param: str = "tools") -> Grammar:
-    check_grammar(grammar, param)
+def _checked(grammar: Grammar, use: ToolUse, ignored: Ignored) -> Grammar:
+    """The grammar of calls, once it is known to compile. Where it says more than is kept, each schema tells what."""
+    check_bounds(grammar, "tools")
+    judgement = guidance.judged(grammar)
+    if judgement.problem or judgement.unkept or has_pattern_annotations(grammar):
+        for tool in use.tools:
+            check_grammar(_schema(tool, exact=tool.name in use.forced), tool.param, ignored)
+    if judgement.problem:
+        why = judgement.problem.split("\n", 1)[0]
+        raise RequestError(f"tools cannot be kept to together: {why}", param="tools", code="invalid_grammar")
     return grammar
 
 
@@ -69,14 +86,13 @@ def _calls(use: ToolUse, answer_format: AnswerFormat, written: str = "") -> tupl
     begin = writing.begin if writing.open else writing.begin.removeprefix(written)
     several = use.parallel and (bool(writing.open) or not written)
     rules = ""
-    functions = [tool["function"] for tool in use.tools]
-    named = [one for one in functions if not use.forced or one["name"] in use.forced]
-    for at, function in enumerate(named):
-        name = json.dumps(function["name"]) if writing.quoted else function["name"]
+    named = [tool for tool in use.tools if not use.forced or tool.name in use.forced]
+    for at, tool in enumerate(named):
+        name = json.dumps(tool.name) if writing.quoted else tool.name
         call_id = f"({term(writing.call_id)} /[A-Za-z0-9]{{9}}/)?" if writing.call_id else ""
         head = f"{term(begin + name)} {call_id} {term(writing.between)}"
         rules += f"call_{at}: {head} arguments_{at} {term(writing.end)}\n"
-        rules += f"arguments_{at}: %json {_schema(function, exact=bool(use.forced)).text}\n"
+        rules += f"arguments_{at}: %json {_schema(tool, exact=bool(use.forced)).text}\n"
     rules += "call: " + " | ".join(f"call_{at}" for at in range(len(named))) + "\n"
     calls = f"call ({term(writing.separator)} call){{0,{CALLS - 1}}}" if several else "call"
     return f"{term(opened)} {calls} {term(writing.close)}".strip(), rules
@@ -99,12 +115,11 @@ def _free_until_a_call(use: ToolUse, answer_format: AnswerFormat) -> Grammar:
     return Grammar("lark", f"start: {start}\nfree: /(?s:.*)/\n{head}\ncalled: {aside}head {calls}\n{rules}")
 
 
-def _schema(function: dict[str, Any], *, exact: bool) -> Grammar:
+def _schema(tool: Tool, *, exact: bool) -> Grammar:
     """Of a tool's arguments; any object for those that are neither forced nor strict."""
-    strict = function.get("strict") is True
-    schema = {"type": "object"} | function["parameters"] if exact or strict else ANY_OBJECT
-    grammar = json_grammar(schema, "tools", lenient=not strict)
-    check_bounds(grammar, "tools")
+    schema = {"type": "object"} | tool.schema if exact or tool.strict else ANY_OBJECT
+    grammar = json_grammar(schema, tool.param, lenient=not tool.strict)
+    check_bounds(grammar, tool.param)
     return grammar
 
 

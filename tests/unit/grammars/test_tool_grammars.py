@@ -9,8 +9,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from router.http.fields.ignored import Ignored
 from router.http.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from router.http.tools.choice import NO_TOOLS, ToolUse
+from router.http.tools.declared import Tool, declared_tools
 from router.http.tools.grammars import answer_grammar
 from router.text.answer_formats import AnswerFormat, joined
 from router.text.answer_parser import AnswerFormatReader
@@ -20,7 +22,7 @@ from shared.guidance import compiled
 from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE, write_byte_tokenizer
 
 
-def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any]:
+def tool(name: str, *, strict: bool = False, **properties: Any) -> Tool:
     parameters = {
         "type": "object",
         "properties": properties,
@@ -28,7 +30,8 @@ def tool(name: str, *, strict: bool = False, **properties: Any) -> dict[str, Any
         "additionalProperties": False,
     }
     function = {"name": name, "description": "", "parameters": parameters}
-    return {"type": "function", "function": function | ({"strict": True} if strict else {})}
+    entry = {"type": "function", "function": function | ({"strict": True} if strict else {})}
+    return declared_tools([entry], "tools", Ignored())[0]
 
 
 WEATHER = tool("weather", city={"type": "string"})
@@ -248,7 +251,7 @@ def test_a_grammar_keeps_answers_as_their_tools_want_them(
     broken: list[str],
     tokenizer_json: Path,
 ) -> None:
-    grammar = answer_grammar(use, form, begun, structured)
+    grammar = answer_grammar(use, form, begun, structured, Ignored())
     assert grammar is not None
     for text in kept:
         assert accepts(tokenizer_json, grammar, text), text
@@ -267,7 +270,7 @@ def test_marks_that_are_special_tokens_are_these_tokens(tmp_path: Path) -> None:
         (AUTO_STRICT, None, ["Well", THREE, f"{thought}I count: {THREE}{PARIS}", f"{thought}Well"], [WRONG]),
         (NO_TOOLS, BOOLEAN, ["true", f"{thought}true"], [f"{thought}7"]),
     ):
-        grammar = answer_grammar(use, thinker, False, structured)
+        grammar = answer_grammar(use, thinker, False, structured, Ignored())
         assert grammar is not None
         assert [text for text in kept if not accepts(file, grammar, text)] == []
         assert [text for text in broken if accepts(file, grammar, text)] == []
@@ -289,19 +292,21 @@ def _consumed(matcher: LLMatcher, token_id: int) -> bool:
 
 
 def test_tools_that_may_be_called_leave_an_answer_free() -> None:
-    assert answer_grammar(AUTO, HERMES, False, None) is None
-    assert answer_grammar(NO_TOOLS, HERMES, False, BOOLEAN) == BOOLEAN
+    assert answer_grammar(AUTO, HERMES, False, None, Ignored()) is None
+    assert answer_grammar(NO_TOOLS, HERMES, False, BOOLEAN, Ignored()) == BOOLEAN
 
 
 def test_what_cannot_be_kept_to_is_refused() -> None:
     assert AnswerFormatReader(joined("gemma4", "none")).strict is None
     unknown = tool("f", strict=True, a={"type": "string", "contentEncoding": "base64", "$dynamicRef": "#x"})
-    with pytest.raises(RequestError, match="tools cannot be kept to"):
-        answer_grammar(ToolUse(tools=[unknown], forced=("f",)), HERMES, False, None)
+    with pytest.raises(RequestError, match=r"parameters cannot be kept to: Unimplemented keys") as refused:
+        answer_grammar(ToolUse(tools=[COUNT, unknown], forced=("f",)), HERMES, False, None, Ignored())
+    assert refused.value.param == "tools[0].function.parameters"
+    assert "start:" not in refused.value.message
 
 
 def test_many_values_in_a_tools_schema_are_counted() -> None:
     large = tool("f", a={"enum": [f"v{at}" for at in range(60_000)]})
     with pytest.raises(RequestError) as refused:
-        answer_grammar(ToolUse(tools=[large], forced=("f",)), HERMES, False, None)
+        answer_grammar(ToolUse(tools=[large], forced=("f",)), HERMES, False, None, Ignored())
     assert refused.value.code == "grammar_too_complex"

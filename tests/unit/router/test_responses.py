@@ -230,7 +230,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a stored prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     "the background": ({"background": True}, "background"),
-    "a tool of the server": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a forced tool of the server": (
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        "tool_choice",
+    ),
     "a slip within a tool": (
         {"tools": [{"type": "function", "name": "f", "parametres": {}}]},
         "tools[0].parametres",

@@ -22,6 +22,7 @@ from router.http.structured_output import (
     REGEX_FIELD_CHARACTERS_MAX,
     asked_grammar,
 )
+from shared import guidance
 from shared.errors import RequestError
 from shared.grammar import Grammar
 
@@ -41,14 +42,14 @@ def chat(**fields: Any) -> ChatFields:
 
 
 def asked(**fields: Any) -> Grammar:
-    grammar = asked_grammar(chat(**fields))
+    grammar = asked_grammar(chat(**fields), Ignored())
     assert grammar is not None
     return grammar
 
 
 def refusal(**fields: Any) -> RequestError:
     with pytest.raises(RequestError) as raised:
-        asked_grammar(chat(**fields))
+        asked_grammar(chat(**fields), Ignored())
     assert raised.value.status == 400
     return raised.value
 
@@ -61,7 +62,12 @@ def decoded(grammar: Grammar) -> Any:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+            }
+        },
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
@@ -127,38 +133,64 @@ def test_tags_become_lark(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_asks_for_nothing_is_free(fields: dict[str, Any]) -> None:
-    assert asked_grammar(chat(**fields)) is None
+    assert asked_grammar(chat(**fields), Ignored()) is None
 
 
 def test_a_completion_is_constrained_alike() -> None:
     body = {"model": "m", "prompt": "fox", "response_format": {"type": "json_object"}}
-    assert asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields, Ignored())) is not None
+    assert (
+        asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields, Ignored()), Ignored())
+        is not None
+    )
 
 
-@pytest.mark.parametrize(
-    ("keyword", "schema"),
-    [
-        ("uniqueItems", {"type": "array", "uniqueItems": True}),
-        ("not", {"not": {"type": "string"}}),
-        ("if", {"if": {}, "then": {}}),
-        ("oneOf", {"oneOf": [{"type": "string", "minLength": 1}, {"type": "string", "maxLength": 9}]}),
-        ("format", {"type": "string", "format": "martian"}),
-        ("contains", {"type": "array", "contains": {}}),
-        ("http://x/y", {"$ref": "http://x/y"}),
-    ],
-)
-def test_a_keyword_that_cannot_be_kept_is_named(keyword: str, schema: dict[str, Any]) -> None:
-    error = refusal(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
-    assert keyword in str(error)
+UNKEPT: dict[str, dict[str, Any]] = {
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "not": {"not": {"type": "string"}},
+    "if": {"if": {}, "then": {}},
+    "oneOf": {"oneOf": [{"type": "string", "minLength": 1}, {"type": "string", "maxLength": 9}]},
+    "format": {"type": "string", "format": "password"},
+    "contains": {"type": "array", "contains": {}},
+    "propertyNames": {"type": "object", "propertyNames": {"type": "string"}},
+    "pattern": {"type": "string", "pattern": r"^(?!\.)[a-z.]+$"},
+}
+
+
+def as_format(schema: dict[str, Any], **described: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema, **described}}
+
+
+@pytest.mark.parametrize(("keyword", "schema"), UNKEPT.items(), ids=UNKEPT)
+def test_a_keyword_that_cannot_be_kept_is_refused_of_a_strict_schema(
+    keyword: str, schema: dict[str, Any]
+) -> None:
+    error = refusal(response_format=as_format(schema, strict=True))
+    assert keyword in str(error) or "look-around" in str(error)
     assert (error.param, error.code) == ("response_format", "invalid_grammar")
 
 
-def test_a_client_that_wants_no_strictness_gets_what_can_be_kept() -> None:
-    schema = {"type": "array", "uniqueItems": True}
-    grammar = asked(
-        response_format={"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
-    )
-    assert decoded(grammar)["x-guidance"]["lenient"] is True
+@pytest.mark.parametrize("described", [{}, {"strict": False}, {"strict": None}], ids=str)
+@pytest.mark.parametrize(("keyword", "schema"), UNKEPT.items(), ids=UNKEPT)
+def test_a_keyword_that_cannot_be_kept_is_told_of_a_schema_that_is_not_strict(
+    keyword: str, schema: dict[str, Any], described: dict[str, Any]
+) -> None:
+    ignored = Ignored()
+    within = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    grammar = asked_grammar(chat(response_format=as_format(within, **described)), ignored)
+    assert grammar is not None
+    assert guidance.problem(grammar) == ""
+    ((_, names),) = ignored.headers
+    assert f"response_format.{keyword}" in names.decode().split(", ")
+
+
+def test_a_schema_that_is_kept_whole_is_told_nothing_of() -> None:
+    ignored = Ignored()
+    assert asked_grammar(chat(response_format=as_format(SCHEMA)), ignored) is not None
+    assert list(ignored.headers) == []
+
+
+def test_a_schema_that_refers_elsewhere_is_refused_without_strictness_too() -> None:
+    assert "http://x/y" in str(refusal(response_format=as_format({"$ref": "http://x/y"})))
 
 
 def test_a_slip_beside_a_schema_is_no_silence() -> None:
@@ -227,7 +259,7 @@ def test_each_bound_of_a_field_is_a_400(fields: dict[str, Any], word: str) -> No
 
 def test_the_grammar_is_a_sampling_parameter() -> None:
     fields = chat(regex="a+", max_tokens=5)
-    grammar = asked_grammar(fields)
+    grammar = asked_grammar(fields, Ignored())
     params = sampling_params(fields, max_new_tokens(fields, 1, 100), 100, {}, grammar)
     assert params.grammar == Grammar("regex", "a+")
     assert params.features == {"grammar"}
@@ -237,5 +269,5 @@ def test_the_grammar_is_a_sampling_parameter() -> None:
 def test_a_grammar_says_where_the_answer_ends() -> None:
     fields = chat(regex="a+", ignore_eos=True)
     with pytest.raises(RequestError, match="grammar") as raised:
-        sampling_params(fields, 5, 100, {}, asked_grammar(fields))
+        sampling_params(fields, 5, 100, {}, asked_grammar(fields, Ignored()))
     assert raised.value.param == "ignore_eos"

@@ -264,7 +264,8 @@ def test_thoughts_that_the_template_began_are_told_apart_or_left_as_the_client_w
 BAD = {
     "no list": ({"tools": {}}, "tools"),
     "no object": ({"tools": [1]}, "tools[0]"),
-    "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a slip in a tool's kind": ({"tools": [{"type": "functon", "function": {}}]}, "tools[0].type"),
+    "a tool without its kind": ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     "a name with a space": (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API as a translation onto chats: same bounds, same tokens, nothing stored."""

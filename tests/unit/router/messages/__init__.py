@@ -1,1 +1,0 @@
-"""Tests of /v1/messages."""

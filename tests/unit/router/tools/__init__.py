@@ -1,0 +1,1 @@
+"""Tools as agents send them, over HTTP."""

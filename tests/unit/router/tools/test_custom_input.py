@@ -1,0 +1,67 @@
+"""The text of a custom tool, out of arguments in every cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from router.text.custom_input import CustomInput
+
+PATCH = '*** Begin Patch\n+\tprint("a\\\\b")\u2028日本 🙂🦊\x00\n*** End Patch'
+CASES = {
+    "a string": (json.dumps({"input": PATCH}), PATCH),
+    "letters as they are": (json.dumps({"input": PATCH}, ensure_ascii=False), PATCH),
+    "blanks": (' {\n "input" : "a b" }', "a b"),
+    "the string alone": (json.dumps(PATCH), PATCH),
+    "nothing": ('{"input": ""}', ""),
+    "another name": ('{"patch": "a\\nb"}', "a\nb"),
+    "two names": ('{"input": 5, "b": "c"}', '{"input": 5, "b": "c"}'),
+    "a number": ("17", "17"),
+    "no JSON": ("*** Begin Patch", "*** Begin Patch"),
+    "half a pair": (r'{"input": "a\ud83d b\ude42"}', "a\ufffd b\ufffd"),
+    "half a pair before an escape": (
+        r'{"input": "\ud83d\n\ud83d\u0041\ud83d\ud83d\ude42"}',
+        "\ufffd\n\ufffdA\ufffd🙂",
+    ),
+    "no escape": (r'{"input": "a\qb\u12x"}', r"a\qb\u12x"),
+    "cut in an escape": (r'{"input": "a\u12', "a"),
+    "cut in a pair": (r'{"input": "a\ud83d', "a"),
+    "nothing at all": ("", ""),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), CASES.values(), ids=CASES)
+def test_the_text_is_the_same_in_every_cut(arguments: str, text: str) -> None:
+    cuts = [[arguments], list(arguments)]
+    cuts += [[arguments[:at], arguments[at:]] for at in range(len(arguments))]
+    draw = random.Random(0)
+    for _ in range(50):
+        places = sorted(draw.sample(range(len(arguments) + 1), min(4, len(arguments))))
+        edges = [0, *places, len(arguments)]
+        cuts.append([arguments[a:b] for a, b in itertools.pairwise(edges)])
+    for pieces in cuts:
+        reader = CustomInput()
+        told = [reader.push(piece) for piece in pieces]
+        assert "".join(told) + reader.finish() == text, pieces
+        json.dumps("".join(told)).encode()
+
+
+def test_a_string_is_told_while_it_comes() -> None:
+    reader = CustomInput()
+    assert [reader.push(piece) for piece in ('{"input": "a', "b", "\\", 'n"', "}")] == [
+        "a",
+        "b",
+        "",
+        "\n",
+        "",
+    ]
+
+
+def test_a_long_text_costs_time_in_proportion() -> None:
+    """Each piece is read once: half a million pieces of an escape each would else take hours."""
+    reader = CustomInput()
+    told = sum(len(reader.push(piece)) for piece in ['{"input": "', *["\\n"] * 200_000])
+    assert told == 200_000
