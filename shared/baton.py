@@ -1,8 +1,9 @@
 """The baton: the one value that lets another worker continue a request.
 
 A worker that has a `Baton` may read the pages it names, straight out of the holder's memory, and can check afterwards
-whether what it read was still valid: the pages are under a *lease*, and the lease has a *word* in the holder's
-registered memory that holds the lease's nonce for as long as the pages are locked.
+whether what it read was still valid: the pages are under a *lease*, and the lease has a *word* at the holder that
+is the lease's nonce for as long as the pages are locked. Who knows the nonce was given the baton: the sealed transport
+gives a lease's pages, and no others, to readers that bring it.
 
     holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
     reader                     read pages … all reads DONE ── read word
@@ -44,7 +45,7 @@ class Holder(msgspec.Struct, frozen=True):
     metadata: bytes
     pages_address: Address
     page_bytes: Count
-    words_address: Address  # the lease words lie in host memory, 8 bytes each
+    words_address: Address  # the lease words lie in host memory, 8 bytes each; 0: no peer reads them there
     device_id: Count = 0
     memory: Name = "DRAM"  # DRAM or VRAM: where the pages lie
     known_page: PageOrNone = -1  # a page with the same bytes in every worker, to check reads with; -1: none
@@ -63,7 +64,7 @@ class Baton(msgspec.Struct, frozen=True):
     holder: Holder
     kv_format: Name  # fingerprint of page size, layout, dtype: a reader fetches only its own format
     lease: Count  # index of the lease's word
-    nonce: Nonce  # what the word holds while the lease lives; never 0, never used before
+    nonce: Nonce  # what the word holds while the lease lives; 64 bits nobody can guess, never 0
     kv_len: Count  # tokens whose KV lies in the pages
     prompt_len: Count  # tokens of the client's prompt; positions of sampling count from here
     pages: Pages  # page numbers in the holder's pool: pages[i] holds tokens i*page_size …

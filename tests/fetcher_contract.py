@@ -72,7 +72,10 @@ class TransferUnderTest(Fetcher, Protocol):
 
 
 class HolderUnderTest(Protocol):
-    """A worker that offers pages. Page i of it is filled with the byte i % 251 + 1."""
+    """A worker that offers pages. Page i of it is filled with the byte i % 251 + 1.
+
+    `write` opens a lease on all of its pages.
+    """
 
     @property
     def holder(self) -> Holder: ...

@@ -1,8 +1,9 @@
 """Leases: how long the pages of a request stay locked for the holder of their baton.
 
 Both kinds of worker lease pages: prefill those of every prompt it has computed, decode those of requests that migrate.
-A lease binds a request's locked pages to one *word* in memory that readers can see (`shared.baton` draws the
-timeline). Ending a lease clears the word first; only then are the pages unlocked.
+A lease binds a request's locked pages to one *word* that readers can check (`shared.baton` draws the timeline). The
+word is a nonce that nobody can guess, so who has it was given the baton. Ending a lease clears the word first; only
+then are the pages unlocked.
 
 The router that was given the baton renews the lease, releases it once the pages have arrived, or cancels it. A lease
 ends by itself `lease_seconds` after its last renewal, and the router is sent a refusal. The number of words bounds the
@@ -86,7 +87,6 @@ class LeaseTable:
         self._free_words = deque(range(len(words)))
         self._leases: dict[str, Lease] = {}
         self._holds: Counter[int] = Counter()  # leases by page
-        self._next_nonce = (holder.epoch & 0xFFFF_FFFF) << 32 | 1  # never 0; never again within this epoch
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -114,9 +114,8 @@ class LeaseTable:
         """Lease the settled pages of a request that is in no step any more; the caller has made sure of a word."""
         if req.rid in self._leases:
             raise InvariantError(f"request {req.rid} already has a lease")
-        lease = Lease(self._free_words.popleft(), self._next_nonce, req, now + self._lease_seconds)
-        self._next_nonce += 1
-        self._words.write(lease.index, lease.nonce)
+        index, pages = self._free_words.popleft(), tuple(req.pages[: self._memory.pages_for(req.kv_len)])
+        lease = Lease(index, self._words.open(index, pages), req, now + self._lease_seconds)
         self._leases[req.rid] = lease
         self._holds.update(req.pages)
         self._counters.leases_granted += 1
@@ -129,7 +128,7 @@ class LeaseTable:
             nonce=lease.nonce,
             kv_len=req.kv_len,
             prompt_len=req.prompt_len,
-            pages=tuple(req.pages[: self._memory.pages_for(req.kv_len)]),
+            pages=pages,
         )
 
     def on_command(self, command: Renew | Release, now: float) -> None:

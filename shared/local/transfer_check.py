@@ -27,7 +27,7 @@ from shared.transfer.ucx import LOOPBACK
 PAGE_BYTES = 1 << 20
 PAGES = 64  # half of them are read into the other half
 KV_FORMAT = "bytes"
-NONCE = 3
+EPOCH = 3
 SECONDS_MAX = 10.0
 
 
@@ -39,7 +39,7 @@ def fetch_from_itself() -> str:
     pages.write_known_bytes(pages.known_page)
     keys = read_keys(f"/dev/fd/{open_in_memory(new_key_files()['worker'])}", "worker")
     network = KvNetwork("nixl", LOOPBACK, "20000-20999")
-    offer = open_offer(network, keys, ("transfer-check", NONCE), pages, 2)
+    offer = open_offer(network, keys, ("transfer-check", EPOCH), pages, 2)
     limits = FetchLimits(fetches_max=2, fetch_seconds_max=SECONDS_MAX, quarantine_seconds=1.0)
     transfer = Transfer(offer, pages, KV_FORMAT, limits=limits, clock=time.monotonic)
     try:
@@ -52,8 +52,8 @@ def fetch_from_itself() -> str:
 def _measured(transfer: Transfer) -> float:
     """Bytes per second of a fetch of half the pages into the other half."""
     half = PAGES // 2
-    baton = Baton("transfer-check", 0, transfer.holder, KV_FORMAT, 1, NONCE, 1, 1, tuple(range(half)))
-    transfer.words.write(1, NONCE)
+    nonce = transfer.words.open(1, range(half))
+    baton = Baton("transfer-check", 0, transfer.holder, KV_FORMAT, 1, nonce, 1, 1, tuple(range(half)))
     began_at = time.monotonic()
     transfer.start(1, baton, 0, range(half, PAGES))
     while time.monotonic() < began_at + SECONDS_MAX:

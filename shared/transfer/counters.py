@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted, counted_by
+from shared.metric_fields import CounterMetric, all_declared, counted, counted_by, total
+
+PEERS_COUNTED_MAX = 256  # addresses that have series of their own; pods come and go
+OTHER_PEERS = "others"
 
 REFUSALS = CounterMetric(
     "segue_kv_refusals_total", "Connections and reads of KV that this worker refused, by cause.", ("cause",)
+)
+READS = CounterMetric(
+    "segue_kv_reads_total",
+    "Reads of this worker's pages and leases that were answered over the sealed transport, by the reader's address.",
+    ("peer",),
+)
+READS_REFUSED = CounterMetric(
+    "segue_kv_reads_refused_total",
+    "Reads of this worker's pages and leases that opened nothing, by the reader's address: the lease had ended (a few "
+    "do), the nonce was wrong, or the pages were not the lease's.",
+    ("peer",),
 )
 TRANSPORT_FETCHES = CounterMetric(
     "segue_kv_transport_fetches_total",
@@ -31,5 +45,16 @@ class KvCounters:
     refused_crowded: int = counted(REFUSALS, cause="crowded")
     # a worker of ours asked for what it must not read, or sent what cannot be read
     refused_request: int = counted(REFUSALS, cause="request")
+    reads: Counter[str] = counted_by(READS)
+    reads_refused: Counter[str] = counted_by(READS_REFUSED)
+    words_told: int = total(
+        "segue_kv_words_told_total",
+        "Lease words told to workers of the release before that had not shown to know them; their pages were closed.",
+    )
     fetches: Counter[str] = counted_by(TRANSPORT_FETCHES)
     fetched_bytes: Counter[str] = counted_by(TRANSPORT_BYTES)
+
+    def count_read(self, peer: str, *, answered: bool) -> None:
+        """One read by the worker at this address; addresses beyond the bound are counted together."""
+        counts = self.reads if answered else self.reads_refused
+        counts[peer if peer in counts or len(counts) < PEERS_COUNTED_MAX else OTHER_PEERS] += 1

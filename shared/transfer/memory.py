@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,8 +126,17 @@ def view_of(address: int, size_bytes: int) -> memoryview:
     return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
+def new_nonce() -> int:
+    """A number of 64 bits that nobody can guess; never 0, which is the word of no lease."""
+    return secrets.randbits(8 * WORD_BYTES) or new_nonce()
+
+
 class WordTable:
-    """8-byte words in host memory of this process; implements `LeaseWords`."""
+    """8-byte words in host memory of this process; implements `LeaseWords`.
+
+    Whoever may read this memory may read the pages as well, so nothing binds a word to its pages: see `grants` for the
+    transport that can.
+    """
 
     def __init__(self, words: int):
         self._words = words
@@ -137,8 +148,15 @@ class WordTable:
     def __len__(self) -> int:
         return self._words
 
-    def write(self, lease: int, nonce: int) -> None:
+    def open(self, lease: int, pages: Sequence[int]) -> int:
+        """See `LeaseWords`."""
+        nonce = new_nonce()
+        self.write(lease, nonce, pages)
+        return nonce
+
+    def write(self, lease: int, nonce: int, pages: Sequence[int] = ()) -> None:
         """Set the word. A word in use is cleared first: two leases never share one."""
+        del pages
         assert nonce != 0, "0 is the word of no lease"
         assert self._view[lease] == 0, f"lease word {lease} is in use"
         self._view[lease] = nonce

@@ -209,7 +209,7 @@ class NixlOffer:
         ]
         self._agent = _Agent(self._nixl, self._name, memory)
         metadata = self._agent.agent.getLocalMD()
-        self.holder = describe_holder(uid, epoch, self._name, metadata, pages, self.words)
+        self.holder = describe_holder(uid, epoch, self._name, metadata, pages, self.words.address)
 
     def make_reader(self, slots: int) -> NixlReader:
         """See `Offer`."""

@@ -83,10 +83,13 @@ class Fetcher(Protocol):
 
 
 class LeaseWords(Protocol):
-    """The words that prove leases: 8 bytes each, in memory that peers can read."""
+    """The words that prove leases: 8 bytes each, 0 for a lease that does not live."""
 
-    def write(self, lease: int, nonce: int) -> None:
-        """Set the word: from now on a baton with this nonce is valid."""
+    def open(self, lease: int, pages: Sequence[int]) -> int:
+        """Set the word to a fresh nonce, and return it: from now on a baton with this nonce and these pages is valid.
+
+        A nonce has 64 bits, is never 0, and nobody can guess it. The caller leaves `pages` as they are.
+        """
 
     def clear(self, lease: int) -> None:
         """Zero the word: every baton of this lease is stale from now on. Always before the pages are unlocked."""

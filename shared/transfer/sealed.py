@@ -1,7 +1,8 @@
 """KV pages over TCP between workers that prove who they are: this worker's offer by the sealed transport.
 
 The parts: `sealed_keys` (TLS 1.3 with the workers' keys), `sealed_door` (listens), `sealed_holder` (answers reads),
-`sealed_reader` (reads), `sealed_channel` (frames), `sealed_requests` (what may be asked). No UCX, no NIXL, no torch.
+`sealed_reader` (reads), `sealed_channel` (frames), `sealed_requests` (what may be asked), `offered_memory` and `grants`
+(what is given). No UCX, no NIXL, no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import msgspec
 
 from shared.links.keys import LinkKeys
 from shared.transfer.counters import KvCounters
-from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.grants import Grants
+from shared.transfer.memory import PageMemory
+from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.sealed_holder import SealedHolder
 from shared.transfer.sealed_keys import make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import OfferedMemory
 from shared.transfer.transfer import describe_holder
 
 
@@ -39,12 +41,12 @@ class SealedOffer:
         self._pages = pages
         self._contexts = make_contexts(keys)
         self.counters = KvCounters()
-        self.words = WordTable(lease_count)
+        self.words = Grants(lease_count)
         memory = OfferedMemory(pages, self.words)
         self._server = SealedHolder(address, ports, self._contexts.holder, memory, self.counters)
         metadata = msgspec.msgpack.encode(SealedAddress(address, self._server.port))
         agent = f"{uid}-{epoch:016x}"
-        self.holder = describe_holder(uid, epoch, agent, metadata, pages, self.words)
+        self.holder = describe_holder(uid, epoch, agent, metadata, pages, words_address=0)
 
     def make_reader(self, slots: int) -> SealedReader:
         """See `Offer`."""

@@ -6,6 +6,10 @@ Size and kind are authenticated with the payload. The nonce is the number of the
 repeated, moved or changed does not open, and that ends the connection. Frames are large: one call of the cipher and one
 of the kernel carry `PORTION_BYTES`, and the interpreter's lock is taken as seldom.
 
+Keys are not for ever: one that has sealed much, or for long, is `worn`, and the reader opens another connection
+(`sealed_reader`). TLS 1.3 lets a key seal 2^24.5 records of 16 KiB (RFC 8446, 5.5), and so many bytes as `FRAMES_MAX`
+frames hold at most are seven tenths of that.
+
 Knows no leases and no pages. A channel belongs to one thread; only `cut` may come from another.
 """
 
@@ -15,6 +19,7 @@ import contextlib
 import socket
 import struct
 from enum import IntEnum
+from time import monotonic
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,6 +28,8 @@ from shared.transfer.sealed_keys import SealError
 
 PORTION_BYTES = 256 * 1024  # of pages in one frame; fits the processor's cache
 TAG_BYTES = 16
+FRAMES_MAX = 2**20  # of one key: 256 GiB
+KEY_SECONDS_MAX = 3600.0
 _HEADER = struct.Struct("<IB")
 _NONCE_BYTES = 12
 
@@ -47,11 +54,11 @@ class _Direction:
 
     def __init__(self, key: bytes):
         self.cipher = AESGCM(key)
-        self._frames = 0
+        self.frames = 0
 
     def next_nonce(self) -> bytes:
-        self._frames += 1
-        return self._frames.to_bytes(_NONCE_BYTES, "little")
+        self.frames += 1
+        return self.frames.to_bytes(_NONCE_BYTES, "little")
 
 
 class SealedChannel:
@@ -68,8 +75,15 @@ class SealedChannel:
         self._connection = connection
         self._sending, self._receiving = _Direction(sends_with), _Direction(receives_with)
         self._frame = memoryview(bytearray(_HEADER.size + PORTION_BYTES + TAG_BYTES))
+        self._began = monotonic()
         # For whoever gathers or scatters small pieces, or copies from and to a device.
         self.scratch = scratch or memoryview(bytearray(PORTION_BYTES))
+
+    @property
+    def worn(self) -> bool:
+        """Whether its keys have sealed enough: between two requests a reader leaves it for a fresh one."""
+        frames = max(self._sending.frames, self._receiving.frames)
+        return frames >= FRAMES_MAX or monotonic() - self._began >= KEY_SECONDS_MAX
 
     def send(self, kind: FrameKind, payload: bytes | memoryview = b"") -> None:
         """Seal and send one frame of at most `PORTION_BYTES`. `OSError` when the connection has ended."""

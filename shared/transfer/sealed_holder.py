@@ -2,8 +2,9 @@
 
 Each connection has a thread. It takes one request at a time, asks `OfferedMemory` whether it may be answered, and sends
 portions straight out of the page memory; out of a device's memory by way of the scratch buffer. Between two portions it
-looks at the lease word again. A reader that does not read holds one frame and a socket buffer; after
-`SEND_SECONDS_MAX` without a byte taken its connection ends.
+looks at the lease again. All workers have one key, so reads are counted by the address that they come from. A reader
+that does not read holds one frame and a socket buffer; after `SEND_SECONDS_MAX` without a byte taken its connection
+ends.
 
     at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES
 """
@@ -14,20 +15,25 @@ import socket
 import ssl
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from shared.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
+from shared.transfer.grants import Shown, Verdict
+from shared.transfer.memory import WORD_BYTES
+from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_door import Door
-from shared.transfer.sealed_keys import SealError, SealKeys
+from shared.transfer.sealed_keys import SealError, SealKeys, Version
 from shared.transfer.sealed_requests import (
+    ENDED,
+    HOLDS,
     REQUEST_BYTES_MAX,
+    CheckLease,
     GetPages,
     GetWord,
-    OfferedMemory,
     Piece,
     Request,
     cut_portions,
@@ -58,8 +64,11 @@ class _Client:
     """A worker that reads from here."""
 
     connection: socket.socket
+    address: str
+    version: Version
     channel: SealedChannel
     thread: threading.Thread
+    shown: Shown = field(default_factory=dict)
 
 
 class SealedHolder:
@@ -102,7 +111,7 @@ class SealedHolder:
             connection, sends_with=keys.answers, receives_with=keys.requests, scratch=scratch
         )
         thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
-        client = _Client(connection, channel, thread)
+        client = _Client(connection, connection.getpeername()[0], keys.version, channel, thread)
         with self._lock:
             if self._closed or len(self._clients) >= CONNECTIONS_MAX:
                 return False
@@ -118,11 +127,11 @@ class SealedHolder:
     def _serve(self, client: _Client) -> None:
         try:
             while True:
-                self._answer(client.channel, self._receive(client.channel))
+                self._answer(client, self._receive(client))
         except OSError:
             pass  # it hung up, or was silent
         except SealError as error:
-            self._count_refusal(str(error))
+            self._count_refusal(client, str(error))
         except Exception as error:  # the fault is this process's: it has no memory, for one
             self._note_fault(error)
         finally:
@@ -130,29 +139,54 @@ class SealedHolder:
                 self._clients.discard(client)
             client.connection.close()
 
-    def _receive(self, channel: SealedChannel) -> Request:
-        size, kind = channel.receive_header()
+    def _receive(self, client: _Client) -> Request:
+        size, kind = client.channel.receive_header()
         payload = memoryview(bytearray(min(size, REQUEST_BYTES_MAX)))
-        channel.receive_payload(payload)
+        client.channel.receive_payload(payload)
         if kind != FrameKind.REQUEST:
             raise SealError(f"a frame of kind {kind}, where a request was expected")
-        return decode_request(bytes(payload))
+        return decode_request(bytes(payload), client.version)
 
-    def _answer(self, channel: SealedChannel, request: Request) -> None:
+    def _answer(self, client: _Client, request: Request) -> None:
         if reason := self._memory.refusal(request):
-            self._count_refusal(reason)
-            channel.send(FrameKind.REFUSED, reason.encode()[:REFUSAL_BYTES_MAX])
-        elif isinstance(request, GetWord):
-            channel.send(FrameKind.DATA, self._memory.word(request.lease))
-        else:
-            self._send_pages(channel, request)
+            self._refuse(client, reason)
+            return
+        match request:
+            case GetPages():
+                self._answer_pages(client, request)
+            case CheckLease(lease, nonce):
+                holds = self._memory.grants.holds(client.shown, lease, nonce)
+                self._count_read(client, answered=holds)
+                client.channel.send(FrameKind.DATA, HOLDS if holds else ENDED)
+            case GetWord(lease):
+                self._tell_word(client, lease)
 
-    def _send_pages(self, channel: SealedChannel, request: GetPages) -> None:
+    def _answer_pages(self, client: _Client, request: GetPages) -> None:
+        verdict = self._memory.verdict(client.shown, request)
+        if verdict is Verdict.BEYOND:
+            self._refuse(client, f"pages that are not those of lease {request.lease}")
+            return
+        self._count_read(client, answered=verdict is Verdict.GIVEN)
+        if verdict is Verdict.GONE:
+            client.channel.send(FrameKind.GONE)
+        else:
+            self._send_pages(client, request)
+
+    def _send_pages(self, client: _Client, request: GetPages) -> None:
+        channel = client.channel
         for portion in cut_portions([size for _, size in request.spans]):
-            if not self._memory.is_open(request):
+            if not self._memory.is_open(client.shown, request):
                 channel.send(FrameKind.GONE)
                 return
             channel.send(FrameKind.DATA, self._gather(channel, request, portion))
+
+    def _tell_word(self, client: _Client, lease: int) -> None:
+        word = self._memory.grants.tell(client.shown, lease)
+        self._count_read(client, answered=word != 0)
+        if word and client.shown.get(lease) != word:
+            with self._lock:
+                self._counters.words_told += 1
+        client.channel.send(FrameKind.DATA, word.to_bytes(WORD_BYTES, "little"))
 
     def _gather(self, channel: SealedChannel, request: GetPages, portion: list[Piece]) -> memoryview:
         """The portion's bytes in one row; a single piece in host memory is not copied."""
@@ -165,12 +199,21 @@ class SealedHolder:
             end += piece.size_bytes
         return channel.scratch[:end]
 
-    def _count_refusal(self, reason: str) -> None:
+    def _refuse(self, client: _Client, reason: str) -> None:
+        self._count_refusal(client, reason)
+        client.channel.send(FrameKind.REFUSED, reason.encode()[:REFUSAL_BYTES_MAX])
+
+    def _count_read(self, client: _Client, *, answered: bool) -> None:
         with self._lock:
+            self._counters.count_read(client.address, answered=answered)
+
+    def _count_refusal(self, client: _Client, reason: str) -> None:
+        with self._lock:
+            self._counters.count_read(client.address, answered=False)
             self._counters.refused_request += 1
             times = self._counters.refused_request
         if is_worth_a_line(times):
-            log.warning("transfer.request_refused", reason=reason, times=times)
+            log.warning("transfer.request_refused", peer=client.address, reason=reason, times=times)
 
     def _note_fault(self, error: Exception) -> None:
         with self._lock:

@@ -4,6 +4,9 @@ TLS 1.3 does what it is for: both ends prove that they hold a worker's key, and 
 drawn for this connection alone. The rest of the connection is sealed with those (`sealed_channel`): Python's TLS cuts
 pages into 16 KiB records and carries half of what UCX does (docs/decisions/0012-sealed-kv.md).
 
+The handshake also settles the version of what follows. A reader names those that it speaks (ALPN), and nobody in
+between can take one away; one of the release before names none, and a holder of the release before chooses none.
+
 A worker's certificate is only a public key with a name: exactly those of the workers' keys that are listed now are
 trusted, so issuer and dates mean nothing. Knows no sockets: bytes go in, bytes come out.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import os
 import ssl
 from dataclasses import dataclass, field
+from enum import Enum
 
 from shared.links.keys import LinkKeys
 from shared.links.new_keys import open_in_memory
@@ -25,16 +29,24 @@ _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
 _RECEIVE_BYTES = 4096
 
 
+class Version(Enum):
+    """What is spoken on a connection: the name that its handshake chose."""
+
+    OLDER = None  # with a worker of the release before: see `grants`
+    BOUND = "segue-kv/2"  # a lease is worth its own pages, and nobody is told a nonce
+
+
 class SealError(Exception):
     """The other end is not a worker of this deployment, or does not keep to the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealKeys:
-    """The keys of one connection, `KEY_BYTES` each: one for each direction."""
+    """What a handshake leaves: a key of `KEY_BYTES` for each direction, and the version that both ends speak."""
 
     requests: bytes = field(repr=False)
     answers: bytes = field(repr=False)
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,7 @@ def make_contexts(keys: LinkKeys) -> SealContexts:
 
 def _make_context(protocol: int, keys: LinkKeys) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
+    context.set_alpn_protocols([version.value for version in Version if version.value])
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # a worker is known by its key, not by a name
     context.verify_mode = ssl.CERT_REQUIRED
@@ -107,4 +120,5 @@ class Handshake:
             self._material += part
         if self._incoming.pending:
             raise SealError("bytes follow the handshake before their time")
-        self.keys = SealKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:])
+        version = Version(self._tls.selected_alpn_protocol())
+        self.keys = SealKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:], version)

@@ -5,6 +5,9 @@ straight into page memory; into a device's memory by way of a scratch buffer, fr
 `state` only looks. `close` cuts the connections and waits for the threads: nothing is left that could write, so it is
 a fence.
 
+A connection whose keys are worn is left for a fresh one between two reads, which is why reads wait for a handshake once
+in a while and none is lost.
+
 A read that fails takes the reads behind it along, and this reader reads no more from that peer; `fetches` replaces a
 reader of which a read has failed.
 """
@@ -27,8 +30,10 @@ from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemo
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel, cut
 from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, set_timeouts
-from shared.transfer.sealed_keys import Handshake, SealError
+from shared.transfer.sealed_keys import Handshake, SealError, Version
 from shared.transfer.sealed_requests import (
+    HOLDS,
+    CheckLease,
     GetPages,
     GetWord,
     Piece,
@@ -68,7 +73,7 @@ def address_of(holder: Holder) -> SealedAddress:
 class _SealedRead:
     """One posted read: what is asked for, and where it goes."""
 
-    request: bytes
+    request: GetPages | CheckLease
     targets: list[tuple[int, int]]  # address and size in bytes
     access: PageAccess  # to the targets
     state: ReadState = ReadState.READING  # set by the peer's thread, once
@@ -89,6 +94,7 @@ class _PeerConnection:
         self._stopped = False
         self._connection: socket.socket | None = None
         self._channel: SealedChannel | None = None
+        self._version = Version.BOUND  # of the channel
         self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
         try:
             self.thread.start()
@@ -139,16 +145,15 @@ class _PeerConnection:
                 each.state = ReadState.FAILED
 
     def _read(self, read: _SealedRead) -> None:
+        if self._channel and self._channel.worn:
+            self._disconnect()
         channel = self._channel or self._connect()
-        channel.send(FrameKind.REQUEST, read.request)
-        for portion in cut_portions([size for _, size in read.targets]):
-            expected = sum(piece.size_bytes for piece in portion)
-            size, kind = channel.receive_header()
-            if kind == FrameKind.DATA and size == expected:
-                _receive_portion(channel, read, portion, size)
-            else:
-                _receive_other(channel, kind, size)
-                return
+        if isinstance(read.request, GetPages):
+            _read_pages(channel, read, read.request)
+        elif self._version is Version.OLDER:
+            _read_older_word(channel, read, read.request)
+        else:
+            _check_lease(channel, read, read.request)
 
     def _connect(self) -> SealedChannel:
         connection = self._dial()
@@ -160,6 +165,7 @@ class _PeerConnection:
                 raise SealError("the holder refused the handshake: is it a worker of this deployment?")
             connection.sendall(handshake.advance(received))
         keys = handshake.keys
+        self._version = keys.version
         self._channel = SealedChannel(
             connection, sends_with=keys.requests, receives_with=keys.answers, scratch=self._scratch
         )
@@ -188,6 +194,42 @@ class _PeerConnection:
             connection, self._connection, self._channel = self._connection, None, None
         if connection:
             connection.close()
+
+
+def _read_pages(channel: SealedChannel, read: _SealedRead, request: GetPages) -> None:
+    channel.send(FrameKind.REQUEST, encode_request(request))
+    for portion in cut_portions([size for _, size in read.targets]):
+        expected = sum(piece.size_bytes for piece in portion)
+        size, kind = channel.receive_header()
+        if kind == FrameKind.DATA and size == expected:
+            _receive_portion(channel, read, portion, size)
+        else:
+            _receive_other(channel, kind, size)
+            return
+
+
+def _check_lease(channel: SealedChannel, read: _SealedRead, request: CheckLease) -> None:
+    """The nonce lands in the word's place if the holder says that the lease holds."""
+    if _ask(channel, request, len(HOLDS)) == HOLDS:
+        [(address, _)] = read.targets
+        read.access.write(address, request.nonce.to_bytes(WORD_BYTES, "little"))
+
+
+def _read_older_word(channel: SealedChannel, read: _SealedRead, request: CheckLease) -> None:
+    [(address, _)] = read.targets
+    read.access.write(address, _ask(channel, GetWord(request.lease), WORD_BYTES))
+
+
+def _ask(channel: SealedChannel, request: Request, size_bytes: int) -> bytes:
+    """The answer, of this size; `SealError` for any other."""
+    channel.send(FrameKind.REQUEST, encode_request(request))
+    size, kind = channel.receive_header()
+    if kind != FrameKind.DATA or size != size_bytes:
+        _receive_other(channel, kind, size)
+        raise SealError(f"a frame of kind {kind}, where the word of a lease was expected")
+    answer = bytearray(size)
+    channel.receive_payload(memoryview(answer))
+    return bytes(answer)
 
 
 def _receive_portion(channel: SealedChannel, read: _SealedRead, portion: list[Piece], size: int) -> None:
@@ -238,7 +280,7 @@ class SealedReader:
         """See `Reader`."""
         self._words.clear(slot)
         target = (self._words.address_of(slot), WORD_BYTES)
-        return self._post(baton.holder, GetWord(baton.lease), [target], HOST_ACCESS)
+        return self._post(baton.holder, CheckLease(baton.lease, baton.nonce), [target], HOST_ACCESS)
 
     def word(self, slot: int) -> int:
         """See `Reader`."""
@@ -272,12 +314,16 @@ class SealedReader:
         return span.target, span.size_bytes
 
     def _post(
-        self, holder: Holder, request: Request, targets: list[tuple[int, int]], access: PageAccess
+        self,
+        holder: Holder,
+        request: GetPages | CheckLease,
+        targets: list[tuple[int, int]],
+        access: PageAccess,
     ) -> int:
         if len(targets) > SPANS_MAX:
             raise NotPostedError(f"a read of {len(targets)} spans: a holder answers at most {SPANS_MAX}")
         peer = self._peer(holder)
-        read = _SealedRead(encode_request(request), targets, access)
+        read = _SealedRead(request, targets, access)
         peer.post(read)
         if peer.failed:  # perhaps after its thread had looked for reads the last time
             read.state = ReadState.FAILED

@@ -34,9 +34,8 @@ def self_fetch(
     Call it before anything else uses the pages and the words. `TransferError` in one sentence when the page does
     not land, or lands with other bytes: that is compared by every first fetch from a worker, see `fetches`.
     """
-    nonce = transfer.holder.epoch | 1
+    nonce = transfer.words.open(0, (pages.known_page,))
     baton = Baton("self-fetch", 0, transfer.holder, kv_format, 0, nonce, 1, 1, (pages.known_page,))
-    transfer.words.write(0, nonce)
     transfer.start(FETCH_ID, baton, 0, [TARGET])
     landed = _wait(transfer, clock() + seconds_max, clock)
     transfer.words.clear(0)

@@ -13,6 +13,7 @@ from typing import Protocol
 from shared.baton import Baton, Holder
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
+from shared.transfer.grants import Grants
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.new_reader import make_here, make_on_thread
@@ -28,7 +29,7 @@ class Offer(Protocol):
         """See `Fetcher.holder`."""
 
     @property
-    def words(self) -> WordTable:
+    def words(self) -> WordTable | Grants:
         """The lease words that are offered."""
 
     @property
@@ -105,9 +106,9 @@ class Transfer:
 
 
 def describe_holder(
-    uid: str, epoch: int, agent: str, metadata: bytes, pages: PageMemory, words: WordTable
+    uid: str, epoch: int, agent: str, metadata: bytes, pages: PageMemory, words_address: int
 ) -> Holder:
-    """How other workers reach this memory."""
+    """How other workers reach this memory; `words_address` is 0 where no peer reads lease words out of memory."""
     return Holder(
         uid=uid,
         epoch=epoch,
@@ -115,7 +116,7 @@ def describe_holder(
         metadata=metadata,
         pages_address=pages.address,
         page_bytes=pages.page_bytes,
-        words_address=words.address,
+        words_address=words_address,
         device_id=pages.device_id,
         memory=pages.memory,
         known_page=pages.known_page,

@@ -14,6 +14,7 @@ UNREAD = f"{LINK_BOUNDS_TEST}::test_what_a_worker_that_computes_may_leave_unread
 SETTINGS = "shared.links.session.LinkSettings"
 PARTS = f"{UNIT}/links/test_parts.py"
 SEALED, ENDS = f"{UNIT}/transfer/test_sealed.py", f"{UNIT}/transfer/test_sealed_ends.py"
+READER, THIEVES = f"{UNIT}/transfer/test_sealed_reader.py", f"{UNIT}/transfer/test_sealed_thieves.py"
 KV_STRANGERS = f"{INTEGRATION}/test_kv_strangers.py"
 ALL_READERS = (
     f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory"
@@ -306,6 +307,27 @@ KV_BOUNDS = (
         "a frame and a buffer of 256 KiB a connection; an ended lease gives 256 KiB more",
         f"{ENDS}::test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion",
         place="shared.transfer.sealed_channel",
+    ),
+    Bound(
+        "FRAMES_MAX",
+        "the reader makes another connection before its next read",
+        "256 GiB under one key",
+        f"{READER}::test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost",
+        place="shared.transfer.sealed_channel",
+    ),
+    Bound(
+        "KEY_SECONDS_MAX",
+        "the reader makes another connection before its next read",
+        "a key lives for an hour",
+        f"{READER}::test_a_key_that_is_old_enough_is_left_between_two_reads",
+        place="shared.transfer.sealed_channel",
+    ),
+    Bound(
+        "PEERS_COUNTED_MAX",
+        "reads of further addresses are counted as those of others",
+        "257 series of each metric of reads",
+        f"{THIEVES}::test_addresses_beyond_the_bound_are_counted_together",
+        place="shared.transfer.counters",
     ),
     Bound(
         "SEND_BUFFER_BYTES",

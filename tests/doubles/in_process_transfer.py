@@ -129,7 +129,7 @@ class InProcessOffer:
         self.words = WordTable(lease_count)
         self.counters = KvCounters()
         fabric.join(agent)
-        self.holder = describe_holder(uid, epoch, agent, b"", pages, self.words)
+        self.holder = describe_holder(uid, epoch, agent, b"", pages, self.words.address)
 
     def make_reader(self, slots: int) -> InProcessReader:
         """See `Offer`."""

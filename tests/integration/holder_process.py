@@ -40,7 +40,8 @@ def answer(transfer: Transfer, pages: PageMemory, command: str, arguments: list[
     """Do what the line says."""
     match command:
         case "write":
-            transfer.words.write(int(arguments[0]), int(arguments[1]))
+            lease, nonce, *named = map(int, arguments)
+            transfer.words.write(lease, nonce, named or range(pages.pages))
             return None
         case "clear":
             transfer.words.clear(int(arguments[0]))

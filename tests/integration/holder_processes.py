@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -66,8 +66,9 @@ class HolderProcess:
         self.spoiled = False
         self.holder = msgspec.json.decode(self._read_line(), type=Holder)
 
-    def write(self, lease: int, nonce: int) -> None:
-        self._ask(f"write {lease} {nonce}")
+    def write(self, lease: int, nonce: int, pages: Sequence[int] = ()) -> None:
+        """Open a lease on these pages; on all of them if none is named."""
+        self._ask(" ".join(map(str, ("write", lease, nonce, *pages))))
 
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")

@@ -30,7 +30,7 @@ from shared.transfer.sealed_door import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
 from shared.transfer.sealed_holder import CONNECTIONS_MAX
 from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import GetPages, GetWord, Request, encode_request
+from shared.transfer.sealed_requests import CheckLease, GetPages, Request, encode_request
 from shared.transfer.ucx import WITHOUT_TCP
 from tests.abuse.procfs import PeakMemory
 from tests.fetcher_contract import (
@@ -216,7 +216,7 @@ def test_a_worker_cannot_read_beyond_the_pages(worker: HolderProcess) -> None:
         kind, sentence = answer_to(worker, GetPages(3, 77, (span,)))
         assert kind is FrameKind.REFUSED
         assert b"not within" in sentence
-    assert answer_to(worker, GetWord(LEASES))[0] is FrameKind.REFUSED
+    assert answer_to(worker, CheckLease(LEASES, 77))[0] is FrameKind.REFUSED
 
 
 def test_a_worker_gets_no_page_under_a_lease_that_is_not_held(worker: HolderProcess) -> None:
@@ -304,7 +304,7 @@ class SealedServer:
             ports=network().port_range,
             keys=keys,
         )
-        self.offer.words.write(3, 77)
+        self.offer.words.write(3, 77, (0,))
         self.holder = self.offer.holder
 
     def __enter__(self) -> SealedServer:

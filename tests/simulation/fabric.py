@@ -4,6 +4,9 @@
                  each page is copied at a time of its own, out of memory as it is then
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
+Half of the worlds read by the sealed transport: there a holder is asked, and answers by the rules of `grants`, for
+either version of a reader. NIXL asks nobody.
+
 A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
 agent, which no reader finds under the old name. A reader that gave up gets `FetchEnded` only when it is true.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.baton import Baton, Holder
+from shared.transfer.grants import Grants, Shown, Verdict
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from tests.simulation.oracle_device import Pages
 from tests.simulation.timeline import Action, TimelineProcess
@@ -30,30 +34,25 @@ class FabricFaults:
     slow: float = 0.0  # share of fetches that take `slow_seconds`
     slow_seconds: float = 1.2
     late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
-    leaves_out: bool = (
-        False  # holders give no page of a lease that has ended, as sealed ones do; NIXL reads on
-    )
+    sealed: bool = False  # holders are asked
+    renewal: float = 0.0  # share of sealed fetches before which the reader makes its connection anew
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
     endless: float = 0.0  # share of the unproven that never end
     partition: tuple[str, str] | None = None  # uids of a holder and a reader that cannot reach each other
 
 
-@dataclass(slots=True)
-class FabricWords:
-    """The lease words of one worker."""
+class FabricWords(Grants):
+    """The leases of one worker, as its readers see them."""
 
-    process: TimelineProcess
-    values: list[int]
+    def __init__(self, process: TimelineProcess, leases: int, new_nonce: Callable[[], int]):
+        super().__init__(leases, new_nonce)
+        self.process = process
 
-    def write(self, lease: int, nonce: int) -> None:
-        self.values[lease] = nonce
-
-    def clear(self, lease: int) -> None:
-        self.values[lease] = 0
-
-    def __len__(self) -> int:
-        return len(self.values)
+    @property
+    def values(self) -> list[int]:
+        """The words."""
+        return [self.read(lease) for lease in range(len(self))]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +76,7 @@ class Fabric:
     faults: FabricFaults
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
+    renewals: random.Random = field(default_factory=lambda: random.Random(0))
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def died(self, agent: str) -> None:
@@ -97,11 +97,15 @@ class Agent:
     words: FabricWords
     seconds_max: float  # then a fetch is given up
     on_event: Action  # wakes the worker
+    newer: bool = True  # of the version that binds leases to pages
     endless_pages: list[int] = field(default_factory=list)  # targets of reads that will never end
     _reads: dict[int, Read] = field(default_factory=dict)
     _events: list[FetchEvent] = field(default_factory=list)
+    _shown: dict[str, Shown] = field(default_factory=dict)  # on the connection to each holder
 
     def start(self, fetch_id: int, baton: Baton, start_page: int, into: Sequence[int]) -> None:
+        if self.fabric.renewals.random() < self.fabric.faults.renewal:
+            self._shown.pop(baton.holder.agent, None)
         now, faults, rng = self.process.now, self.fabric.faults, self.fabric.rng
         source = baton.pages[start_page:]
         if len(source) < len(into):
@@ -153,6 +157,13 @@ class Agent:
     def idle(self) -> bool:
         return not self._reads and not self._events
 
+    def batons_of_reads(self) -> list[Baton]:
+        """Those that others read from here with, now."""
+        readers = self.fabric.agents.values()
+        return [
+            read.baton for each in readers for read in each._reads.values() if read.agent == self.holder.agent
+        ]
+
     def _tell(self, event: FetchEvent) -> None:
         self._events.append(event)
         self.on_event()
@@ -173,7 +184,11 @@ class Agent:
                 return
             if read.given_up:
                 self.fabric.count("bytes landed after the end of interest")
-            if self.fabric.faults.leaves_out and holder.words.values[read.baton.lease] != read.baton.nonce:
+            verdict = self._ask_for_page(holder, read.baton, page)
+            if verdict is Verdict.BEYOND:
+                self._err(read, "pages that are not the lease's")
+                return
+            if verdict is Verdict.GONE:
                 self.fabric.count("page left out")  # what the target held before stays
             else:
                 self.pages.copy(target, holder.pages, page)
@@ -183,6 +198,24 @@ class Agent:
 
         if not read.ended:
             self._with_holder(read, copy)
+
+    def _ask_for_page(self, holder: Agent, baton: Baton, page: int) -> Verdict:
+        if not self.fabric.faults.sealed:
+            return Verdict.GIVEN
+        if holder.newer:
+            shown = self._shown.setdefault(baton.holder.agent, {})
+            return holder.words.pages(shown, baton.lease, baton.nonce, (range(page, page + 1),))
+        return Verdict.GIVEN if holder.words.read(baton.lease) == baton.nonce else Verdict.GONE
+
+    def _ask_for_word(self, holder: Agent, baton: Baton) -> bool:
+        """Whether the lease holds: a reader of the version before is told the word by one of this."""
+        if not (self.fabric.faults.sealed and holder.newer):
+            return holder.words.read(baton.lease) == baton.nonce
+        shown = self._shown.setdefault(baton.holder.agent, {})
+        if self.newer:
+            return holder.words.holds(shown, baton.lease, baton.nonce)
+        self.fabric.count("path a word was told to an older reader")
+        return holder.words.tell(shown, baton.lease) == baton.nonce
 
     def _read_word_later(self, read: Read) -> None:
         late = self.fabric.rng.random() < self.fabric.faults.late_word
@@ -196,7 +229,7 @@ class Agent:
             return
         baton = read.baton
         self._forget(read)
-        if holder.words.values[baton.lease] != baton.nonce:
+        if not self._ask_for_word(holder, baton):
             self.fabric.count("fetch stale")
             self._tell(FetchStale(read.fetch_id))
         else:

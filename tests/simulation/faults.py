@@ -22,7 +22,8 @@ HANG = "hang"  # a worker's loop, as in a step that does not end; its links live
 FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
 FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE)
+THEFT = "theft"  # a worker that was taken over reads what is not its own
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT)
 
 
 @dataclass(frozen=True, slots=True)

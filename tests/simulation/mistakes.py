@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,9 +16,6 @@ from router.core import placement
 from router.core.claims import Claims
 from router.core.fleet import Fleet, Worker
 from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
-from shared.baton import Baton, Holder
-from shared.kv.kv_memory import KvMemory
-from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
@@ -102,26 +101,27 @@ def _word_cleared_late() -> list[Patch]:
 
 @_mistake("leases", "a nonce is used again")
 def _nonce_again() -> list[Patch]:
-    def grant(self: LeaseTable, req: Any, now: float) -> Baton:
-        self._next_nonce = 7
-        return real(self, req, now)
+    def open_lease(self: FabricWords, lease: int, pages: Sequence[int]) -> int:
+        self.write(lease, 7, pages)
+        return 7
 
-    real = LeaseTable.grant
-    return [(LeaseTable, "grant", grant)]
+    return [(FabricWords, "open", open_lease)]
 
 
 @_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
 def _epoch_ignored() -> list[Patch]:
-    def without_epoch(self: LeaseTable, memory: KvMemory, holder: Holder, *rest: Any) -> None:
-        real(self, memory, holder, *rest)
-        self._next_nonce = 1
+    opened: Counter[FabricWords] = Counter()
+
+    def open_lease(self: FabricWords, lease: int, pages: Sequence[int]) -> int:
+        opened[self] += 1
+        self.write(lease, opened[self], pages)
+        return opened[self]
 
     def agent_name(uid: str, epoch: int) -> str:
         del epoch
         return uid
 
-    real = LeaseTable.__init__
-    return [(LeaseTable, "__init__", without_epoch), (worker, "agent_name", agent_name)]
+    return [(FabricWords, "open", open_lease), (worker, "agent_name", agent_name)]
 
 
 @_mistake("baton", "a baton is made before its step has settled")
@@ -151,7 +151,7 @@ def _word_first() -> list[Patch]:
 
     def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
         holder = self.fabric.agents.get(baton.holder.agent)
-        held[id(self), fetch_id] = holder is not None and holder.words.values[baton.lease] == baton.nonce
+        held[id(self), fetch_id] = holder is not None and holder.words.read(baton.lease) == baton.nonce
         real(self, fetch_id, baton, start_page, into)
 
     def tell(self: Agent, event: Any) -> None:

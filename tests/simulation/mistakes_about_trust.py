@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import decode.admission
 import prefill.waiting_queue
 from shared.baton import Baton
 from shared.messages import Decode, Prefill
+from shared.transfer.grants import Grants, Shown, _Grant
+from tests.simulation.fabric import FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -28,3 +32,70 @@ def _believed_batons() -> list[Patch]:
         return ""
 
     return [(decode.admission, "unsound_baton", unsound_baton)]
+
+
+@_mistake("trust", "a lease opens every page")
+def _unbound_leases() -> list[Patch]:
+    def covers(self: _Grant, pages: range) -> bool:
+        del self, pages
+        return True
+
+    return [(_Grant, "covers", covers)]
+
+
+@_mistake("trust", "a lease opens all but its last page")
+def _a_page_too_few() -> list[Patch]:
+    def write(self: Grants, lease: int, nonce: int, pages: Sequence[int]) -> None:
+        real(self, lease, nonce, pages[:-1])
+
+    real = Grants.write
+    return [(Grants, "write", write)]
+
+
+@_mistake("trust", "a word that was told opens the pages")
+def _told_words_open() -> list[Patch]:
+    def tell(self: Grants, shown: Shown, lease: int) -> int:
+        del shown
+        return self.read(lease)
+
+    return [(Grants, "tell", tell)]
+
+
+@_mistake("trust", "whoever was told a word counts as one that has shown it")
+def _told_words_count_as_shown() -> list[Patch]:
+    def tell(self: Grants, shown: Shown, lease: int) -> int:
+        shown[lease] = self.read(lease)
+        return real(self, shown, lease)
+
+    real = Grants.tell
+    return [(Grants, "tell", tell)]
+
+
+@_mistake("trust", "an older reader is told of no lease")
+def _older_readers_are_told_nothing() -> list[Patch]:
+    def tell(self: Grants, shown: Shown, lease: int) -> int:
+        del self, shown, lease
+        return 0
+
+    return [(Grants, "tell", tell)]
+
+
+@_mistake("trust", "the next nonce can be computed")
+def _counted_nonces() -> list[Patch]:
+    last: dict[FabricWords, int] = {}
+
+    def open_lease(self: FabricWords, lease: int, pages: Sequence[int]) -> int:
+        last[self] = last.get(self, len(last) << 32) + 1
+        self.write(lease, last[self], pages)
+        return last[self]
+
+    return [(FabricWords, "open", open_lease)]
+
+
+@_mistake("trust", "a lease whose word was told holds for a reader that got no page")
+def _told_leases_hold() -> list[Patch]:
+    def holds(self: Grants, shown: Shown, lease: int, nonce: int) -> bool:
+        del shown
+        return self.read(lease) == nonce
+
+    return [(Grants, "holds", holds)]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import count
+
+import pytest
 
 from shared.baton import Baton, Holder
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from tests.simulation.fabric import Agent, Fabric, FabricFaults, FabricWords
+from tests.simulation.mutations import mutated
 from tests.simulation.oracle_device import Pages
+from tests.simulation.thief import Thief
 from tests.simulation.timeline import Timeline, TimelineProcess
 
 NONCE = 77
@@ -22,14 +27,22 @@ class Pair:
         self.counts: list[str] = []
         self.fabric = Fabric(faults or FabricFaults(), random.Random(3), self.counts.append)
         self.holder, self.reader = self.agent("holder"), self.agent("reader")
-        self.holder.words.write(1, NONCE)
+        self.holder.words.write(1, NONCE, (0, 1, 2, 3))
         self.events: list[FetchEvent] = []
 
     def agent(self, name: str) -> Agent:
         process = TimelineProcess(self.timeline, name)
         holder = Holder(name, 1, f"{name}/1", b"", 0, 4096, 0)
         pages = Pages(8, 2, salt=len(name))
-        agent = Agent(self.fabric, process, holder, pages, FabricWords(process, [0, 0]), 5.0, lambda: None)
+        agent = Agent(
+            self.fabric,
+            process,
+            holder,
+            pages,
+            FabricWords(process, 2, count(NONCE).__next__),
+            5.0,
+            lambda: None,
+        )
         self.fabric.agents[holder.agent] = agent
         return agent
 
@@ -137,7 +150,7 @@ def test_a_read_abandoned_when_it_has_landed_ends() -> None:
 
 
 def test_a_sealed_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> None:
-    pair = Pair(FabricFaults(leaves_out=True))
+    pair = Pair(FabricFaults(sealed=True))
     pair.fetch()
     pair.advance(lambda: any(pair.arrived))
     pair.holder.words.clear(1)
@@ -145,3 +158,46 @@ def test_a_sealed_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> Non
     assert sum(pair.arrived) == 1
     assert pair.counts.count("page left out") == 2
     assert pair.events == [FetchStale(1)]
+
+
+def test_a_sealed_holder_refuses_pages_that_are_not_the_leases() -> None:
+    pair = Pair(FabricFaults(sealed=True))
+    pair.holder.words.clear(1)
+    pair.holder.words.write(1, NONCE, (0, 1, 2))
+    pair.fetch()
+    pair.settle()
+    assert isinstance(pair.events[0], FetchFailed)
+    assert pair.events[0].reason == "pages that are not the lease's"
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_reader_of_the_version_before_is_told_the_word(newer: bool) -> None:
+    pair = Pair(FabricFaults(sealed=True))
+    pair.reader.newer = newer
+    pair.fetch()
+    pair.settle()
+    assert [type(event) for event in pair.events] == [FetchLanded]
+    assert pair.counts.count("path a word was told to an older reader") == (not newer)
+
+
+def test_a_thief_gets_nothing_and_what_it_was_told_opens_nothing() -> None:
+    pair = Pair(FabricFaults(sealed=True))
+    thief = Thief(pair.fabric, random.Random(3), pair.counts.append)
+    pair.fetch()
+    pair.advance(lambda: any(pair.arrived))
+    thief.steal()
+    assert "path a lease opened its own pages" in pair.counts
+    assert "path a word was told to a thief" in pair.counts
+    pair.settle()
+    assert [type(event) for event in pair.events] == [FetchLanded], "what had begun goes on"
+    pair.fetch()
+    pair.settle()
+    assert isinstance(pair.events[-1], FetchLanded), "its connection has shown the nonce"
+
+
+@pytest.mark.parametrize("mistake", ["a lease opens every page", "a word that was told opens the pages"])
+def test_a_thief_that_gets_something_is_noticed(mistake: str) -> None:
+    pair = Pair(FabricFaults(sealed=True))
+    pair.fetch()
+    with mutated(mistake), pytest.raises(AssertionError, match=r"not its own|without a lease"):
+        Thief(pair.fabric, random.Random(3), pair.counts.append).steal()

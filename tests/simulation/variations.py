@@ -12,7 +12,7 @@ import msgspec
 from router.config import Policy
 from shared.sampling_params import SamplingParams
 from tests.simulation.bounds import bounds
-from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, drawn_faults, rollout
+from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, THEFT, drawn_faults, rollout
 from tests.simulation.groups import with_groups
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.scenario import (
@@ -108,6 +108,15 @@ def nonsense(scenario: SimulationScenario) -> SimulationScenario:
     if rng.random() > 0.5:
         return scenario
     faults = sorted((*scenario.faults, *drawn_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def thefts(scenario: SimulationScenario) -> SimulationScenario:
+    """In a third of the troubled worlds that read by the sealed transport. It may cost a request an attempt."""
+    rng = scenario.random("thefts")
+    if scenario.calm or not scenario.fabric.sealed or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (THEFT,) * 2)), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
 
 
@@ -317,6 +326,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     hangs,
     forgetful,
     nonsense,
+    thefts,
     rollout_of_workers,
     with_groups,
     grammars,

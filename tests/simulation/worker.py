@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -93,14 +94,16 @@ class SimulatedWorker:
             constraints=Constraints(grammars, VOCAB_SIZE),
         )
         self.gate = GrammarGate(self, grammars)
+        nonces = scenario.random(f"nonces of {uid} {epoch}")
         self.agent = Agent(
             world.fabric,
             process,
             Holder(uid, epoch, agent_name(uid, epoch), b"", 0, PAGE_BYTES, 0),
             self.device.pages,
-            FabricWords(process, [0] * sizes.leases_max),
+            FabricWords(process, sizes.leases_max, partial(nonces.getrandbits, 64)),
             sizes.fetch_seconds_max,
             on_event=self.wake,
+            newer=bool(world.understands),
         )
         world.fabric.agents[self.agent.holder.agent] = self.agent
         self.scheduler = (

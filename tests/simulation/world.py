@@ -21,12 +21,13 @@ from shared.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.fairness import JudgedPrefill
-from tests.simulation.faults import FORGET, HANG, NONSENSE, Fault
+from tests.simulation.faults import FORGET, HANG, NONSENSE, THEFT, Fault
 from tests.simulation.groups import prove_prompts_are_computed_once
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.scenario import ScenarioSizes, SimulationScenario
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
+from tests.simulation.thief import Thief
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
 from tests.simulation.versions import understood_by
 from tests.simulation.worker import SimulatedWorker, Surroundings
@@ -64,7 +65,10 @@ class World:
         self._rng = scenario.random("world")
         self._nonsense = RefusedNonsense(self.count)
         self.network = Network(scenario.network, scenario.random("network"), self.count, self._nonsense.judge)
-        self.fabric = Fabric(scenario.fabric, scenario.random("fabric"), self.count)
+        self.fabric = Fabric(
+            scenario.fabric, scenario.random("fabric"), self.count, scenario.random("renewals")
+        )
+        self.thief = Thief(self.fabric, scenario.random("thief"), self.count)
         self.workers: dict[str, SimulatedWorker] = {}
         self.routers: dict[str, Router] = {}
         self.all_workers: list[SimulatedWorker] = []  # also those that are dead
@@ -163,7 +167,7 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
-            case kind if kind in (FORGET, NONSENSE):
+            case kind if kind in (FORGET, NONSENSE, THEFT):
                 self._confuse(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
@@ -276,6 +280,9 @@ class World:
     def _confuse(self, fault: Fault) -> None:
         if fault.kind == NONSENSE:
             self._send_nonsense(fault)
+        elif fault.kind == THEFT:
+            self.count(f"fault {fault.kind}")
+            self.thief.steal()
         else:
             self._forget(fault)
 

@@ -71,7 +71,7 @@ class VirtualFetcher:
         holder = self.fabric.fetchers.get(baton.holder.agent)
         if holder is None or not holder.process.alive:
             self._tell(FetchFailed(fetch_id, "the holder is dead", ended=True))
-        elif holder.words.values[baton.lease] != baton.nonce:
+        elif holder.words.read(baton.lease) != baton.nonce:
             self._tell(FetchStale(fetch_id))
         else:
             self.fetched_bytes += size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
@@ -84,7 +85,7 @@ class VirtualWorker:
         config = shape.config
         leases = config.leases_max if isinstance(config, PrefillConfig) else config.max_running_requests
         self.fetcher = VirtualFetcher(
-            fabric, process, holder, FabricWords(process, [0] * leases), on_event=self._wake
+            fabric, process, holder, FabricWords(process, leases, count(1).__next__), on_event=self._wake
         )
         fabric.fetchers[holder.agent] = self.fetcher
         self.scheduler = _scheduler(shape, self.fetcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 
@@ -63,11 +64,11 @@ class FetchBench:
         self.timeline = Timeline()
         self.fabric = VirtualFabric(FabricSpeed(latency_seconds=0.5, bytes_per_second=1000.0))
         self.holder, self.reader = self._fetcher("holder"), self._fetcher("reader")
-        self.holder.words.write(0, 77)
+        self.holder.words.write(0, 77, ())
 
     def _fetcher(self, uid: str) -> VirtualFetcher:
         process = TimelineProcess(self.timeline, uid)
-        words = FabricWords(process, [0])
+        words = FabricWords(process, 1, count(1).__next__)
         fetcher = VirtualFetcher(self.fabric, process, Holder(uid, 1, uid, b"", 0, 500, 0), words, idle)
         self.fabric.fetchers[uid] = fetcher
         return fetcher

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from shared.baton import Baton, Holder
@@ -83,18 +85,21 @@ def test_a_baton_names_the_pages_and_the_layout_of_what_is_leased() -> None:
     assert (baton.rid, baton.attempt, baton.kv_format, baton.holder.epoch) == ("a", 1, "format", 5)
 
 
-def test_a_nonce_is_never_used_twice() -> None:
-    book = Book(words=1)
-    nonces = []
-    for _ in range(50):
-        nonces.append(book.grant("a").nonce)
-        book.table.cancel("a", 1)
-    assert len(dict.fromkeys(nonces)) == 50
+def test_a_lease_opens_the_pages_that_its_baton_names_and_no_page_behind_the_kv() -> None:
+    opened: list[tuple[int, tuple[int, ...]]] = []
 
+    class NotedWords(PlainWords):
+        def open(self, lease: int, pages: Sequence[int]) -> int:
+            opened.append((lease, tuple(pages)))
+            return super().open(lease, pages)
 
-def test_a_restarted_worker_uses_other_nonces() -> None:
-    first, second = (Book(epoch=epoch).grant("a").nonce for epoch in (2**63 + 1, 2**63 + 2))
-    assert first != second
+    book = Book()
+    book.table._words = NotedWords([0] * 4)
+    req = book.request("a")
+    book.memory.allocate(req, 1)
+    baton = book.table.grant(req, now=0.0)
+    assert opened == [(baton.lease, baton.pages)]
+    assert len(baton.pages) == 2
 
 
 def test_there_are_as_many_leases_as_words() -> None:

@@ -159,10 +159,14 @@ class PlainWords:
     """Implements `LeaseWords`."""
 
     values: list[int]
+    opened: int = 0
 
-    def write(self, lease: int, nonce: int) -> None:
+    def open(self, lease: int, pages: Sequence[int]) -> int:
+        del pages
         assert self.values[lease] == 0, "a word in use is cleared first"
-        self.values[lease] = nonce
+        self.opened += 1
+        self.values[lease] = self.opened
+        return self.opened
 
     def clear(self, lease: int) -> None:
         self.values[lease] = 0

@@ -26,7 +26,7 @@ class InProcessHolder:
         return self.transfer.holder
 
     def write(self, lease: int, nonce: int) -> None:
-        self.transfer.words.write(lease, nonce)
+        self.transfer.words.write(lease, nonce, range(PAGES))
 
     def clear(self, lease: int) -> None:
         self.transfer.words.clear(lease)

@@ -3,76 +3,93 @@
 from __future__ import annotations
 
 import socket
+import ssl
 
 import msgspec
+import pytest
 
 from shared.baton import Baton, Holder
 from shared.transfer.counters import KvCounters
-from shared.transfer.memory import WordTable
+from shared.transfer.grants import Grants
+from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
 from shared.transfer.sealed_holder import SealedHolder
-from shared.transfer.sealed_keys import Handshake, make_contexts
+from shared.transfer.sealed_keys import Handshake, SealContexts, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import GetWord, OfferedMemory, encode_request
+from shared.transfer.sealed_requests import HOLDS, CheckLease, encode_request
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
 from tests.waiting import until
 
 LEASE, NONCE, OTHER_NONCE = 3, 77, 78
 PAGES = 3 * PORTION_BYTES // PAGE_BYTES
-CONTEXTS = make_contexts(new_keys()["worker"])
+KEYS = new_keys()["worker"]
+CONTEXTS = make_contexts(KEYS)
+
+
+def older_contexts() -> SealContexts:
+    """Of a worker of the release before, with the same key: it names no version in its handshakes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "set_alpn_protocols", lambda *_: None)
+        return make_contexts(KEYS)
+
+
+OLDER_CONTEXTS = older_contexts()
 
 
 class EndingMemory(OfferedMemory):
     """Page memory whose lease may end while a read is answered."""
 
     ends_after_portions = -1  # of pages that were given; -1: never
-    words: WordTable
 
     def page_bytes_at(self, offset: int, size_bytes: int) -> memoryview | None:
         self.ends_after_portions -= 1
         if self.ends_after_portions == 0:
-            self.words.clear(LEASE)
+            self.grants.clear(LEASE)
         return super().page_bytes_at(offset, size_bytes)
 
 
 class HolderHere:
     """A holder with pages for three portions, which are open under one lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, contexts: SealContexts = CONTEXTS) -> None:
         self.buffer = PageBuffer(PAGES)
         for page in range(PAGES):
             self.buffer.fill(page, byte_of(page))
-        self.words = WordTable(8)
-        self.words.write(LEASE, NONCE)
-        self.words.write(LEASE + 1, OTHER_NONCE)
+        self.words = Grants(8)
+        self.words.write(LEASE, NONCE, range(PAGES))
+        self.words.write(LEASE + 1, OTHER_NONCE, (1,))
         self.counters = KvCounters()
         self.memory = EndingMemory(self.buffer.memory, self.words)
-        self.memory.words = self.words
-        self.sealed = SealedHolder("127.0.0.1", range(1), CONTEXTS.holder, self.memory, self.counters)
+        self.sealed = SealedHolder("127.0.0.1", range(1), contexts.holder, self.memory, self.counters)
 
     @property
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", self.sealed.port
 
 
-def dial(holder: HolderHere) -> tuple[socket.socket, SealedChannel]:
+def dial(holder: HolderHere, contexts: SealContexts = CONTEXTS) -> tuple[socket.socket, SealedChannel]:
     """A connection with a worker's key, and nothing asked yet."""
     connection = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
-    handshake = Handshake(CONTEXTS.reader, holder=False)
+    return connection, shake_on(connection, contexts)
+
+
+def shake_on(connection: socket.socket, contexts: SealContexts) -> SealedChannel:
+    """The handshake of a reader."""
+    handshake = Handshake(contexts.reader, holder=False)
     connection.sendall(handshake.advance())
     while handshake.keys is None:
         connection.sendall(handshake.advance(connection.recv(4096)))
     keys = handshake.keys
-    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+    return SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
 
 
 def is_served(channel: SealedChannel) -> bool:
-    """Whether the holder answers on it with a lease word, and does not hang up."""
+    """Whether the holder answers on it that a lease holds, and does not hang up."""
     try:
-        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE + 1)))
-        return receive(channel) == (FrameKind.DATA, OTHER_NONCE.to_bytes(8, "little"))
+        channel.send(FrameKind.REQUEST, encode_request(CheckLease(LEASE + 1, OTHER_NONCE)))
+        return receive(channel) == (FrameKind.DATA, HOLDS)
     except OSError:
         return False
 

@@ -17,14 +17,22 @@ from hypothesis import strategies as st
 
 from shared.links.keys import parse_keys
 from shared.links.new_keys import key_file, new_identity
-from shared.transfer.memory import WordTable
+from shared.transfer.grants import Grants, Verdict
+from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.reader import SPANS_MAX
 from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealContexts, SealError, make_contexts
+from shared.transfer.sealed_keys import (
+    HANDSHAKE_BYTES_MAX,
+    Handshake,
+    SealContexts,
+    SealError,
+    Version,
+    make_contexts,
+)
 from shared.transfer.sealed_requests import (
+    CheckLease,
     GetPages,
     GetWord,
-    OfferedMemory,
     cut_portions,
     decode_request,
     encode_request,
@@ -32,6 +40,8 @@ from shared.transfer.sealed_requests import (
 from tests.fetcher_contract import PAGE_BYTES, PageBuffer
 from tests.fuzzing import fuzzed
 from tests.link_keys import new_keys
+from tests.unit.transfer.sealed_holder_here import CONTEXTS as NEWER_CONTEXTS
+from tests.unit.transfer.sealed_holder_here import OLDER_CONTEXTS
 
 PAGES = 4
 KNOWN = PAGES * PAGE_BYTES  # where the known page begins
@@ -45,7 +55,7 @@ class Offered:
 
     def __init__(self) -> None:
         self.buffer = PageBuffer(PAGES)
-        self.words = WordTable(8)
+        self.words = Grants(8)
         self.memory = OfferedMemory(self.buffer.memory, self.words)
 
 
@@ -91,47 +101,73 @@ def test_more_than_all_pages_and_nothing_at_all_are_refused(offered: Offered) ->
 @pytest.mark.parametrize("lease", [-1, 8, 2**60])
 def test_a_lease_that_is_none_is_refused(offered: Offered, lease: int) -> None:
     assert "is not one of 8" in offered.memory.refusal(GetWord(lease))
+    assert "is not one of 8" in offered.memory.refusal(CheckLease(lease, 77))
     assert "is not one of 8" in offered.memory.refusal(GetPages(lease, 77, ((0, 8),)))
 
 
 def test_pages_open_under_their_lease_alone(offered: Offered) -> None:
     page = GetPages(3, 77, ((0, PAGE_BYTES),))
-    assert not offered.memory.is_open(page)
-    offered.words.write(3, 77)
-    assert offered.memory.is_open(page)
-    assert not offered.memory.is_open(GetPages(3, 78, page.spans))
-    assert not offered.memory.is_open(GetPages(2, 77, page.spans))
+    assert offered.memory.verdict({}, page) is Verdict.GONE
+    offered.words.write(3, 77, (0, 1))
+    assert offered.memory.verdict({}, page) is Verdict.GIVEN
+    assert offered.memory.is_open({}, page)
+    for other in (GetPages(3, 78, page.spans), GetPages(2, 77, page.spans)):
+        assert offered.memory.verdict({}, other) is Verdict.GONE
+        assert not offered.memory.is_open({}, other)
     offered.words.clear(3)
-    assert not offered.memory.is_open(page)
-    assert not offered.memory.is_open(GetPages(3, 0, page.spans)), "0 is the word of no lease"
+    assert not offered.memory.is_open({}, page)
+    assert not offered.memory.is_open({}, GetPages(3, 0, page.spans)), "0 is the word of no lease"
+    assert offered.memory.verdict({}, GetPages(3, 0, page.spans)) is Verdict.GONE
+
+
+@pytest.mark.parametrize(
+    ("spans", "verdict"),
+    [
+        (((0, 2 * PAGE_BYTES),), Verdict.GIVEN),
+        (((3 * PAGE_BYTES, PAGE_BYTES), (PAGE_BYTES, 1)), Verdict.GIVEN),
+        (((0, 2 * PAGE_BYTES + 1),), Verdict.BEYOND),
+        (((2 * PAGE_BYTES, 1),), Verdict.BEYOND),
+        (((3 * PAGE_BYTES - 1, 2),), Verdict.BEYOND),
+        (((0, 8), (3 * PAGE_BYTES - 8, 8)), Verdict.BEYOND),
+        (((3 * PAGE_BYTES, PAGE_BYTES + 1),), Verdict.BEYOND),
+    ],
+)
+def test_a_lease_opens_its_own_pages_to_their_last_byte_and_no_other(
+    offered: Offered, spans: tuple[tuple[int, int], ...], verdict: Verdict
+) -> None:
+    offered.words.write(3, 77, (1, 3, 0))
+    assert offered.memory.verdict({}, GetPages(3, 77, spans)) is verdict
 
 
 def test_the_known_page_is_open_to_every_worker(offered: Offered) -> None:
-    assert offered.memory.is_open(GetPages(3, 77, ((KNOWN, PAGE_BYTES),)))
-    assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN - 1, PAGE_BYTES),)))
-    assert not offered.memory.is_open(GetPages(3, 77, ((KNOWN, 8), (0, 8))))
+    assert offered.memory.verdict({}, GetPages(3, 77, ((KNOWN, PAGE_BYTES),))) is Verdict.GIVEN
+    assert offered.memory.is_open({}, GetPages(3, 77, ((KNOWN, PAGE_BYTES),)))
+    for spans in (((KNOWN - 1, PAGE_BYTES),), ((KNOWN, 8), (0, 8))):
+        assert offered.memory.verdict({}, GetPages(3, 77, spans)) is Verdict.GONE
+        assert not offered.memory.is_open({}, GetPages(3, 77, spans))
 
 
 def test_without_a_known_page_nothing_is_open_to_every_worker() -> None:
     buffer = PageBuffer(PAGES)
     pages = replace(buffer.memory, known_pages=0)
-    memory = OfferedMemory(pages, WordTable(8))
+    memory = OfferedMemory(pages, Grants(8))
     assert pages.known_page < 0
-    assert not memory.is_open(GetPages(3, 77, ((0, PAGE_BYTES),)))
+    assert memory.verdict({}, GetPages(3, 77, ((0, PAGE_BYTES),))) is Verdict.GONE
+    assert not memory.is_open({}, GetPages(3, 77, ((0, PAGE_BYTES),)))
 
 
 def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
     spans = ((0, 1),) * SPANS_MAX
-    assert decode_request(encode_request(GetPages(3, 77, spans))) == GetPages(3, 77, spans)
+    assert decode_request(encode_request(GetPages(3, 77, spans)), Version.BOUND) == GetPages(3, 77, spans)
     with pytest.raises(SealError, match="no request"):
-        decode_request(encode_request(GetPages(3, 77, (*spans, (0, 1)))))
+        decode_request(encode_request(GetPages(3, 77, (*spans, (0, 1)))), Version.BOUND)
 
 
 @fuzzed
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes) -> None:
+@given(st.binary(max_size=200), st.sampled_from(Version))
+def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes, version: Version) -> None:
     try:
-        request = decode_request(payload)
+        request = decode_request(payload, version)
     except SealError:
         return
     Offered().memory.refusal(request)
@@ -143,7 +179,7 @@ def test_what_is_not_refused_lies_within_the_pages(
     spans: list[tuple[int, int]], lease: int, nonce: int
 ) -> None:
     try:
-        request = decode_request(encode_request(GetPages(lease, nonce, tuple(spans))))
+        request = decode_request(encode_request(GetPages(lease, nonce, tuple(spans))), Version.BOUND)
     except (SealError, OverflowError):
         return
     if not Offered().memory.refusal(request):
@@ -261,6 +297,16 @@ def test_both_ends_have_the_same_keys_and_other_ones_each_time() -> None:
     assert holder.keys == reader.keys
     assert holder.keys.requests != holder.keys.answers
     assert shake(CONTEXTS, CONTEXTS)[0].keys != holder.keys
+
+
+@pytest.mark.parametrize("older", ["neither", "holder", "reader", "both"])
+def test_both_ends_come_to_the_version_that_both_speak(older: str) -> None:
+    ends = shake(
+        OLDER_CONTEXTS if older in ("holder", "both") else NEWER_CONTEXTS,
+        OLDER_CONTEXTS if older in ("reader", "both") else NEWER_CONTEXTS,
+    )
+    expected = Version.BOUND if older == "neither" else Version.OLDER
+    assert [end.keys.version for end in ends if end.keys] == [expected] * 2
 
 
 def test_workers_of_two_deployments_do_not_come_to_keys() -> None:

@@ -17,7 +17,7 @@ from shared.transfer.reader import NotPostedError, ReadState
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind
 from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES
 from shared.transfer.sealed_reader import SealedReader
-from shared.transfer.sealed_requests import GetPages, GetWord, encode_request
+from shared.transfer.sealed_requests import CheckLease, GetPages, encode_request
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
 from tests.unit.transfer.sealed_holder_here import (
     LEASE,
@@ -83,7 +83,7 @@ def test_a_request_that_is_refused_is_answered_and_counted_and_the_connection_li
 def test_a_frame_of_another_kind_is_no_request(holder: HolderHere) -> None:
     connection, channel = dial(holder)
     with connection:
-        channel.send(FrameKind.DATA, encode_request(GetWord(LEASE)))
+        channel.send(FrameKind.DATA, encode_request(CheckLease(LEASE, NONCE)))
         assert connection.recv(1) == b""
     assert holder.counters.refused_request == 1
 
@@ -186,7 +186,7 @@ def test_a_refusal_of_any_length_is_sent_cut(holder: HolderHere, monkeypatch: py
     monkeypatch.setattr(holder.memory, "refusal", lambda _: "x" * 1000)
     connection, channel = dial(holder)
     with connection:
-        channel.send(FrameKind.REQUEST, encode_request(GetWord(LEASE)))
+        channel.send(FrameKind.REQUEST, encode_request(CheckLease(LEASE, NONCE)))
         assert channel.receive_header() == (REFUSAL_BYTES_MAX, FrameKind.REFUSED)
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import create_server
+from socket import create_server, socket
 
 import msgspec
 import pytest
 
 from shared.baton import Baton, Holder
-from shared.transfer import sealed_reader
+from shared.transfer import sealed_channel, sealed_reader
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.sealed_channel import FrameKind, SealedChannel
-from shared.transfer.sealed_keys import Handshake
+from shared.transfer.sealed_channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
+from shared.transfer.sealed_keys import Handshake, SealContexts, SealKeys
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
-from tests.unit.transfer.sealed_holder_here import CONTEXTS, LEASE, NONCE, PAGES, HolderHere
+from tests.unit.transfer.sealed_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
 from tests.waiting import until
 
 WHOLE = ((0, PAGES * PAGE_BYTES),)
@@ -27,9 +27,9 @@ TWO_SMALL = ((0, 8), (PAGE_BYTES, 8))
 class SealedReading:
     """A reader of this process, with as many pages as a holder has."""
 
-    def __init__(self) -> None:
+    def __init__(self, contexts: SealContexts = CONTEXTS) -> None:
         self.buffer = PageBuffer(PAGES)
-        self.reader = SealedReader(CONTEXTS.reader, self.buffer.memory, 2)
+        self.reader = SealedReader(contexts.reader, self.buffer.memory, 2)
 
     def post(self, address: tuple[str, int], spans: tuple[tuple[int, int], ...], agent: str = "h-1") -> int:
         """Read these bytes of the holder to the same places here."""
@@ -106,7 +106,7 @@ def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
     holder.words.clear(LEASE)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE, "the lease word will tell"
     assert reading.buffer.holds(0, 0)
-    holder.words.write(LEASE, NONCE)
+    holder.words.write(LEASE, NONCE, range(PAGES))
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     assert reading.buffer.holds(PAGES - 1, byte_of(PAGES - 1))
 
@@ -193,3 +193,85 @@ def test_a_connection_that_nobody_needs_is_closed_and_made_anew(
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     until(lambda: not holder.sealed._clients, PATIENCE_SECONDS, "the end of the connection")
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
+
+
+# ---- worn keys, and holders of the release before ----------------------------------------------------------------
+
+
+class Handshakes:
+    """How many connections a holder has let in."""
+
+    def __init__(self, holder: HolderHere, monkeypatch: pytest.MonkeyPatch):
+        self.count = 0
+        self._admit = holder.sealed._door._admit
+        monkeypatch.setattr(holder.sealed._door, "_admit", self.admit)
+
+    def admit(self, connection: socket, keys: SealKeys) -> bool:
+        self.count += 1
+        return self._admit(connection, keys)
+
+
+def test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost(
+    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_channel, "FRAMES_MAX", 4)
+    handshakes = Handshakes(holder, monkeypatch)
+    posted = [reading.post(holder.address, WHOLE) for _ in range(6)]  # each of three frames
+    posted.append(reading.reader.read_word(baton(holder.address), 1))
+    assert [reading.end_of(handle) for handle in posted] == [ReadState.DONE] * 7
+    assert all(reading.buffer.holds(page, byte_of(page)) for page in range(PAGES))
+    assert reading.reader.word(1) == NONCE
+    assert handshakes.count == 4
+    until(lambda: len(holder.sealed._clients) == 1, PATIENCE_SECONDS, "the end of the connections before")
+
+
+def test_a_key_that_is_old_enough_is_left_between_two_reads(
+    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sealed_channel, "monotonic", lambda: now[0])
+    handshakes = Handshakes(holder, monkeypatch)
+    counts = []
+    for now[0] in (100.0, 100.0 + KEY_SECONDS_MAX - 1, 100.0 + KEY_SECONDS_MAX):
+        assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
+        counts.append(handshakes.count)
+    assert counts == [1, 1, 2]
+
+
+@pytest.mark.parametrize("older", ["neither", "holder", "reader"])
+def test_workers_of_two_releases_read_each_others_pages_and_words(older: str) -> None:
+    holder = HolderHere(OLDER_CONTEXTS if older == "holder" else CONTEXTS)
+    reading = SealedReading(OLDER_CONTEXTS if older == "reader" else CONTEXTS)
+    try:
+        for handle in (
+            reading.post(holder.address, WHOLE),
+            reading.reader.read_word(baton(holder.address), 1),
+        ):
+            assert reading.end_of(handle) is ReadState.DONE
+        assert all(reading.buffer.holds(page, byte_of(page)) for page in range(PAGES))
+        assert reading.reader.word(1) == NONCE
+        holder.words.clear(LEASE)
+        assert reading.end_of(reading.reader.read_word(baton(holder.address), 1)) is ReadState.DONE
+        assert reading.reader.word(1) == 0
+    finally:
+        reading.reader.close()
+        holder.sealed.close()
+
+
+def test_an_older_reader_that_has_all_pages_cached_reads_the_word_alone(holder: HolderHere) -> None:
+    reading = SealedReading(OLDER_CONTEXTS)
+    assert reading.end_of(reading.reader.read_word(baton(holder.address), 1)) is ReadState.DONE
+    assert reading.reader.word(1) == NONCE
+    reading.reader.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [(FrameKind.DATA, b""), (FrameKind.DATA, bytes(8)), (FrameKind.GONE, b""), (FrameKind.REFUSED, b"no")],
+)
+def test_an_answer_that_says_nothing_of_the_lease_fails_the_read_of_its_word(
+    reading: SealedReading, kind: FrameKind, payload: bytes
+) -> None:
+    with answering(kind, payload) as address:
+        assert reading.end_of(reading.reader.read_word(baton(address), 1)) is ReadState.FAILED
+        assert reading.reader.word(1) == 0
