@@ -57,6 +57,14 @@ class DecodeCounters(LeaseCounters):
     rows_without_page: int = total(
         "segue_rows_without_page_total", "Rows that missed a decode step because they lacked a page."
     )
+    rows_without_mask: int = total(
+        "segue_rows_without_mask_total",
+        "Rows that missed a decode step because the grammars of their tenant had used its time.",
+    )
+    mask_seconds: float = total(
+        "segue_mask_seconds_total",
+        "Seconds of the thread that computes decode steps that masks of grammars took.",
+    )
     retractions: int = total(
         "segue_retractions_total", "Requests taken out of the running batch because pages were lacking."
     )

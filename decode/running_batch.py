@@ -5,13 +5,15 @@
 The first DECODE step of a request carries its join, so a join costs the others nothing. A PREBUILT step carries joins
 when no request can decode: then the device has nothing else to do. A step is planned before the one in flight has
 settled. So a row may run one step past its end, and rows that are certain to end by length in the step in flight are
-not planned again. A slot may be taken as soon as it is free: the device applies joins in the order of the steps. It
-knows nothing of routers, fetches or why a request is removed.
+not planned again. A row whose grammar's mask a step had no time for has sat it out, which shows when the step settles:
+the row in flight behind it has computed the same once more. A slot may be taken as soon as it is free: the device
+applies joins in the order of the steps. It knows nothing of routers, fetches or why a request is removed.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
@@ -112,9 +114,13 @@ class RunningBatch:
             return self._step(ForwardMode.PREBUILT, rows, joins, tuple(grants))
         return None
 
-    def settle(self, step: int) -> list[Req]:
-        """The rows of a step that has settled, in their order."""
-        return self._planned.pop(step)
+    def settle(self, step: int, sat_out: Collection[int] = ()) -> list[Req]:
+        """The rows of a step that has settled, in their order; those that `sat_out` have not got the step's token."""
+        rows = self._planned.pop(step)
+        for row in sat_out:
+            rows[row].launched_len -= 1
+        self._counters.rows_without_mask += len(sat_out)
+        return rows
 
     def _joins(self) -> tuple[SlotJoin, ...]:
         starting, self._starting = self._starting, []

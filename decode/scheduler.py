@@ -171,12 +171,12 @@ class DecodeScheduler:
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
-        rows = self._batch.settle(batch.step)
+        rows = self._batch.settle(batch.step, sampled.sat_out)
         self._admission.on_change()
         for row, why in sampled.failed.items():
             self._fail(rows[row], why)
-        extra, ended = self._append(rows, sampled)
-        self._output_buffer.add([req for req in rows if req not in extra] if extra else rows)
+        tokenless, ended = self._append(rows, sampled)
+        self._output_buffer.add([req for req in rows if req not in tokenless] if tokenless else rows)
         finished = [self._finish(req, reason) for req, reason in ended]
         self._flush_due(now)
         self._effects.extend(self._output_buffer.flush_of(req for req, _ in ended))
@@ -185,24 +185,30 @@ class DecodeScheduler:
         self._back_up_settled()
 
     def _append(self, rows: list[Req], sampled: Sampled) -> tuple[list[Req], list[tuple[Req, FinishReason]]]:
-        """Append each row's token; the rows of requests that had ended before, and those that end now."""
-        extra: list[Req] = []
+        """Append each row's token; the requests that get none, as they had ended or sat out, and those that end now."""
+        tokenless = [rows[row] for row in sampled.sat_out]
+        sat_out = set(tokenless)
+        extra = 0
         ended: list[tuple[Req, FinishReason]] = []
         running, eos_token_ids = DecodeState.RUNNING, self._eos_token_ids
         for row, logprobs in sampled.logprobs.items():
             rows[row].logprobs.append(logprobs)
         for req, token_id in zip(rows, sampled.token_ids, strict=True):
+            if sat_out and req in sat_out:
+                continue
             if req.state is not running and req.state in ENDED:
-                extra.append(req)
+                tokenless.append(req)
+                extra += 1
                 continue
             req.token_ids.append(token_id)
             req.kv_len += 1
             may_end = req.kv_len >= req.final_kv_len or token_id in eos_token_ids or req.params.stop_token_ids
             if may_end and (reason := req.finish_reason(eos_token_ids)):
                 ended.append((req, reason))
-        self.counters.extra_tokens += len(extra)
-        self.counters.generated_tokens += len(rows) - len(extra)
-        return extra, ended
+        self.counters.extra_tokens += extra
+        self.counters.generated_tokens += len(rows) - len(tokenless)
+        self.counters.mask_seconds += sum(sampled.mask_seconds.values())
+        return tokenless, ended
 
     # ---- what the loop and the process ask ----
 

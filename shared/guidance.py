@@ -17,6 +17,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, get_version
 
 from shared.grammar import Grammar
 
+NOTHING_FOLLOWS = (
+    "no token can follow here: no answer, or none that begins like this one, satisfies the grammar"
+)
+_STOPS = {"NoExtension": NOTHING_FOLLOWS, "NoExtensionBias": NOTHING_FOLLOWS}  # the library's words for it
+
 ERROR_LENGTH = 400  # of the library's messages, which may quote much of a grammar
 
 # Measured with 50,000 tokens: each keeps its worst case (docs/performance.md) below what other requests would feel.
@@ -108,4 +113,5 @@ def _keywords(warning: str) -> list[str]:
 
 def _shortened(message: str) -> str:
     message = " ".join(message.replace("<non-verbose/>", "").split())
+    message = _STOPS.get(message, message)
     return message if len(message) <= ERROR_LENGTH else message[: ERROR_LENGTH - 1] + "…"

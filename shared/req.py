@@ -125,4 +125,5 @@ class Req:
             prompt_len=self.prompt_len,
             token_ids=tuple(self.token_ids) if self.params.needs_history else (),
             last_token=last_token,
+            tenant=self.tenant,
         )

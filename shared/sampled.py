@@ -6,7 +6,7 @@ Values are natural logarithms of the raw distribution: before penalties, masks, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -45,10 +45,14 @@ class Sampled:
 
     `logprobs` has an entry for each row whose request asks for them, by the row's place in `token_ids`. `scored` has
     those of an EXTEND row's `scores`, by the row's place in the batch. `failed` names rows whose request cannot go on,
-    by their place in `token_ids`, and why: their token is to be discarded.
+    by their place in `token_ids`, and why: their token is to be discarded. So is that of a row in `sat_out`, which had
+    no time for its grammar's mask: on the device nothing has changed for it, and the next step computes it again.
+    `mask_seconds` are what masks took of the thread that computes steps, by row.
     """
 
     token_ids: list[int]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     scored: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    sat_out: Collection[int] = ()
+    mask_seconds: Mapping[int, float] = field(default_factory=dict)

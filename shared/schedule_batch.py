@@ -3,7 +3,8 @@
 A batch is ragged and packed. The device keeps state per *slot* between steps (page table, sequence length,
 sampling parameters, last sampled token); a batch carries only what changes: slots that join, pages appended.
 The last sampled token of each slot stays on the device (the *FutureMap*), so step N+1 can be launched before the
-CPU knows what step N sampled.
+CPU knows what step N sampled. A row of DECODE may sit a step out (`Sampled.sat_out`): the device then computes it again
+in the next step that has it, and takes no account of this one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class SlotJoin:
     prompt_len: int
     token_ids: Sequence[int] = ()  # all tokens so far, given only when params.needs_history
     last_token: int | None = None  # seeds the FutureMap, which EXTEND does not read
+    tenant: str = ""  # whose time its masks take
 
 
 @dataclass(frozen=True, slots=True)

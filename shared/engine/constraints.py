@@ -1,17 +1,21 @@
 """What each slot's grammar allows next: a matcher a slot, beside the sampler, which only the forward thread touches.
 
 A matcher is made at every join, of the grammar and the request's own output, and takes each token as it is sampled. So
-it is right wherever a request goes on, and nobody but the sampler has to know of it.
+it is right wherever a request goes on, and nobody but the sampler has to know of it. A step has no time for some masks
+(`mask_budget`): their rows sit it out, and nothing of them changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.engine.mask_budget import MaskBudget, MaskShares
+from shared.engine.timed_matcher import Matcher, TimedMatcher
 from shared.errors import InvariantError
 from shared.grammar import Grammar
 from shared.guidance import error_of
@@ -20,31 +24,23 @@ from shared.schedule_batch import SlotJoin
 NOTHING_ALLOWED = "no token is allowed after the output so far"
 
 
-class Matcher(Protocol):
-    """A grammar on its way, as llguidance's `LLMatcher` is."""
-
-    def consume_token(self, sampled_token: int) -> bool: ...
-    def compute_bitmask(self) -> bytes: ...
-    def is_error(self) -> bool: ...
-    def get_error(self) -> str: ...
-
-
 class Matchers(Protocol):
     """Where matchers come from."""
 
     eos_token_ids: frozenset[int]
 
-    def matcher(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
-        """One that has taken `output`."""
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """One at the start of its grammar."""
 
 
 class Constraints:
     """The matchers of all slots. Without `grammars` no request may have one."""
 
-    def __init__(self, grammars: Matchers | None, vocab_size: int):
+    def __init__(self, grammars: Matchers | None, vocab_size: int, budget: MaskBudget | None = None):
         self._grammars = grammars
         self._vocab_size = vocab_size
-        self._matchers: dict[int, Matcher] = {}
+        self._budget = budget or MaskBudget()
+        self._matchers: dict[int, TimedMatcher] = {}
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._matchers
@@ -55,24 +51,42 @@ class Constraints:
     def join(self, join: SlotJoin) -> None:
         """Overwrite what the slot held."""
         self._matchers.pop(join.slot, None)
+        self._budget.join(join.slot, join.tenant)
         if join.params.grammar is not None:
             if self._grammars is None:
                 raise InvariantError(
                     "a request with a grammar came to an engine that does not name the feature"
                 )
             output = join.token_ids[join.prompt_len :]
-            self._matchers[join.slot] = self._grammars.matcher(join.params.grammar, output)
+            matcher = self._grammars.matcher(join.params.grammar)
+            self._matchers[join.slot] = TimedMatcher(matcher, output, self._budget.clock)
 
-    def bar(self, slot: int, logits: NDArray[np.float32], ends: NDArray[np.int64] | None) -> str:
+    def share(
+        self, slots: Sequence[int], bar: Callable[[int, float], bool], *, may_sit_out: bool
+    ) -> MaskShares:
+        """Have the rows of a step barred that have a grammar, each by `bar(row, seconds)`: see `MaskBudget.share`."""
+        rows = [row for row, slot in enumerate(slots) if slot in self._matchers]
+        return self._budget.share(slots, rows, bar, bounded=may_sit_out)
+
+    def bar(
+        self,
+        slot: int,
+        logits: NDArray[np.float32],
+        ends: NDArray[np.int64] | None,
+        seconds: float = math.inf,
+    ) -> str | None:
         """Set to -inf what must not come next in a slot that has a grammar; returns why nothing may, or "".
 
-        logits [vocab], in place. `ends` must not come either, unless the grammar allows nothing else. After an error
-        the slot has no matcher: a row that follows is discarded.
+        logits [vocab], in place. `ends` must not come either, unless the grammar allows nothing else. None: that is
+        not known after `seconds`, and nothing is set. After an error the slot has no matcher: a row that follows is
+        discarded.
         """
         matcher = self._matchers[slot]
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if (mask := matcher.mask(seconds)) is None:
+            return None
         error = error_of(matcher)
         if not error:
+            bits = np.frombuffer(mask, np.uint8)
             barred = np.unpackbits(bits, count=self._vocab_size, bitorder="little") == 0
             np.putmask(logits, _with_ends(barred, ends), -np.inf)
             if logits.max() > -np.inf:
@@ -91,7 +105,7 @@ class Constraints:
             if self._grammars is not None and token_id in self._grammars.eos_token_ids:
                 del self._matchers[slot]
             else:
-                matcher.consume_token(token_id)
+                matcher.take(token_id)
 
 
 def _with_ends(barred: NDArray[np.bool_], ends: NDArray[np.int64] | None) -> NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Compiled grammars: prepared on a thread of their own, kept while they are used, and copied for each request.
 
-    prepare(grammar) ─► a thread compiles ─► ready(grammar) ─► matcher(grammar, output)
+    prepare(grammar) ─► a thread compiles ─► ready(grammar) ─► matcher(grammar)
 
 A matcher is a function of the grammar and the tokens it has taken, so the same request gets an equal one on any
 worker, at any time. `matcher` compiles by itself what has been forgotten since. The thread is nicer than those that
@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from queue import SimpleQueue
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
-from shared.engine.timed_matcher import TimedMatcher
 from shared.errors import ModelError
 from shared.grammar import Grammar
 from shared.guidance import compiled, error_of
@@ -84,12 +83,9 @@ class Grammars:
         """Why it cannot be compiled; empty if it can."""
         return error_of(self._prototype(grammar))
 
-    def matcher(self, grammar: Grammar, output: Sequence[int]) -> TimedMatcher:
-        """A matcher that has taken `output`; one in error if the grammar or the output is at fault."""
-        matcher = self._prototype(grammar).deep_copy()
-        if output:
-            matcher.consume_tokens(list(output))
-        return TimedMatcher(matcher)
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the start of the grammar; one in error if that is at fault."""
+        return self._prototype(grammar).deep_copy()
 
     def _prototype(self, grammar: Grammar) -> LLMatcher:
         with self._lock:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shared.engine.constraints import Constraints
 from shared.engine.gumbel import gumbel_noise, row_keys, signed
+from shared.engine.mask_budget import MaskShares
 from shared.engine.token_bars import TokenBars
 from shared.schedule_batch import SlotJoin
 
@@ -38,6 +39,7 @@ class Sampler:
         self._constraints = Constraints(None, vocab_size) if constraints is None else constraints
         self._bars = TokenBars()
         self.failed: dict[int, str] = {}  # the rows of the last `sample` that have no token, and why
+        self.masks = MaskShares()  # of the last `sample`
         self._eos_token_ids = frozenset(eos_token_ids)
         self._token_ids = torch.arange(vocab_size)
         self._temperature = torch.zeros(slots)
@@ -87,27 +89,34 @@ class Sampler:
             ends = sorted(self._eos_token_ids.union(params.stop_token_ids))
             self._ends[slot] = torch.tensor(ends, dtype=torch.int64)
 
-    def sample(self, logits: Tensor, slots: Tensor, sequence_lens: Tensor) -> Tensor:
+    def sample(
+        self, logits: Tensor, slots: Tensor, sequence_lens: Tensor, *, may_sit_out: bool = False
+    ) -> Tensor:
         """Choose a token for each row and remember it; logits are overwritten.
 
         logits float32 [rows, vocab], slots and sequence_lens int64 [rows], the latter the tokens of each request
-        before the one to choose → int64 [rows].
+        before the one to choose → int64 [rows]. If rows `may_sit_out`, those in `masks.sat_out` have no token, and
+        nothing is remembered of them.
         """
         positions = sequence_lens - self._prompt_len[slots]
         self._penalize(logits, slots)
         self._adjust(logits, slots, positions)
-        self.failed = self._constrain(logits, slots, positions) if self._constraints else {}
-        drawn = torch.nonzero(self._temperature[slots] > 0)
+        self.failed, self.masks = {}, MaskShares()
+        if self._constraints:
+            self._constrain(logits, slots, positions, may_sit_out=may_sit_out)
+        taken = torch.ones(len(slots), dtype=torch.bool)
+        taken[list(self.masks.sat_out)] = False
+        drawn = torch.nonzero((self._temperature[slots] > 0) & taken)
         # One by one: a row of logits and its hashes fit a core's cache; several rows at once are 4 times slower.
         for rows in drawn:
             logits[rows] = self._perturb(logits[rows], slots[rows], positions[rows])
         tokens = logits.argmax(-1)  # the first of equal ones
-        remembered = torch.nonzero(self._needs_history[slots])[:, 0]
+        remembered = torch.nonzero(self._needs_history[slots] & taken)[:, 0]
         if len(remembered):
             self._output_counts[slots[remembered], tokens[remembered]] += 1
         for held in (self._constraints, self._bars):
             if held:
-                held.take(slots.tolist(), tokens.tolist())
+                held.take(slots[taken].tolist(), tokens[taken].tolist())
         return tokens
 
     def _penalize(self, logits: Tensor, slots: Tensor) -> None:
@@ -136,22 +145,24 @@ class Sampler:
             if slot in self._bars:
                 self._bars.bar(slot, logits[row].numpy())
 
-    def _constrain(self, logits: Tensor, slots: Tensor, positions: Tensor) -> dict[int, str]:
-        """Bar what grammars do not allow, in place; the rows that have no token left, and why.
+    def _constrain(self, logits: Tensor, slots: Tensor, positions: Tensor, *, may_sit_out: bool) -> None:
+        """Bar what grammars do not allow, in place, and note the rows that have no token: `failed` and `masks`.
 
         Ends that may not come yet are barred, too, unless nothing else is allowed.
         """
-        failed: dict[int, str] = {}
-        for row, slot in enumerate(slots.tolist()):
-            if slot not in self._constraints:
-                continue
+        numbers = slots.tolist()
+
+        def bar(row: int, seconds: float) -> bool:
+            slot = numbers[row]
             ends = self._ends.get(slot) if positions[row] < self._min_new_tokens[slot] else None
             found = logits[row].numpy()
-            why = self._constraints.bar(slot, found, None if ends is None else ends.numpy())
+            why = self._constraints.bar(slot, found, None if ends is None else ends.numpy(), seconds)
             if why:
-                failed[row] = why
+                self.failed[row] = why
                 found.fill(0.0)  # so that the row has a token at all
-        return failed
+            return why is not None
+
+        self.masks = self._constraints.share(numbers, bar, may_sit_out=may_sit_out)
 
     def _perturb(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Temperature, filters and noise, in place; returns its argument."""

@@ -48,12 +48,14 @@ def joined_runs(runs: Sequence[tuple[Run, Sampled]]) -> Sampled:
     token_ids: list[int] = []
     logprobs: dict[int, TokenLogprobs] = {}
     failed: dict[int, str] = {}
+    seconds: dict[int, float] = {}
     scored: dict[int, list[TokenLogprobs]] = {}
     for run, sampled in runs:
         known = len(token_ids)
         token_ids += sampled.token_ids
         logprobs |= {known + at: told for at, told in sampled.logprobs.items()}
         failed |= {known + at: why for at, why in sampled.failed.items()}
+        seconds |= {known + at: spent for at, spent in sampled.mask_seconds.items()}
         for at, scores in sampled.scored.items():
             scored.setdefault(run[at][0], []).extend(scores)
-    return Sampled(token_ids, logprobs, scored, failed)
+    return Sampled(token_ids, logprobs, scored, failed, mask_seconds=seconds)

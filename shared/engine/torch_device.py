@@ -239,7 +239,7 @@ class TorchDevice:
         self._state.kv_lens[slots] += 1
         ones, rows = torch.ones_like(slots), torch.arange(len(slots))
         logits = self._logits(self._state.last_tokens[slots], slots, ones, rows)
-        return self._sample(batch.step, logits, slots)
+        return self._sample(batch.step, logits, slots, may_sit_out=True)
 
     def _logits(self, token_ids: Tensor, slots: Tensor, query_lens: Tensor, rows: Tensor) -> Tensor:
         """token_ids [tokens], slots and query_lens [requests], rows [rows] among the tokens → [rows, vocab]."""
@@ -248,14 +248,26 @@ class TorchDevice:
         )
         return self._model.forward(token_ids, batch, rows)
 
-    def _sample(self, step: int, logits: Tensor, slots: Tensor) -> Sampled:
-        """A token for each row; logits float32 [rows, vocab], slots int64 [rows]."""
+    def _sample(self, step: int, logits: Tensor, slots: Tensor, *, may_sit_out: bool = False) -> Sampled:
+        """A token for each row; logits float32 [rows, vocab], slots int64 [rows].
+
+        A row that sits out is as if it had not been computed: the next step writes the same cell of its cache.
+        """
         if self._on_logits is not None:
             self._on_logits(step, tuple(slots.tolist()), logits.clone())
         if not len(slots):
             return Sampled([])
         asked = self._logprobs.raw(logits, slots)
-        tokens = self._sampler.sample(logits, slots, self._state.kv_lens[slots])
-        self._state.last_tokens[slots] = tokens
+        kv_lens = self._state.kv_lens[slots]
+        tokens = self._sampler.sample(logits, slots, kv_lens, may_sit_out=may_sit_out)
         chosen: list[int] = tokens.tolist()
-        return Sampled(chosen, self._logprobs.chosen(asked, chosen), failed=self._sampler.failed)
+        masks = self._sampler.masks
+        if sat_out := list(masks.sat_out):
+            self._state.kv_lens[slots[sat_out]] -= 1
+            tokens[sat_out] = self._state.last_tokens[slots[sat_out]]
+            asked = {row: each for row, each in asked.items() if row not in masks.sat_out}
+        self._state.last_tokens[slots] = tokens
+        told = self._logprobs.chosen(asked, chosen)
+        return Sampled(
+            chosen, told, failed=self._sampler.failed, sat_out=masks.sat_out, mask_seconds=masks.seconds
+        )

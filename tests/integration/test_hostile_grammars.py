@@ -6,17 +6,20 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from time import monotonic
 from typing import Any
 
 import httpx2
 import pytest
 
+from shared.engine.mask_budget import TENANT_SECONDS
 from tests.abuse.procfs import PeakMemory
 from tests.hostile_grammars import HOSTILE
 from tests.integration.deployment import LocalDeployment
 from tests.integration.streams import client_of, complete
-from tests.waiting import soon
+from tests.waiting import soon, until
 
 ANSWER_SECONDS_MAX = 2.0
 GROWN_BYTES_MAX = 64 << 20
@@ -112,3 +115,45 @@ def test_a_hostile_grammar_is_refused_or_bounded_and_others_stream_on(
     assert {name: s for name, s in gaps_met.items() if s > soon(GAP_SECONDS_MAX)} == {}
     assert {uid: size for uid, size in grown.items() if size > GROWN_BYTES_MAX} == {}
     assert one_each.processes() == processes, "a process was started again"
+
+
+DEAR = {"ebnf": 'start: s\ns: s s | "a"', "n": 16, "max_tokens": 60}
+ALICE, BOB = "127.0.0.2", "127.0.0.3"  # tenants
+
+
+def from_address(address: str, url: str, **fields: Any) -> httpx2.Response:
+    body = {"model": "smollm2", "prompt": "It is", "temperature": 1.0, "seed": 3} | fields
+    with httpx2.Client(transport=httpx2.HTTPTransport(local_address=address), timeout=300) as client:
+        return client.post(f"{url}/v1/completions", json=body)
+
+
+@pytest.mark.timeout(600)
+def test_the_grammars_of_one_tenant_have_a_budget_in_the_steps_of_others(one_each: LocalDeployment) -> None:
+    """In CPU seconds of the thread that computes steps, so that a busy machine does not show."""
+
+    def figures() -> list[float]:
+        names = (
+            "segue_mask_seconds_total",
+            "segue_rows_without_mask_total",
+            "segue_steps_total{mode=decode}",
+        )
+        return [one_each.total("decode", name) for name in names]
+
+    def attack() -> list[int]:
+        return [from_address(ALICE, one_each.url, **DEAR).status_code for _ in iter(ended.is_set, True)]
+
+    ended = Event()
+    long = {"max_tokens": 150, "ignore_eos": True}
+    alone = from_address(BOB, one_each.url, **long)
+    with ThreadPoolExecutor(1) as pool:
+        attacking = pool.submit(attack)
+        until(lambda: figures()[0] > 0.2, 120, "masks that take time")
+        before = figures()
+        beside = from_address(BOB, one_each.url, **long)
+        seconds, rows, steps = (now - was for now, was in zip(figures(), before, strict=True))
+        ended.set()
+        assert {*attacking.result()} <= {200, 400}
+    assert rows > 0
+    assert steps >= 140
+    assert seconds / steps < 1.5 * TENANT_SECONDS
+    assert beside.json()["choices"] == alone.json()["choices"]

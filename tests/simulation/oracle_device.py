@@ -10,6 +10,7 @@ which everybody scribbles on. Nothing here raises for a wrong page; only what no
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -18,12 +19,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.engine.constraints import Constraints
+from shared.engine.mask_budget import MaskShares
 from shared.engine.token_bars import TokenBars
 from shared.sampled import Sampled, TokenLogprobs
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from tests.simulation.oracle import VOCAB_SIZE, kv_cell, logprobs_of, sample
 from tests.simulation.timeline import Action, TimelineProcess
+
+UNREAD = VOCAB_SIZE - 1  # the token of a row that has none
 
 
 class Pages:
@@ -59,6 +63,14 @@ class Step:
     decode_slots: tuple[int, ...]
     completes_at: float
     sampled: Sampled | None = None  # once completed
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that samples: its slot, and the cells of all its tokens."""
+
+    slot: int
+    cells: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,18 +188,29 @@ class OracleDevice:
         scored: dict[int, list[TokenLogprobs]] = {}
         rows = [self._extend(row, scored.setdefault(at, [])) for at, row in enumerate(step.extend)]
         rows += [self._decode(slot) for slot in step.decode_slots]
-        sampled = [row for row in rows if row is not None]
-        failed = {at: row for at, row in enumerate(sampled) if isinstance(row, str)}
-        token_ids = [0 if isinstance(row, str) else row for row in sampled]
-        return Sampled(token_ids, self._told(step), {at: told for at, told in scored.items() if told}, failed)
+        sampling = [row for row in rows if row is not None]
+        masks, allowed = self._masks([row.slot for row in sampling], may_sit_out=bool(step.decode_slots))
+        sampled, failed = list[int](), dict[int, str]()
+        for at, row in enumerate(sampling):
+            if at in masks.sat_out:
+                self._slots[row.slot].kv_len -= 1
+                sampled.append(UNREAD)
+            elif isinstance(why := allowed.get(at, frozenset()), str):
+                self._slots[row.slot].last_token = 0
+                failed[at] = why
+                sampled.append(UNREAD)
+            else:
+                sampled.append(self._sample(row, why))
+        slots = [self._slots[row.slot] for row in sampling]
+        told = {
+            at: slot.told
+            for at, slot in enumerate(slots)
+            if slot.told is not None and at not in masks.sat_out
+        }
+        scores = {at: told for at, told in scored.items() if told}
+        return Sampled(sampled, told, scores, failed, masks.sat_out, masks.seconds)
 
-    def _told(self, step: Step) -> dict[int, TokenLogprobs]:
-        """The logprobs of the rows whose request asks."""
-        numbers = [row.slot for row in step.extend if row.samples] + list(step.decode_slots)
-        slots = [self._slots[number] for number in numbers]
-        return {at: slot.told for at, slot in enumerate(slots) if slot.told is not None}
-
-    def _extend(self, row: ExtendRow, told: list[TokenLogprobs]) -> int | str | None:
+    def _extend(self, row: ExtendRow, told: list[TokenLogprobs]) -> _Row | None:
         slot = self._slots[row.slot]
         cells = [self._read(slot, position) for position in range(row.start)]
         for at, token_id in enumerate(row.token_ids):
@@ -195,33 +218,47 @@ class OracleDevice:
             if at < len(row.scores):
                 told.append(logprobs_of(cells, row.scores[at], slot.params.prompt_logprobs))
         slot.kv_len = len(cells)
-        return self._sample(row.slot, cells) if row.samples else None
+        return _Row(row.slot, cells) if row.samples else None
 
-    def _decode(self, number: int) -> int | str:
+    def _decode(self, number: int) -> _Row:
         slot = self._slots[number]
         cells = [self._read(slot, position) for position in range(slot.kv_len)]
         assert slot.last_token is not None, "a slot without a token to go on from"
         self._append(slot, cells, slot.last_token)
         slot.kv_len = len(cells)
-        return self._sample(number, cells)
+        return _Row(number, cells)
 
-    def _sample(self, number: int, cells: list[int]) -> int | str:
-        """The slot's next token, or why there is none."""
-        slot = self._slots[number]
-        allowed = frozenset[int]()
-        if number in self.constraints or number in self.bars:
+    def _masks(
+        self, slots: list[int], *, may_sit_out: bool
+    ) -> tuple[MaskShares, dict[int, frozenset[int] | str]]:
+        """Which rows have no time for their masks; and the tokens that others may choose, or why there are none."""
+        allowed: dict[int, frozenset[int] | str] = {}
+
+        def bar(row: int, seconds: float) -> bool:
             logits = np.zeros(VOCAB_SIZE, np.float32)
-            self.bars.bar(number, logits)
-            if number in self.constraints and (why := self.constraints.bar(number, logits, None)):
-                slot.last_token = 0
-                return why
-            allowed = frozenset(np.flatnonzero(logits == 0).tolist())
-        slot.last_token = sample(cells, slot.params, slot.prompt_len, slot.history, allowed)
+            self.bars.bar(slots[row], logits)
+            has_grammar = slots[row] in self.constraints
+            why = self.constraints.bar(slots[row], logits, None, seconds) if has_grammar else ""
+            if why is not None:
+                allowed[row] = why or frozenset(np.flatnonzero(logits == 0).tolist())
+            return why is not None
+
+        for row, slot in enumerate(slots):
+            if slot in self.bars and slot not in self.constraints:
+                bar(row, math.inf)
+        shares = self.constraints.share(slots, bar, may_sit_out=may_sit_out)
+        self._busy_until += sum(shares.seconds.values())
+        return shares, allowed
+
+    def _sample(self, row: _Row, allowed: frozenset[int]) -> int:
+        """The slot's next token, of those that are `allowed`; empty: all."""
+        slot = self._slots[row.slot]
+        slot.last_token = sample(row.cells, slot.params, slot.prompt_len, slot.history, allowed)
         slot.history.append(slot.last_token)
         most = slot.params.logprobs
-        slot.told = logprobs_of(cells, slot.last_token, most) if most >= 0 else None
-        self.constraints.take([number], [slot.last_token])
-        self.bars.take([number], [slot.last_token])
+        slot.told = logprobs_of(row.cells, slot.last_token, most) if most >= 0 else None
+        self.constraints.take([row.slot], [slot.last_token])
+        self.bars.take([row.slot], [slot.last_token])
         return slot.last_token
 
     def _read(self, slot: Slot, position: int) -> int:

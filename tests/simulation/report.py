@@ -67,6 +67,7 @@ DECODE_PATHS = [
     "quarantines",
     "extra_tokens",
     "rows_without_page",
+    "rows_without_mask",
     "retractions",
     "backups",
     "resumes",
@@ -115,6 +116,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at decode: the largest keeps its pages",
     "judged at decode: room by lengths seen",
     "judged at decode: a row misses a step",
+    "judged at decode: a tenant has used its time for masks",
+    "judged at decode: rows that waited longest have masks first",
 ]
 EXPECTED = [
     *(row for row in ROWS if row not in UNREACHED_ROWS),
@@ -199,7 +202,8 @@ def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
 
 def _add_worker(counts: Counter[str], worker: SimulatedWorker) -> None:
     role, counters = worker.hello.role, worker.scheduler.counters
-    counts.update({f"judged at {role}: {name}": count for name, count in worker.scheduler.judged.items()})
+    for judged in (worker.scheduler.judged, worker.budget.judged):
+        counts.update({f"judged at {role}: {name}": count for name, count in judged.items()})
     for (state, event), count in worker.scheduler.states.taken.items():
         counts[f"{role} row {state.value} {event.value}"] += count
     for field in fields(counters):

@@ -33,6 +33,7 @@ AREAS = {
     "placement",
     "fleets",
     "grammars",
+    "masks",
     "room",
     "siblings",
     "steps",

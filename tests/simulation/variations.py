@@ -22,7 +22,7 @@ from tests.simulation.scenario import (
     ScenarioSizes,
     SimulationScenario,
 )
-from tests.simulation.toy_grammar import BARREN, FIRM, FRAIL
+from tests.simulation.toy_grammar import BARREN, FIRM, FRAIL, SLOW
 from tests.simulation.versions import way_of
 
 
@@ -274,6 +274,19 @@ def grammars(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, requests=tuple(requests))
 
 
+def slow_grammars(scenario: SimulationScenario) -> SimulationScenario:
+    """In a third of the worlds most requests have a slow grammar: steps have no time for all of their masks."""
+    rng = scenario.random("slow grammars")
+    share = rng.choice((0.0, 0.0, 0.9))
+
+    def slowed(planned: PlannedRequest) -> PlannedRequest:
+        if planned.params.grammar in (FRAIL, BARREN) or rng.random() > share:
+            return planned
+        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=SLOW))
+
+    return replace(scenario, requests=tuple(map(slowed, scenario.requests)))
+
+
 def bars(scenario: SimulationScenario) -> SimulationScenario:
     """In half of the worlds some requests have bad words, and most of these a few tokens that may come at all."""
     rng = scenario.random("bars")
@@ -330,6 +343,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     rollout_of_workers,
     with_groups,
     grammars,
+    slow_grammars,
     bars,
     scores,
 )

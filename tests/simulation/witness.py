@@ -77,6 +77,10 @@ class Witness:
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         self.steps.append(f"settle {batch.step}")
         self._settled += 1
+        if sampled.sat_out and isinstance(self.scheduler, DecodeScheduler):
+            rows = self.scheduler._batch._planned[batch.step]
+            for row in sampled.sat_out:
+                self.count(f"path sat out while {rows[row].state}")
         self.scheduler.settle(batch, sampled, now)
 
     def take_effects(self) -> list[WorkerEffect]:

@@ -25,13 +25,14 @@ from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from tests.doubles.novelty import Novelty
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.fairness import JudgedDecode, JudgedPrefill
+from tests.simulation.judged_masks import JudgedBudget
 from tests.simulation.network import Network
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle_device import OracleDevice, Pages
 from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
 from tests.simulation.settings import MODEL_NAME, decode_config, prefill_config
 from tests.simulation.timeline import TimelineProcess
-from tests.simulation.toy_grammar import ToyGrammars
+from tests.simulation.toy_grammar import ToyClock, ToyGrammars
 from tests.simulation.versions import Novelties
 from tests.simulation.witness import Witness
 
@@ -83,7 +84,9 @@ class SimulatedWorker:
         self._network = world.network
         self.hello = msgspec.structs.replace(_hello(role, uid, epoch, sizes), understands=world.understands)
         kv_format = self.hello.kv_format
-        grammars = ToyGrammars(process, world.rng, VOCAB_SIZE, self.wake)
+        clock = ToyClock(scenario.random(f"masks of {uid}"))
+        grammars = ToyGrammars(process, world.rng, VOCAB_SIZE, self.wake, clock)
+        self.budget = JudgedBudget(clock)
         self.device = OracleDevice(
             process=process,
             pages=Pages(pages, sizes.page_size, salt=epoch),
@@ -91,7 +94,7 @@ class SimulatedWorker:
             speed=scenario.speed.slowed(world.rng.choice((1, 1, 1, 5))),
             rng=world.rng,
             on_copied=self.wake,
-            constraints=Constraints(grammars, VOCAB_SIZE),
+            constraints=Constraints(grammars, VOCAB_SIZE, self.budget),
         )
         self.gate = GrammarGate(self, grammars)
         nonces = scenario.random(f"nonces of {uid} {epoch}")

@@ -8,7 +8,8 @@ its input token from the state that step N leaves (the FutureMap), and no plan e
     wait     mark → tokens
 
 Where a mask on the host needs the token before, as a grammar's does, `launch` leaves the step open behind its layers,
-and `wait` for the step before goes on with it (`sampling`).
+and `wait` for the step before goes on with it (`sampling`). A row whose mask there is no time for sits out: that is
+known before the next step is staged, which sets its slot back, on the host and by words on the device.
 
 Copies between device and host pages run on a stream of their own, behind the steps launched before them.
 """
@@ -232,7 +233,7 @@ class CudaDevice:
         if forward.rows is not None and not forward.rows.is_known:
             self._open = step
         elif forward.rows is not None:
-            step.choice = self._sampling.run(step.number, forward.rows)
+            step.choice = self._choose(step.number, forward.rows)
         self._last = self._forward.record()
         self._staging.end(self._last)
         if self._open is None:
@@ -253,17 +254,25 @@ class CudaDevice:
                 if before is not step:
                     self._read(before)
             assert step.rows is not None
-            step.choice = self._sampling.run(step.number, step.rows)
+            step.choice = self._choose(step.number, step.rows)
             step.ended = self._last = self._last_forward = self._forward.record()
         except BaseException as error:
             self._steps[step.number] = self._broken = self._broken or error
+
+    def _choose(self, step: int, rows: StagedRows) -> TokenChoice:
+        """Choose the tokens of a step; what it took over of rows that sit it out is set back before the next one."""
+        choice = self._sampling.run(step, rows)
+        for slot, last_token in self._sampling.sat_out(choice).items():
+            self._mirror.set_back(slot, last_token)
+        return choice
 
     def _stage_decode(self, batch: ScheduleBatch) -> _Forward:
         slots = np.array(batch.decode_slots, dtype=np.int64)
         self._mirror.lengthen(slots)
         kv_lens = self._mirror.kv_lens[slots]
         work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
-        rows = self._sampling.stage(slots, kv_lens, self._staging.device[: len(slots)], self._staging)
+        of_slots = self._staging.device[: len(slots)]
+        rows = self._sampling.stage(slots, kv_lens, of_slots, self._staging, may_sit_out=True)
         return _Forward(slots, [work], rows)
 
     def _begin_extend(self, batch: ScheduleBatch) -> _Forward:

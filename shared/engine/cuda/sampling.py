@@ -5,18 +5,17 @@
     read     tokens and what is told of them; masks learn the tokens       once a mark behind it has passed
 
 A mask that follows the output needs the token before. So a step is run as far as its logits at once, and chooses when
-the step before was read: the host computes masks while the device computes layers.
+the step before was read: the host computes masks while the device computes layers. A row whose mask there is no time
+for has a token like the others, which nobody reads; `sat_out` tells the device whose state to set back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.constraints import Matchers
@@ -25,11 +24,11 @@ from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
-from shared.engine.cuda.vocab_masks import Bits, SlotMask, VocabMasks, mask_words
+from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.ops import Ops
 from shared.engine.streams import Stream
 from shared.engine.torch_device import OnLogits
-from shared.sampled import Sampled
+from shared.sampled import Sampled, TokenLogprobs
 from shared.schedule_batch import SlotJoin
 
 
@@ -52,6 +51,7 @@ class StagedRows:
     adjusted: Adjusted
     masks: list[tuple[int, SlotMask]]
     asked: _Asked | None
+    may_sit_out: bool
 
     @property
     def is_known(self) -> bool:
@@ -66,7 +66,7 @@ class TokenChoice:
     rows: StagedRows
     tokens: Tensor
     told: Tensor | None
-    failed: dict[int, str]
+    masked: MaskedRows
     token_ids: list[int] = field(default_factory=list)  # once it was read
 
 
@@ -105,7 +105,9 @@ class Sampling:
         self._masks.join(join)
         self._tops[join.slot] = join.params.logprobs
 
-    def stage(self, slots: Rows, kv_lens: Rows, of_slots: Tensor, staging: Staging) -> StagedRows:
+    def stage(
+        self, slots: Rows, kv_lens: Rows, of_slots: Tensor, staging: Staging, *, may_sit_out: bool = False
+    ) -> StagedRows:
         """Stage what rows ask. `kv_lens` [rows]: tokens before the one to choose; `of_slots`: slots, on the device."""
         tops = self._tops[slots]
         asked = None
@@ -115,22 +117,28 @@ class Sampling:
             asked = _Asked(places.tolist(), tops[places].tolist(), rows, top)
         adjusted = self._adjustments.stage(slots, kv_lens, staging)
         listed = tuple(slots.tolist())
-        return StagedRows(listed, of_slots, adjusted, self._masks.of(listed), asked)
+        return StagedRows(listed, of_slots, adjusted, self._masks.of(listed), asked, may_sit_out)
 
     def run(self, step: int, rows: StagedRows) -> TokenChoice:
         """Choose from the first rows of `logits`."""
-        failed, bits = _bits_of(rows.masks)
-        masked = self._upload(bits)
+        found = self._masks.compute(rows.slots, rows.masks, may_sit_out=rows.may_sit_out)
+        masked = self._upload(found.bits)
         self._stream.run(partial(self._choose, step, rows, masked))
         if masked:
             self._mask_staging.end(self._stream.record())
+        rows.masks = [(row, mask) for row, mask in rows.masks if row not in found.shares.sat_out]
         for _, mask in rows.masks:
             mask.unknown += 1
         count = len(rows.slots)
         tokens = self._free.pop() if self._free else self._stream.buffer(len(self._tokens))
         self._stream.download(tokens[:count], self._tokens[:count])
         told = self._told.download(len(rows.asked.tops)) if rows.asked else None
-        return TokenChoice(rows, tokens, told, failed)
+        return TokenChoice(rows, tokens, told, found)
+
+    def sat_out(self, choice: TokenChoice) -> dict[int, int]:
+        """The last token of each slot that has none of this step. Known as soon as it was run."""
+        slots = [choice.rows.slots[row] for row in choice.masked.shares.sat_out]
+        return {slot: self._masks.last_token(slot) for slot in slots}
 
     def read(self, choice: TokenChoice) -> None:
         """The device has written it. A second call does nothing."""
@@ -143,12 +151,18 @@ class Sampling:
     def sampled(self, choice: TokenChoice) -> Sampled:
         """What was read; its buffers serve another step from now on."""
         self._free.append(choice.tokens)
-        if choice.told is None or choice.rows.asked is None:
-            return Sampled(choice.token_ids, failed=choice.failed)
-        told = told_of(choice.told, choice.rows.asked.tops, self.logits.shape[1])
-        self._told.give_back(choice.told)
+        logprobs: dict[int, TokenLogprobs] = {}
+        sat_out = choice.masked.shares.sat_out
+        if choice.told is not None and (asked := choice.rows.asked) is not None:
+            told = told_of(choice.told, asked.tops, self.logits.shape[1])
+            self._told.give_back(choice.told)
+            logprobs = {row: one for row, one in zip(asked.places, told, strict=True) if row not in sat_out}
         return Sampled(
-            choice.token_ids, dict(zip(choice.rows.asked.places, told, strict=True)), failed=choice.failed
+            choice.token_ids,
+            logprobs,
+            failed=choice.masked.failed,
+            sat_out=sat_out,
+            mask_seconds=choice.masked.shares.seconds,
         )
 
     def warm_up(self, ops: Ops, of_slots: Tensor) -> None:
@@ -211,14 +225,3 @@ class Sampling:
         barred = spread.flatten(1)[:, : logits.shape[1]] == 0
         found = logits.index_select(0, rows).masked_fill_(barred, -torch.inf)
         logits.index_copy_(0, rows.long(), found)
-
-
-def _bits_of(masks: Sequence[tuple[int, SlotMask]]) -> tuple[dict[int, str], dict[int, NDArray[np.uint8]]]:
-    """The rows that have no token left, and why; and the bits of the rows, by row."""
-    failed: dict[int, str] = {}
-    bits: dict[int, NDArray[np.uint8]] = {}
-    for row, mask in masks:
-        bits[row], why = mask.bits()
-        if why:
-            failed[row] = why
-    return failed, bits

@@ -78,6 +78,7 @@ class SlotMirror:
         self.kv_lens = np.zeros(slots + 1, dtype=np.int64)  # tokens in the cache
         self.tables = np.full((slots + 1, width), INVALID_PAGE, dtype=np.int32)
         self._page_counts = np.zeros(slots + 1, dtype=np.int64)
+        self._set_back: dict[int, int] = {}  # last tokens of slots that the device knows too much of
         self._pages = pages
         self._vocab_size = vocab_size
         self._tables_at = (slots + 1) * STATE_WORDS
@@ -92,8 +93,10 @@ class SlotMirror:
         states = {join.slot: self._join(join) for join in batch.joins}
         pairs = [
             *states.values(),
+            *(self._one_back(slot, token_id) for slot, token_id in self._set_back.items()),
             *(self._history(join) for join in batch.joins if join.params.needs_history),
         ]
+        self._set_back = {}
         # One array for all of a step: a call of numpy costs more than the pages of a grant.
         pages = [(join.slot, join.pages) for join in batch.joins]
         pages += [(grant.slot, grant.pages) for grant in batch.grants]
@@ -111,6 +114,7 @@ class SlotMirror:
     def _join(self, join: SlotJoin) -> Words:
         """Overwrite the slot; returns the pairs of its state."""
         slot, last_token = join.slot, 0 if join.last_token is None else join.last_token
+        self._set_back.pop(slot, None)
         self.check_token_ids([last_token])
         self._page_counts[slot] = 0
         self.tables[slot] = INVALID_PAGE
@@ -145,6 +149,20 @@ class SlotMirror:
     def check_token_ids(self, token_ids: ArrayLike) -> None:
         """Raise `InvariantError` unless all are in the vocabulary: kernels look at no bound."""
         _check_bounds("token", np.asarray(token_ids), self._vocab_size)
+
+    def set_back(self, slot: int, last_token: int) -> None:
+        """A row of DECODE has got no token: its slot is one token shorter, and goes on from `last_token` again."""
+        self.kv_lens[slot] -= 1
+        self._set_back[slot] = last_token
+
+    def _one_back(self, slot: int, last_token: int) -> Words:
+        self.check_token_ids([last_token])
+        place = slot * STATE_WORDS
+        lengths, tokens = (
+            (place + SlotWord.KV_LEN, self.kv_lens[slot]),
+            (place + SlotWord.LAST_TOKEN, last_token),
+        )
+        return np.array([lengths, tokens], dtype=np.int32)
 
     def lengthen(self, slots: NDArray[np.int64]) -> None:
         """A DECODE step of these slots: one token each."""

@@ -1,18 +1,23 @@
 """What a request's grammar, `allowed_token_ids` and `bad_words` leave of the vocabulary, as bits, on the host.
 
 A mask may follow the output: then it is right once all tokens before are known, so its row is sampled after the step
-before was waited for (`device`). What is barred is what `shared.engine.sampler` bars.
+before was waited for (`device`). What is barred is what `shared.engine.sampler` bars, and the same `MaskBudget` says
+which rows a step has no time for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.constraints import NOTHING_ALLOWED, Matcher, Matchers
+from shared.engine.constraints import NOTHING_ALLOWED, Matchers
+from shared.engine.mask_budget import MaskBudget, MaskShares
+from shared.engine.timed_matcher import TimedMatcher
 from shared.engine.token_bars import REMEMBERED, last_ids
 from shared.errors import InvariantError
 from shared.guidance import error_of
@@ -30,19 +35,25 @@ class SlotMask:
     """Of one request in its slot."""
 
     def __init__(
-        self, join: SlotJoin, matchers: Matchers | None, eos_token_ids: frozenset[int], everything: Bits
+        self,
+        join: SlotJoin,
+        matchers: Matchers | None,
+        budget: MaskBudget,
+        eos_token_ids: frozenset[int],
+        everything: Bits,
     ):
         """`everything`: the bits of the whole vocabulary."""
         params, output = join.params, join.token_ids[join.prompt_len :]
         self.unknown = 0  # tokens that are sampled, and not told yet
+        self.last_token = join.last_token  # of those that are told
         self._everything = everything
-        self._matcher: Matcher | None = None
+        self._matcher: TimedMatcher | None = None
         if params.grammar is not None:
             if matchers is None:
                 raise InvariantError(
                     "a request with a grammar came to an engine that does not name the feature"
                 )
-            self._matcher = matchers.matcher(params.grammar, output)
+            self._matcher = TimedMatcher(matchers.matcher(params.grammar), output, budget.clock)
         self._eos_token_ids = eos_token_ids
         self._early = bits_of(eos_token_ids.union(params.stop_token_ids), everything)
         self._early_tokens = params.min_new_tokens - len(output)  # so many more, and ends may come
@@ -57,16 +68,26 @@ class SlotMask:
         """Whether it differs from token to token."""
         return self._matcher is not None or bool(self._bad_words)
 
-    def bits(self) -> tuple[Bits, str]:
-        """What may come next; and why nothing may, or "". After an error the row is discarded, whatever it samples."""
+    @property
+    def has_grammar(self) -> bool:
+        """Whether it takes time to compute."""
+        return self._matcher is not None
+
+    def bits(self, seconds: float = math.inf) -> tuple[Bits, str] | None:
+        """What may come next; and why nothing may, or "". None: that is not known after `seconds`.
+
+        After an error the row is discarded, whatever it samples.
+        """
         bits = self._allowed
         if barred := last_ids(self._bad_words, self._output):
             bits = bits & ~bits_of(barred, self._everything)
         if self._matcher is None:
             return bits, ""
-        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if (mask := self._matcher.mask(seconds)) is None:
+            return None
         error = error_of(self._matcher)
         if not error:
+            found = np.frombuffer(mask, np.uint8)
             allowed = np.zeros_like(bits)  # of whole words
             allowed[: len(found)] = found[: len(bits)]
             bits = bits & allowed
@@ -80,6 +101,7 @@ class SlotMask:
     def take(self, token_id: int) -> None:
         """The next token is known. An end ends the grammar, too: rows behind it are discarded."""
         self.unknown -= 1
+        self.last_token = token_id
         self._early_tokens -= 1
         self._output.append(token_id)
         del self._output[:-REMEMBERED]
@@ -88,7 +110,16 @@ class SlotMask:
         if token_id in self._eos_token_ids:
             self._matcher = None
         else:
-            self._matcher.consume_token(token_id)
+            self._matcher.take(token_id)
+
+
+@dataclass(slots=True)
+class MaskedRows:
+    """What masks leave of the rows of a step, by their places in it."""
+
+    bits: dict[int, Bits] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # rows that have no token left, and why
+    shares: MaskShares = field(default_factory=MaskShares)
 
 
 class VocabMasks:
@@ -96,6 +127,7 @@ class VocabMasks:
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], matchers: Matchers | None):
         self._matchers = matchers
+        self._budget = MaskBudget()
         self._eos_token_ids = eos_token_ids
         self._masks: dict[int, SlotMask] = {}
         self._vocab_size = vocab_size
@@ -111,15 +143,45 @@ class VocabMasks:
     def join(self, join: SlotJoin) -> None:
         """Overwrite what the slot held."""
         self._masks.pop(join.slot, None)
+        self._budget.join(join.slot, join.tenant)
         params = join.params
         if params.grammar is not None or params.allowed_token_ids or params.bad_words:
-            self._masks[join.slot] = SlotMask(join, self._matchers, self._eos_token_ids, self._everything)
+            self._masks[join.slot] = SlotMask(
+                join, self._matchers, self._budget, self._eos_token_ids, self._everything
+            )
 
     def of(self, slots: Iterable[int]) -> list[tuple[int, SlotMask]]:
         """The masks of a step's rows, each with its row."""
         if not self._masks:
             return []
         return [(row, mask) for row, slot in enumerate(slots) if (mask := self._masks.get(slot)) is not None]
+
+    def last_token(self, slot: int) -> int:
+        """The last token of a slot's request that was told."""
+        token_id = self._masks[slot].last_token
+        assert token_id is not None, f"slot {slot} has not got a token"
+        return token_id
+
+    def compute(
+        self, slots: Sequence[int], masks: Sequence[tuple[int, SlotMask]], *, may_sit_out: bool
+    ) -> MaskedRows:
+        """The bits of a step's rows. `masks` are those of its `slots`, and all tokens before are told."""
+        found = MaskedRows()
+        by_row = dict(masks)
+
+        def compute(row: int, seconds: float) -> bool:
+            if (left := by_row[row].bits(seconds)) is None:
+                return False
+            found.bits[row], why = left
+            if why:
+                found.failed[row] = why
+            return True
+
+        rows = [row for row, mask in masks if mask.has_grammar]
+        for row in by_row.keys() - rows:
+            compute(row, math.inf)
+        found.shares = self._budget.share(slots, rows, compute, bounded=may_sit_out)
+        return found
 
 
 def bits_of(token_ids: Iterable[int], everything: Bits) -> Bits:

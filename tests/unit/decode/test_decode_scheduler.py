@@ -150,6 +150,48 @@ def test_a_request_that_cannot_go_on_ends_by_its_own_fault_behind_its_tokens(ove
     assert bench.holds_nothing
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_row_that_sits_out_gets_the_same_token_in_a_later_step(overlap: bool) -> None:
+    bench = DecodeBench(overlap=overlap)
+    wait = iter([True, True, False, True, False, False, True, True, True] + [False] * 99)
+    bench.device.sits_out = lambda seed, _index: seed == 1 and next(wait)
+    bench.device.answers[1] = [ORDINARY, 5, 6, 7, 8, EOS]
+    bench.device.answers[2] = [ORDINARY, *range(11, 20)]
+    bench.send(decode("a", prompt(8)), decode("b", prompt(8, family=2), seed=2, max_new_tokens=10))
+    bench.run()
+    assert bench.tokens("a") == [5, 6, 7, 8, EOS]
+    assert bench.tokens("b") == list(range(11, 20))
+    ends = {said.rid: (said.output_len, said.reason) for said in bench.said(Finished)}
+    assert ends == {"a": (6, "stop"), "b": (10, "length")}
+    counters = bench.core.counters
+    assert counters.rows_without_mask == 6
+    assert counters.generated_tokens == 5 + 9
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_row_that_sits_its_last_step_out_still_ends_by_length(overlap: bool) -> None:
+    bench = DecodeBench(overlap=overlap)
+    wait = iter([False, True, True, False, True])
+    bench.device.sits_out = lambda _seed, _index: next(wait, False)
+    bench.send(decode("a", prompt(8), max_new_tokens=4))
+    bench.run()
+    assert [(said.output_len, said.reason) for said in bench.said(Finished)] == [(4, "length")]
+    assert bench.core.counters.rows_without_mask == 3
+    assert bench.holds_nothing
+
+
+def test_a_row_that_had_ended_may_sit_out() -> None:
+    """Whatever becomes of a row past its end, nothing of it is heard."""
+    bench = DecodeBench()
+    bench.device.answers[1] = [ORDINARY, EOS]
+    bench.device.sits_out = lambda _seed, index: index == 2
+    bench.send(decode("a", prompt(8)))
+    bench.run()
+    assert bench.tokens("a") == [EOS]
+    assert bench.holds_nothing
+
+
 def test_an_older_router_is_given_back_what_cannot_go_on() -> None:
     bench = DecodeBench(understands=())
     bench.device.failures[1] = 3

@@ -72,6 +72,22 @@ def test_a_request_that_ends_with_its_step_in_flight_finishes_instead() -> None:
     assert bench.holds_nothing
 
 
+def test_a_request_that_sits_out_its_step_in_flight_migrates_with_the_tokens_before() -> None:
+    bench = DecodeBench()
+    bench.device.answers[1] = list(range(10, 80))
+    bench.send(decode("a", prompt(6), 60))
+    bench.run_until(lambda: bench.core.counters.generated_tokens == 4)
+    bench.device.sits_out = lambda _seed, _index: True
+    bench.turn()
+    bench.send(Migrate("a", 1))
+    bench.run()
+    (moving,) = bench.said(Migrating)
+    assert bench.core.counters.rows_without_mask > 0
+    assert moving.output_len == 1 + len(bench.tokens("a"))
+    assert moving.baton.kv_len == 6 + moving.output_len - 1
+    assert bench.tokens("a") == list(range(11, 11 + moving.output_len - 1))
+
+
 def test_a_request_that_fails_with_its_step_in_flight_does_not_migrate() -> None:
     bench = DecodeBench()
     bench.device.failures[1] = 5

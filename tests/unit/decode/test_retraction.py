@@ -319,3 +319,18 @@ def test_a_request_may_fail_with_the_very_step_it_was_retracted_at() -> None:
     assert [said.rid for said in bench.said(Failed)] == [req.rid]
     assert bench.core.counters.backups == 0
     assert bench.holds_nothing
+
+
+def test_a_request_may_sit_out_the_very_step_it_was_retracted_at() -> None:
+    bench, req = victim_with_a_row_in_flight()
+    step = min(bench.core._batch._planned)
+    place = bench.core._batch._planned[step].index(req)
+    known = len(req.token_ids)
+    bench.device._results[step] = replace(bench.device._results[step], sat_out={place})
+    bench.device._kv_len[bench.device.batches[step - 1].decode_slots[place]] -= 1
+    bench.loop.finish()
+    assert (req.launched_len, req.kv_len, len(req.token_ids)) == (known - 1, known - 1, known)
+    bench.run()
+    assert req.rid in finished(bench)
+    assert bench.core.counters.backups == 1
+    assert bench.holds_nothing

@@ -27,6 +27,7 @@ from tests.unit.engine.late_requests import (
     EOS,
     PAGE_SIZE,
     LateModel,
+    ReluctantBudget,
     ToyMatchers,
     Wanted,
     assert_alike,
@@ -89,6 +90,7 @@ class LateBench:
         )
         capacity = Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN)
         self.device = CudaDevice(parts, capacity, forward, copies, EOS, matchers=ToyMatchers())
+        self.device._sampling._masks._budget = ReluctantBudget(drawn, drawn.choice((0.0, 0.2, 0.6)))
         free = [request for request in model.requests if not request.follows_output]
         drawn_from = drawn.choice(
             (model.requests, free)
@@ -102,7 +104,7 @@ class LateBench:
         self._step = 0
         self._copy_id = 0
         self._ahead = drawn.randint(0, AHEAD_MAX)
-        self.moves = self.retractions = self.reused = self.told = self.scored = self.opened = 0
+        self.moves = self.retractions = self.reused = self.told = self.scored = self.opened = self.sat_out = 0
 
     def run(self) -> None:
         """Run the schedule to its end; an AssertionError for any wrong token."""
@@ -196,6 +198,11 @@ class LateBench:
         assert not sampled.failed
         asked = 0
         for row, (request, token) in enumerate(zip(self._pending.pop(step), sampled.token_ids, strict=True)):
+            if row in sampled.sat_out:
+                request.kv_len -= 1
+                request.launched -= 1
+                self.sat_out += 1
+                continue
             place = len(request.tokens)
             assert token == request.wanted.tokens[place], f"step {step}, {request}"
             if request.wanted.told:

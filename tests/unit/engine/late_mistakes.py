@@ -290,3 +290,28 @@ def seeds_until_caught(name: str, run: Callable[[int], None], most: int) -> int 
             except Exception:  # wrong tokens, an invariant, an index: whatever shows it
                 return seed
     return None
+
+
+@_mistake
+def a_row_that_sits_out_keeps_its_place_on_the_host(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlotMirror, "set_back", _nothing)
+
+
+@_mistake
+def a_row_that_sits_out_keeps_its_place_on_the_device(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlotMirror, "_one_back", lambda *_: np.empty((0, 2), dtype=np.int32))
+
+
+@_mistake
+def a_row_that_sits_out_tells_its_mask_of_a_token(patch: pytest.MonkeyPatch) -> None:
+    real = Sampling.run
+
+    def run(self: Sampling, step: int, rows: StagedRows) -> TokenChoice:
+        masks = rows.masks
+        choice = real(self, step, rows)
+        for row in choice.masked.shares.sat_out:
+            dict(masks)[row].unknown += 1
+        rows.masks = masks
+        return choice
+
+    patch.setattr(Sampling, "run", run)

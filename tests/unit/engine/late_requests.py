@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.constraints import Constraints, Matcher
+from shared.engine.constraints import Constraints
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import Weights
+from shared.engine.mask_budget import MaskBudget, MaskShares
 from shared.engine.model_config import ModelConfig, read_model_config
+from shared.engine.timed_matcher import Matcher
 from shared.engine.torch_ops import TorchOps
 from shared.grammar import Grammar
 from shared.sampled import TokenLogprobs
@@ -108,11 +110,30 @@ class ToyMatchers:
 
     eos_token_ids = EOS
 
-    def matcher(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
-        matcher = EndlessMatcher(grammar, VOCAB_SIZE)
-        for token_id in output:
-            matcher.consume_token(token_id)
-        return matcher
+    def matcher(self, grammar: Grammar) -> Matcher:
+        return EndlessMatcher(grammar, VOCAB_SIZE)
+
+
+class ReluctantBudget(MaskBudget):
+    """A budget that has no time for masks at random."""
+
+    def __init__(self, drawn: random.Random, share: float) -> None:
+        super().__init__()
+        self._random = drawn
+        self._share = share
+
+    def share(
+        self,
+        slots: Sequence[int],
+        rows: Collection[int],
+        compute: Callable[[int, float], bool],
+        *,
+        bounded: bool = True,
+    ) -> MaskShares:
+        passed_over = {row for row in rows if bounded and self._random.random() < self._share}
+        shares = super().share(slots, [row for row in rows if row not in passed_over], compute, bounded=False)
+        shares.sat_out |= passed_over
+        return shares
 
 
 class EndlessMatcher(ToyMatcher):

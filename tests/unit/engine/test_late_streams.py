@@ -28,7 +28,7 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
         bench = LateBench(model, seed)
         bench.run()
         seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
-        seen.update(told=bench.told, scored=bench.scored, opened=bench.opened)
+        seen.update(told=bench.told, scored=bench.scored, opened=bench.opened, sat_out=bench.sat_out)
         seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
     rare = {
         what: seen[what]
@@ -39,6 +39,7 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
             "told",
             "scored",
             "opened",
+            "sat_out",
             *map("graph of {}".format, (1, 2, 4, 5)),
         )
     }

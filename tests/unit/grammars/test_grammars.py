@@ -17,7 +17,7 @@ from shared.engine.grammars import Grammars
 from shared.engine.sampler import Sampler
 from shared.errors import InvariantError, ModelError
 from shared.grammar import Grammar
-from shared.guidance import library_version, problem
+from shared.guidance import NOTHING_FOLLOWS, library_version, problem
 from shared.sampling_params import SamplingParams
 from shared.schedule_batch import SlotJoin
 from tests.byte_tokenizer import EOS, VOCAB_SIZE
@@ -48,7 +48,9 @@ def allowed(constraints: Constraints, slot: int = 3, ends: tuple[int, ...] | Non
 
 
 def failure(constraints: Constraints, slot: int = 3) -> str:
-    return constraints.bar(slot, np.zeros(VOCAB_SIZE, np.float32), None)
+    why = constraints.bar(slot, np.zeros(VOCAB_SIZE, np.float32), None)
+    assert why is not None
+    return why
 
 
 def until_ready(grammars: Grammars, grammar: Grammar) -> None:
@@ -76,7 +78,7 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     until_ready(grammars, TRUE)
     monkeypatch.setattr(module, "compiled", None)  # whoever compiles now fails
     until_ready(grammars, TRUE)
-    assert grammars.matcher(TRUE, []) is not grammars.matcher(TRUE, [])
+    assert grammars.matcher(TRUE) is not grammars.matcher(TRUE)
 
 
 def test_what_is_kept_is_bounded(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_output_that_the_grammar_refuses_is_an_error(grammars: Grammars, tokeniz
 def test_a_grammar_that_allows_nothing_is_an_error_and_no_token(grammars: Grammars, grammar: Grammar) -> None:
     constraints = Constraints(grammars, VOCAB_SIZE)
     constraints.join(joined(grammar, []))
-    assert failure(constraints)
+    assert failure(constraints) == NOTHING_FOLLOWS
     assert 3 not in constraints
 
 

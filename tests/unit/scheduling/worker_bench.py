@@ -26,6 +26,7 @@ from tests.doubles.memory_links import MemoryLinks
 PAGE_SIZE = 4
 EOS = 0
 ORDINARY = 9
+UNREAD = 99_999  # the token of a row that has none
 VOCAB_SIZE = 100_000
 KV_FORMAT = "bench"
 HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
@@ -39,6 +40,9 @@ class ScriptedDevice:
 
     answers: dict[int, Sequence[int]] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)  # seed → index of the token that cannot be sampled
+    sits_out: Callable[[int, int], bool] = lambda _seed, _index: (
+        False
+    )  # a row of DECODE, by that token's index
     batches: list[ScheduleBatch] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)  # "launch 1", "settle 1", …
     copies: list[int] = field(default_factory=list)  # started, not done
@@ -64,9 +68,16 @@ class ScriptedDevice:
         for slot in batch.decode_slots:
             self._kv_len[slot] += 1
             slots.append(slot)
-        sampled = [self._sample(slot) for slot in slots]
-        failed = {at: "scripted" for at, slot in enumerate(slots) if self._fails(slot)}
-        self._results[batch.step] = Sampled(sampled, failed=failed)
+        sat_out = {
+            at
+            for at, slot in enumerate(slots)
+            if batch.decode_slots and self.sits_out(self._slots[slot].params.seed, self._index(slot))
+        }
+        sampled = [UNREAD if at in sat_out else self._sample(slot) for at, slot in enumerate(slots)]
+        failed = {at: "scripted" for at, slot in enumerate(slots) if self._fails(slot) and at not in sat_out}
+        for at in sat_out:
+            self._kv_len[slots[at]] -= 1
+        self._results[batch.step] = Sampled(sampled, failed=failed, sat_out=sat_out)
 
     def wait(self, step: int) -> Sampled:
         self.trace.append(f"settle {step}")
