@@ -20,7 +20,7 @@ from router.core.prefix_index import PrefixIndex, block_names
 from router.core.request_queue import RequestQueue
 from shared import messages
 from shared.baton import Baton
-from shared.effects import Send
+from shared.effects import Note, Send
 from shared.messages import Message
 
 Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall"]
@@ -41,6 +41,12 @@ class Claims:
         """Send to a worker, unless it is gone."""
         if worker.up:
             self._effects.append(Send(worker.peer, message))
+
+    def note(self, event: str, worker: Worker, live: LiveRequest, reason: str) -> None:
+        """A warning about what a worker said of a request."""
+        self._effects.append(
+            Note(event, {"worker": worker.peer, "rid": live.rid, "reason": reason}, "warning")
+        )
 
     # ---- queues ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """What a worker's message about a request means, by the request's state.
 
 A message is taken only from the worker that the request's state waits on, and only for its attempt; all others are
-dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that skips tokens
-cannot be trusted: the request counts as lost there and is tried again.
+dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that skips tokens,
+brings more than were asked for, or names pages that cannot be this request's (`sound_batons`) cannot be trusted: none
+of it is delivered, and the request counts as lost there and is tried again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from router.core.live_request import LiveRequest
 from router.core.partitions import Partitions
 from router.core.request_table import RequestTable
 from router.core.siblings import PATIENCE_SECONDS, SiblingGroup
+from router.core.sound_batons import unsound_baton
 from shared import messages
 from shared.messages import FinishReason
 
@@ -119,6 +121,14 @@ class WorkerReplies:
         if message.index != len(live.output) or not whole:
             self._lost(live, worker, "gap", now)
             return
+        if _exceeds(live, message):
+            self._lost(live, worker, "surplus", now)
+            return
+        if message.baton is not None and (
+            why := unsound_baton(message.baton, live, worker, message.index + len(message.token_ids))
+        ):
+            self._doubted(live, worker, why, now)
+            return
         self._requests.claims.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
         if live.siblings is not None:
@@ -165,12 +175,16 @@ class WorkerReplies:
             self._lost(live, worker, "gap", now)
         elif known >= len(row.token_ids):
             self._counters.dropped_messages["repeat"] += 1
+        elif _exceeds(live, row):
+            self._lost(live, worker, "surplus", now)
         else:
             self._requests.generate(live, row.token_ids[known:], row.logprobs[known:], now)
 
     def _migrating(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:
         if message.output_len != len(live.output):
             self._lost(live, worker, "gap", now)
+        elif why := unsound_baton(message.baton, live, worker, message.output_len):
+            self._doubted(live, worker, why, now)
         else:
             self._requests.migrate(live, message.baton, now)
 
@@ -229,6 +243,11 @@ class WorkerReplies:
                 return
         self._requests.reroute(live, RequestEvent.STALE, now, peer=worker.peer)
 
+    def _doubted(self, live: LiveRequest, worker: Worker, why: str, now: float) -> None:
+        """The baton of a worker cannot be this request's."""
+        self._requests.claims.note("fleet.unsound_baton", worker, live, why)
+        self._lost(live, worker, "baton", now)
+
     def _lost(
         self, live: LiveRequest, worker: Worker, cause: str, now: float, *, worker_has_released: bool = False
     ) -> None:
@@ -270,6 +289,11 @@ class WorkerReplies:
         pages = worker.assigned[live.rid].pages
         worker.pause(pages, now + self._settings.no_room_seconds, now)
         self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)
+
+
+def _exceeds(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:
+    """Whether the tokens are more than the request has asked for: its tenant would pay for them."""
+    return tokens.index + len(tokens.token_ids) > live.request.params.max_new_tokens
 
 
 def _has_logprobs(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:

@@ -70,7 +70,12 @@ class RouterPages:
     # ---- on the event loop -------------------------------------------------------------------------------------
 
     async def _debug(self, request_id: str) -> AdminPage:
-        rid = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_")
+        rid = (
+            request_id.removeprefix("chatcmpl-")
+            .removeprefix("cmpl-")
+            .removeprefix("resp_")
+            .removeprefix("msg_")
+        )
         found = self._own(rid)
         if found is not None:
             return _json(200, found)

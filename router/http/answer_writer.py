@@ -25,7 +25,6 @@ from router.http.resuming import StreamMarks
 
 log = structlog.get_logger(__name__)
 
-COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
 DONE = b"data: [DONE]\n\n"
 ENTRIES_ON_THE_LOOP = 128  # tokens with logprobs whose JSON is made in a millisecond; of more on a thread
 
@@ -52,6 +51,7 @@ class AnswerWriter:
         self._rid = rid
         self._objects = objects
         self._usage_chunk = usage_chunk
+        self._headers = headers
 
     async def write(
         self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream, *, stream: bool
@@ -59,18 +59,18 @@ class AnswerWriter:
         """All of the answer, unless the client hangs up."""
         _watch_backlog(scope, answer)
         async with _watch_disconnect(receive, answer):
-            await (self._stream if stream else self._whole)(send, answer)
+            await (self._stream if stream else self._whole)(scope, send, answer)
         if answer.cut:
             await _abort(scope, receive)
 
-    async def _whole(self, send: Send, answer: ResponseStream) -> None:
+    async def _whole(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
         texts: dict[int, list[TextDelta]] = {}
         while pieces := await answer.take(None):
             answer.written(pieces)
             for piece in pieces:
                 texts.setdefault(piece.index, []).append(piece)
         if answer.failure:
-            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+            await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
         elif not answer.abandoned:
             whole = [joined(texts[index]) for index in sorted(texts)]
             body = partial(self._objects.whole, whole, usage_json(answer.usage.values()))
@@ -79,19 +79,19 @@ class AnswerWriter:
             answer_body = await asyncio.to_thread(body) if aside else body()
             await send_json(send, 200, answer_body, self._headers)
 
-    async def _stream(self, send: Send, answer: ResponseStream) -> None:
+    async def _stream(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
         silence = self._settings.keepalive_seconds
         pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
         if answer.abandoned:
             return
         if answer.failure and not pieces:
-            await send_failure(send, answer.failure, self._settings.retry_after_seconds)
+            await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
             return
         headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *self._headers]
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            await send(_body(self._events(pieces, opened) or COMMENT))
+            await send(_body(self._events(pieces, opened) or self._objects.waiting))
             answer.written(pieces)
             pieces = await answer.take(silence)
         if not answer.abandoned:

@@ -1,4 +1,4 @@
-"""The router's HTTP application: which endpoint answers which path, and OpenAI's shape for every error.
+"""The router's HTTP application: which endpoint answers which path, and the shape of every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
 (`completions`, `tokenize`), so its validation and its 422 are not used. Paths come to it as they were sent, without
@@ -21,13 +21,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.http.anthropic_errors import speaks_anthropic
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint
 from router.http.info_pages import add_info_pages
 from router.http.known_paths import describe_unknown
-from router.http.replies import count_refusal, error_body, send_json
+from router.http.messages.count_tokens import count_tokens
+from router.http.replies import count_refusal, error_of, send_json
 from router.http.serving import OpenAIServing
-from router.http.tokenize import TokenizeEndpoint
+from router.http.tokenize import TokenizerEndpoint, detokenize, tokenize
 from shared.process.failures import places
 from shared.process.health import Health
 
@@ -48,8 +50,10 @@ def make_app(
         "/v1/completions": CompletionEndpoint(serving, "completions"),
         "/v1/chat/completions": CompletionEndpoint(serving, "chat"),
         "/v1/responses": CompletionEndpoint(serving, "responses"),
-        "/tokenize": TokenizeEndpoint(serving, to_text=False),
-        "/detokenize": TokenizeEndpoint(serving, to_text=True),
+        "/v1/messages": CompletionEndpoint(serving, "messages"),
+        "/v1/messages/count_tokens": TokenizerEndpoint(serving, count_tokens),
+        "/tokenize": TokenizerEndpoint(serving, tokenize),
+        "/detokenize": TokenizerEndpoint(serving, detokenize),
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     add_info_pages(app, serving, health)
@@ -63,17 +67,19 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     messages = {404: describe_unknown(request.url.path), 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
-    return JSONResponse(error_body(error.status_code, message, code=code), error.status_code, error.headers)
+    return JSONResponse(
+        error_of(request.scope, error.status_code, message, code=code), error.status_code, error.headers
+    )
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
     """A fault of this program; `RequestIdMiddleware` logs it."""
-    del request, error
-    return JSONResponse(_failure_body(), 500)
+    del error
+    return JSONResponse(_failure_body(request.scope), 500)
 
 
-def _failure_body() -> dict[str, Any]:
-    return error_body(500, "the router failed; its log says where")
+def _failure_body(scope: Scope) -> dict[str, Any]:
+    return error_of(scope, 500, "the router failed; its log says where")
 
 
 class RequestIdMiddleware:
@@ -90,12 +96,15 @@ class RequestIdMiddleware:
             return
         rid = scope["segue.rid"] = self._draw_rid()
         began, status = time.monotonic(), 0
+        ids = [(b"x-request-id", rid.encode())]
+        if speaks_anthropic(scope):
+            ids.append((b"request-id", rid.encode()))
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", rid.encode())]
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
         try:
@@ -105,5 +114,5 @@ class RequestIdMiddleware:
         except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
             log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
             if status == 0:
-                await send_json(send_with_id, 500, _failure_body())
+                await send_json(send_with_id, 500, _failure_body(scope))
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))

@@ -1,6 +1,6 @@
-"""POST /v1/completions, /v1/chat/completions and /v1/responses: from the body to the requests to the core.
+"""POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages: from a body to requests to the core.
 
-Plain ASGI under FastAPI, because these two carry all the traffic. One HTTP request is one `ResponseStream` with a
+Plain ASGI under FastAPI, because they carry all the traffic. One HTTP request is one `ResponseStream` with a
 choice for each prompt, and each choice is one request to the core. What is written is `answer_writer`'s.
 """
 
@@ -23,6 +23,8 @@ from router.http.client_address import tenant_of
 from router.http.fields.ignored import Ignored
 from router.http.fields.states import Endpoint
 from router.http.logprob_objects import LogprobObjects
+from router.http.messages.answer import MessagesObjects
+from router.http.messages.fields import ChatOfMessages, in_messages_words, read_messages
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import TokenIds
 from router.http.replies import DisconnectedError, send_request_error
@@ -54,7 +56,12 @@ from router.http.told_prompts import ToldPrompt
 from router.http.tools.choice import NO_TOOLS, ToolUse
 from shared.errors import RequestError
 
-PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_"}  # of ids
+PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-",
+    "completions": "cmpl-",
+    "responses": "resp_",
+    "messages": "msg_",
+}  # of ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +95,20 @@ class CompletionEndpoint:
                 )
             await self._answer(scope, receive, send, wanted, asked)
         except RequestError as error:
-            told = in_responses_words(error) if self._endpoint == "responses" else error
-            await send_request_error(scope, send, told, self._settings.retry_after_seconds)
+            await send_request_error(
+                scope, send, self._in_own_words(error), self._settings.retry_after_seconds
+            )
         except DisconnectedError:
             pass
+
+    def _in_own_words(self, error: RequestError) -> RequestError:
+        """With the names that the path's API has for the fields of a chat."""
+        match self._endpoint:
+            case "responses":
+                return in_responses_words(error)
+            case "messages":
+                return in_messages_words(error)
+        return error
 
     def _fields(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
         fields = self._read(body, context_len, ignored)
@@ -113,6 +130,8 @@ class CompletionEndpoint:
                 return read_fields(body, CompletionFields, ignored)
             case "responses":
                 return read_responses(body, context_len, ignored)
+            case "messages":
+                return read_messages(body, context_len, ignored)
 
     def _wanted(
         self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
@@ -196,13 +215,13 @@ class CompletionEndpoint:
             include_usage(fields),
             text_options(fields, wanted.reading),
         )
-        typed = self._endpoint == "responses"
+        typed = self._endpoint in ("responses", "messages")
         if typed and asked.plan.ticket is not None:
-            raise RequestError("a stream of /v1/responses cannot be resumed: leave out X-Segue-Resumable")
+            raise RequestError("a stream of typed events cannot be resumed: leave out X-Segue-Resumable")
         now = asyncio.get_running_loop().time()
         of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
-        objects = self._objects(asked.plan.ticket or rid, fields, wanted.use)
+        objects = self._objects(asked.plan.ticket or rid, wanted)
         wanted.ignored.log(rid)
         writer = AnswerWriter(
             self._settings,
@@ -215,8 +234,9 @@ class CompletionEndpoint:
         async with self._serving.submitted(rid, requests, options, wanted.told) as answer:
             await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
 
-    def _objects(self, began: str | StreamTicket, fields: GenerationFields, use: ToolUse) -> AnswerObjects:
+    def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
         """Of an answer that has this rid, or that a ticket tells of."""
+        fields = wanted.fields
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
         head = ObjectHead(
             answer_id=f"{PREFIXES[self._endpoint]}{rid}",
@@ -227,7 +247,9 @@ class CompletionEndpoint:
             logprobs=self._logprobs(fields),
         )
         if isinstance(fields, ChatOfResponses):
-            return ResponsesObjects(head, fields.asked, use)
+            return ResponsesObjects(head, fields.asked, wanted.use)
+        if isinstance(fields, ChatOfMessages):
+            return MessagesObjects(head, len(wanted.requests[0].token_ids), fields.max_tokens or 0)
         return ChatObjects(head) if isinstance(fields, ChatFields) else CompletionObjects(head)
 
     def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:

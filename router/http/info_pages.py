@@ -1,20 +1,22 @@
 """The paths that say what this server is: its model, its tokenizer, its version, and whether it is ready.
 
-With the shapes of OpenAI (`/v1/models`), vLLM (`/version`, `/tokenizer_info`) and SageMaker (`/ping`).
+With the shapes of vLLM (`/version`, `/tokenizer_info`), SageMaker (`/ping`), and OpenAI and Anthropic at once
+(`/v1/models`: their clients read different fields of it).
 """
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from router.http.known_paths import SERVED
-from router.http.replies import error_body
+from router.http.replies import error_body, error_of
 from router.http.serving import OpenAIServing
 from shared.errors import RequestError
 from shared.process.health import Health
@@ -45,6 +47,7 @@ def add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> None
 
 def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
     created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).isoformat()
 
     def model(name: str) -> dict[str, Any]:
         return {
@@ -55,17 +58,25 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
             "root": name,
             "parent": None,
             "max_model_len": _context_len(serving),
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": _context_len(serving),
+            "max_tokens": _context_len(serving),
         }
 
     @app.api_route("/v1/models", methods=READ)
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [model(serving.settings.model_name)]})
+        name = serving.settings.model_name
+        pages = {"has_more": False, "first_id": name, "last_id": name}
+        return JSONResponse({"object": "list", "data": [model(name)], **pages})
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
-    async def one_model(name: str) -> JSONResponse:
+    async def one_model(request: Request, name: str) -> JSONResponse:
         if unquote(name) != serving.settings.model_name:
-            body = error_body(404, "the model does not exist", param="model", code="model_not_found")
-            return JSONResponse(body, 404)
+            code, message = "model_not_found", "the model does not exist"
+            return JSONResponse(error_of(request.scope, 404, message, param="model", code=code), 404)
         return JSONResponse(model(unquote(name)))
 
 

@@ -19,15 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.key_ring import KeyRing
 from router.http.quotas import KeyQuota, Quotas
-from router.http.replies import count_refusal, error_body, retry_after, send_json
+from router.http.replies import count_refusal, error_of, retry_after, send_json
 from router.http.usage_accounts import UsageAccount, UsageAccounts
 from shared.api_keys import ApiKey
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
+KEY_HEADERS = (b"authorization", b"x-api-key")
 CHALLENGE = (b"www-authenticate", b"Bearer")
-MISSING = "an API key is required: send the header Authorization: Bearer, followed by your key"
+MISSING = "an API key is required: send the header Authorization: Bearer, followed by your key, or x-api-key"
 UNKNOWN = "this API key is not valid here; it is unknown or was revoked"
 
 
@@ -50,7 +51,7 @@ class KeyGuard:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        presented = _bearer(scope)
+        presented = _presented(scope)
         key = self._ring.find(presented) if presented else None
         if key is None:
             self._counters.refusals["unknown" if presented else "missing"] += 1
@@ -95,10 +96,16 @@ class KeyGuard:
         return send_with_limits
 
 
-def _bearer(scope: Scope) -> bytes:
-    """The key that was presented; nothing where there is none, or more than one header."""
-    found = [value for name, value in scope["headers"] if name == b"authorization"]
-    scheme, _, key = found[0].partition(b" ") if len(found) == 1 else (b"", b"", b"")
+def _presented(scope: Scope) -> bytes:
+    """The key that was presented, as OpenAI's or as Anthropic's clients do; nothing where there are two."""
+    found = {_key_in(name, value) for name, value in scope["headers"] if name in KEY_HEADERS}
+    return found.pop() if len(found) == 1 else b""
+
+
+def _key_in(name: bytes, value: bytes) -> bytes:
+    if name == b"x-api-key":
+        return value.strip()
+    scheme, _, key = value.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
@@ -113,4 +120,4 @@ async def _refuse(
     scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = ()
 ) -> None:
     count_refusal(scope, status)
-    await send_json(send, status, error_body(status, message, code=code), headers)
+    await send_json(send, status, error_of(scope, status, message, code=code), headers)

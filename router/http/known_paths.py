@@ -8,6 +8,8 @@ from __future__ import annotations
 SERVED = {
     "/v1/chat/completions": "POST: the next message of a chat",
     "/v1/responses": "POST: the same in OpenAI's newer form; nothing is stored",
+    "/v1/messages": "POST: the same in Anthropic's form",
+    "/v1/messages/count_tokens": "POST: how long the prompt of such a request is",
     "/v1/completions": "POST: the continuation of a text",
     "/v1/models": "GET: the model's name, and its context length",
     "/tokenize": "POST: the token ids of a text or a chat",
@@ -49,7 +51,8 @@ REFUSED = {
     "/v1/fine_tuning": _ONE_MODEL,
     "/v1/load_lora_adapter": _ONE_MODEL,
     "/v1/unload_lora_adapter": _ONE_MODEL,
-    "/v1/messages": "it is Anthropic's; use /v1/chat/completions",
+    "/v1/messages/batches": "send the requests as they are: they wait in one queue, and are served fairly",
+    "/v1/complete": "it is Anthropic's; use /v1/messages",
     "/api/chat": "it is Ollama's; use /v1/chat/completions",
     "/api/generate": "it is Ollama's; use /v1/completions",
     "/api/tags": "it is Ollama's; use /v1/models",

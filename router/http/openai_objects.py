@@ -19,6 +19,7 @@ from router.http.response_stream import TextDelta
 from router.text.answer_parser import NAMES
 
 Json = dict[str, Any]
+COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon
 Event = Json | msgspec.Raw | list[Json]  # of a stream: one, its JSON, or several that belong together
 
 
@@ -26,6 +27,7 @@ class AnswerObjects(Protocol):
     """One kind of answer."""
 
     done: bool  # whether a stream that is complete ends with [DONE]
+    waiting: bytes  # what a silent stream gets
 
     def opening(self, index: int) -> Event | None:
         """What comes before the first piece of a choice, if this kind has that."""
@@ -86,6 +88,7 @@ class CompletionObjects:
     """Objects of /v1/completions."""
 
     done = True
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -126,6 +129,7 @@ class ChatObjects:
     """Objects of /v1/chat/completions."""
 
     done = True
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -198,7 +202,8 @@ class ChatObjects:
             custom = part.kind in ("custom_call", "input")
             kind, value = ("custom", "input") if custom else ("function", "arguments")
             if part.kind in NAMES:
-                head = {"call": part.call, "id": self._call_id(piece.index, part.call), "type": kind}
+                named = call_id(self._head.answer_id, piece.index, part.call)
+                head = {"call": part.call, "id": named, "type": kind}
                 calls.append({**head, kind: {"name": part.text, value: ""}})
             elif calls and calls[-1]["call"] == part.call:
                 calls[-1][kind][value] += part.text
@@ -206,10 +211,10 @@ class ChatObjects:
                 calls.append({"call": part.call, kind: {value: part.text}})
         return calls
 
-    def _call_id(self, choice: int, call: int) -> str:
-        """Nine letters and digits: Mistral's chat template takes no other ids back."""
-        named = f"{self._head.answer_id} {choice} {call}"
-        return hashlib.sha256(named.encode()).hexdigest()[:9]
+
+def call_id(answer_id: str, choice: int, call: int) -> str:
+    """Nine letters and digits: Mistral's chat template takes no other ids back."""
+    return hashlib.sha256(f"{answer_id} {choice} {call}".encode()).hexdigest()[:9]
 
 
 def _thoughts(text: str) -> Json:

@@ -1,7 +1,7 @@
-"""Replies over plain ASGI: JSON, and errors in OpenAI's shape.
+"""Replies over plain ASGI: JSON, and errors in the shape that the client reads.
 
-The one place that knows `{"error": {"message", "type", "param", "code"}}`. Messages are written by this program and
-quote numbers at most, never what a client sent as text.
+The one place that knows OpenAI's `{"error": {"message", "type", "param", "code"}}`; Anthropic's is `anthropic_errors`'.
+Messages are written by this program and quote numbers at most, never what a client sent as text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import msgspec
 from starlette.types import Scope, Send
 
 from router.core.effects import RequestFailed
+from router.http.anthropic_errors import error_object, speaks_anthropic
 from shared.errors import RequestError
 
+Json = dict[str, Any]
 Headers = Sequence[tuple[bytes, bytes]]
 
 _TYPES = {
@@ -39,9 +41,7 @@ class OverloadedError(RequestError):
         super().__init__(message, status=429)
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, dict[str, str | None]]:
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> Json:
     """OpenAI's error object."""
     return {
         "error": {
@@ -53,9 +53,18 @@ def error_body(
     }
 
 
-def failure_body(failure: RequestFailed) -> dict[str, dict[str, str | None]]:
+def failure_body(failure: RequestFailed) -> Json:
     """The error object of a request that the core has failed."""
     return error_body(failure.status, failure.message, failure.param, failure.code)
+
+
+def error_of(
+    scope: Scope, status: int, message: str, param: str | None = None, code: str | None = None
+) -> Json:
+    """The error object in the shape of the API that a request is for."""
+    if speaks_anthropic(scope):
+        return error_object(status, message, scope.get("segue.rid"))
+    return error_body(status, message, param, code)
 
 
 def retry_after(seconds: float | None) -> Headers:
@@ -80,12 +89,13 @@ async def send_start(send: Send, status: int, content_type: bytes, headers: Head
     )
 
 
-async def send_failure(send: Send, failure: RequestFailed, retry_after_seconds: float) -> None:
+async def send_failure(scope: Scope, send: Send, failure: RequestFailed, retry_after_seconds: float) -> None:
     """The answer to a request that the core has failed before anything was sent."""
     seconds = failure.retry_after_seconds
     if seconds is None and failure.status in (429, 503):
         seconds = retry_after_seconds
-    await send_json(send, failure.status, failure_body(failure), retry_after(seconds))
+    body = error_of(scope, failure.status, failure.message, failure.param, failure.code)
+    await send_json(send, failure.status, body, retry_after(seconds))
 
 
 async def send_request_error(
@@ -94,7 +104,7 @@ async def send_request_error(
     """The answer to a request that was refused here."""
     count_refusal(scope, error.status)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
-    await send_failure(send, failure, retry_after_seconds)
+    await send_failure(scope, send, failure, retry_after_seconds)
 
 
 def count_refusal(scope: Scope, status: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 class GenerationFields(StructuredFields, kw_only=True):
     """What completions and chat completions have in common; null means the default everywhere."""
+
+    caps_max_tokens: ClassVar[bool] = False  # of more than the context leaves, all that it leaves is taken
 
     model: str
     stream: bool | None = None
@@ -276,6 +278,8 @@ def max_new_tokens(fields: GenerationFields, prompt_len: int, context_len: int) 
             code="context_length_exceeded",
         )
     name, asked = asked_max_tokens(fields)
+    if asked is not None and asked > room and fields.caps_max_tokens:
+        return room
     if asked is not None and asked > room:
         raise RequestError(
             f"{name} is {brief(asked)}, but a prompt of {prompt_len} tokens leaves {room}"

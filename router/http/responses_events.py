@@ -12,12 +12,11 @@ end: a model may go on with either. A call ends where the next one begins. Pure 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from router.core.effects import RequestFailed
-from router.http.openai_objects import Event, Json, ObjectHead
+from router.http.openai_objects import COMMENT, Event, Json, ObjectHead, call_id
 from router.http.response_stream import TextDelta
 from router.http.responses_fields import ResponsesFields, tools_of
 from router.http.tools.choice import ToolUse
@@ -36,6 +35,7 @@ class ResponsesObjects:
     """One answer on its way. Its events come in order, so it is for one stream, or for one whole answer."""
 
     done = False  # no [DONE]: the last event says that it is the last
+    waiting = COMMENT
 
     def __init__(self, head: ObjectHead, asked: ResponsesFields, use: ToolUse):
         self._head = head
@@ -120,12 +120,11 @@ class ResponsesObjects:
 
     def _begin_call(self, part: AnswerDelta) -> list[Json]:
         events = [] if not self._items else self._end_calls()
-        named = f"{self._head.answer_id} 0 {part.call}"
-        call_id = hashlib.sha256(named.encode()).hexdigest()[
-            :9
-        ]  # the only kind that every template takes back
         tool = self._use.called(part.text)
-        called = {"call_id": call_id, "name": tool.own_name if tool else part.text}
+        called = {
+            "call_id": call_id(self._head.answer_id, 0, part.call),
+            "name": tool.own_name if tool else part.text,
+        }
         if tool and tool.namespace:
             called["namespace"] = tool.namespace
         kind: Kind = "custom_tool_call" if part.kind == "custom_call" else "function_call"

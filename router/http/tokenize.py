@@ -5,6 +5,7 @@ Both take as many tokens as the model's context has, and work on the tokenizer's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from router.http.serving import OpenAIServing
 from router.http.tools.choice import ToolFields, tool_use
 from router.text.chat_template import ChatOptions
 from shared.errors import RequestError
+
+Work = Callable[[OpenAIServing, bytearray, int], msgspec.Raw]  # of a body and the context length, on a thread
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
@@ -52,21 +55,20 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     tokens: msgspec.Raw
 
 
-class TokenizeEndpoint:
-    """The ASGI endpoint of one of the two paths."""
+class TokenizerEndpoint:
+    """The ASGI endpoint of a path whose answer takes a tokenizer and no worker."""
 
-    def __init__(self, serving: OpenAIServing, *, to_text: bool):
+    def __init__(self, serving: OpenAIServing, work: Work):
         self._serving = serving
-        self._to_text = to_text
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
-        work = self._detokenize if self._to_text else self._tokenize
         try:
             context_len = self._serving.context_len()
             async with self._serving.bodies.read(scope, receive) as body:
                 answer = await self._serving.prompts.run(
-                    tenant_of(scope), receive, lambda: work(body, context_len)
+                    tenant_of(scope), receive, lambda: self._work(self._serving, body, context_len)
                 )
             await send_json(send, 200, answer)
         except RequestError as error:
@@ -74,27 +76,31 @@ class TokenizeEndpoint:
         except DisconnectedError:
             pass
 
-    def _tokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
-        fields = decode(body, TokenizeFields)
-        self._serving.check_model(fields.model or self._serving.settings.model_name)
-        prompts = self._serving.prompts
-        if bytes(fields.messages) not in (b"", b"null"):
-            ids = prompts.chat(fields.messages, context_len, fields.chat_options())
-        elif fields.prompt is not None:
-            ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
-        else:
-            raise RequestError("either prompt or messages is required", param="prompt")
-        strings = self._serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
-        answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
-        return msgspec.Raw(msgspec.json.encode(answer))
 
-    def _detokenize(self, body: bytearray, context_len: int) -> msgspec.Raw:
-        fields = decode(body, DetokenizeFields)
-        self._serving.check_model(fields.model or self._serving.settings.model_name)
-        tokenizer = self._serving.tokenizer
-        if bytes(fields.tokens).count(b",") >= context_len:
-            raise RequestError(
-                f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
-            )
-        ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
-        return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))
+def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
+    """The answer of /tokenize; raises `RequestError`. For a tokenizer's thread."""
+    fields = decode(body, TokenizeFields)
+    serving.check_model(fields.model or serving.settings.model_name)
+    prompts = serving.prompts
+    if bytes(fields.messages) not in (b"", b"null"):
+        ids = prompts.chat(fields.messages, context_len, fields.chat_options())
+    elif fields.prompt is not None:
+        ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
+    else:
+        raise RequestError("either prompt or messages is required", param="prompt")
+    strings = serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
+    answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
+    return msgspec.Raw(msgspec.json.encode(answer))
+
+
+def detokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
+    """The answer of /detokenize; the same."""
+    fields = decode(body, DetokenizeFields)
+    serving.check_model(fields.model or serving.settings.model_name)
+    tokenizer = serving.tokenizer
+    if bytes(fields.tokens).count(b",") >= context_len:
+        raise RequestError(
+            f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
+        )
+    ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
+    return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))

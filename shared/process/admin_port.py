@@ -3,43 +3,39 @@
 A probe must be answered while the process's loop computes, and must tell the truth when that hangs. So nothing here
 waits for the loop. One thread serves all connections, each for one request:
 
-    accept ── head (h11) ── answer ── close          at most REQUEST_SECONDS_MAX, whatever the client does
+    first bytes (`accepting`) ── head (h11) ── answer ── close     at most REQUEST_SECONDS_MAX, whatever the client does
 
-Connections are bounded. One more than CONNECTIONS_MAX closes the oldest, so silent ones keep no probe out. Web pages
-read nothing here: on loopback, names that public DNS can have are refused (`host_header`), an Origin always. Which
-pages there are, and what is on them, is decided by the process (`probes`, and `router.http.admin` for a router).
+Connections that have said something are bounded (CONNECTIONS_MAX). Where there is no room, the oldest whose head is not
+complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
+waits. Silent ones keep no probe out (`accepting`). Web pages read nothing here: on loopback, names that public DNS can
+have are refused (`host_header`), an Origin always. Which pages there are, and what is on them, is decided by the
+process (`probes`, and `router.http.admin` for a router).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import h11
 import structlog
 
 from shared.errors import StartError
+from shared.holders import Holders
+from shared.process.accepting import Accepting
 from shared.process.failures import describe_failure
 from shared.process.host_header import is_loopback, is_private, name_in
 from shared.process.listening import listening_socket
-from shared.tally import Tally
 
 CONNECTIONS_MAX = 128
-CONNECTIONS_WAITING = 128  # in the kernel, before they are accepted
+CONNECTIONS_WAITING = 4096  # in the kernel, before they are accepted; Linux cuts it to somaxconn
 HEAD_BYTES_MAX = 16 << 10
-REQUEST_SECONDS_MAX = 10.0  # from the connection to its end
-EXHAUSTED = (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-)  # a connection cannot be accepted for now
+REQUEST_SECONDS_MAX = 10.0  # from its first bytes to its end
+ANSWER_SECONDS = 1.0  # after these a connection that is being answered may have to go for a newer one
 
 log = structlog.get_logger(__name__)
 
@@ -71,9 +67,9 @@ class AdminPort:
         self.answer = answer
         self._any_host = not is_loopback(host)
         self.loop = asyncio.new_event_loop()
-        self.open: dict[_AdminConnection, None] = {}  # oldest first
-        self.loop.set_exception_handler(self._on_failure)
-        self._faults = Tally()
+        self.open: set[_AdminConnection] = set()  # those that have said something
+        self.incomplete: Holders[_AdminConnection] = Holders()  # those whose head has not come whole
+        self.answering: Holders[_AdminConnection] = Holders()  # and all others, both by address
         self._ending = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="admin", daemon=True)
         self._thread.start()
@@ -99,28 +95,37 @@ class AdminPort:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         return None if not host or self._any_host or is_private(name_in(host)) else _OTHER_HOST
 
-    def _on_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Write a line about what nothing on the loop has caught.
+    def _has_room(self) -> bool:
+        """Whether one more connection may be taken on, for which another may have to go."""
+        return len(self.open) < CONNECTIONS_MAX or self._to_displace() is not None
 
-        Without a descriptor for a connection asyncio tries again after a second, and complains once for each place in
-        the kernel's queue.
-        """
-        error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in EXHAUSTED:
-            loop.default_exception_handler(context)
-        elif times := self._faults.add(str(error.strerror)):
-            log.warning("admin.exhausted", reason=error.strerror, times=times)
+    def _to_displace(self) -> _AdminConnection | None:
+        """The connection that goes for a newer one."""
+        oldest = self.incomplete.oldest_of_most()
+        if oldest is None:
+            oldest = self.answering.oldest_of_most()
+            if oldest and oldest.since > self.loop.time() - ANSWER_SECONDS:
+                return None
+        return oldest
+
+    def _take_on(self, accepted: socket.socket, address: str, data: bytes) -> None:
+        """Serve a connection whose first bytes have come."""
+        if len(self.open) >= CONNECTIONS_MAX and (oldest := self._to_displace()):
+            oldest.abort()
+        connection = _AdminConnection(self, accepted, address, data)
+        self.open.add(connection)
+        self.incomplete.add(address, connection)
+        connection.start()
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.run(self._serve_until_closed())
 
     async def _serve_until_closed(self) -> None:
-        server = await self.loop.create_server(
-            lambda: _AdminConnection(self), sock=self.listener, backlog=CONNECTIONS_WAITING
-        )
+        accepting = Accepting(self.loop, self.listener, self._take_on, self._has_room)
+        accepting.start()
         await self._ending.wait()
-        server.close()
+        accepting.stop()
         for connection in list(self.open):
             connection.abort()
 
@@ -128,26 +133,39 @@ class AdminPort:
 class _AdminConnection(asyncio.Protocol):
     """One request, one answer, and the end: probes and scrapers need no more."""
 
-    def __init__(self, port: AdminPort):
+    def __init__(self, port: AdminPort, accepted: socket.socket, address: str, data: bytes):
         self._port = port
+        self._accepted = accepted
+        self._address = address
+        self._data = data  # the first bytes
+        self.since = port.loop.time()
+        self._transport: asyncio.Transport | None = None
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._answering: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Serve it."""
+        self._timer = self._port.loop.call_later(REQUEST_SECONDS_MAX, self.abort)
+        self._starting = self._port.loop.create_task(
+            self._port.loop.connect_accepted_socket(lambda: self, self._accepted)
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._timer = self._port.loop.call_later(REQUEST_SECONDS_MAX, transport.abort)
-        if len(self._port.open) >= CONNECTIONS_MAX:
-            next(iter(self._port.open)).abort()
-        self._port.open[self] = None
+        if self in self._port.open:
+            self.data_received(self._data)
+        else:  # it was displaced before
+            transport.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._timer.cancel()
-        self._port.open.pop(self, None)
+        self._forget()
         if self._answering:
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
         if self._answering or self._transport.is_closing():
             return  # a body, or a second request: neither is read
         try:
@@ -157,14 +175,22 @@ class _AdminConnection(asyncio.Protocol):
             self._send(AdminPage(error.error_status_hint, "text/plain", b"this is not HTTP\n"))
             return
         if isinstance(event, h11.Request):
+            self._port.incomplete.discard(self._address, self)
+            self._port.answering.add(self._address, self)
             self._answering = self._port.loop.create_task(self._answer(event))
         elif event is not h11.NEED_DATA:
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once; the connection is counted no more."""
-        self._port.open.pop(self, None)
-        self._transport.abort()
+        self._forget()
+        if self._transport:
+            self._transport.abort()
+
+    def _forget(self) -> None:
+        self._port.open.discard(self)
+        self._port.incomplete.discard(self._address, self)
+        self._port.answering.discard(self._address, self)
 
     async def _answer(self, request: h11.Request) -> None:
         if refusal := self._port.refusal(request):
@@ -179,6 +205,7 @@ class _AdminConnection(asyncio.Protocol):
 
     def _send(self, page: AdminPage, request: h11.Request | None = None) -> None:
         """Answer; to HEAD without the body."""
+        assert self._transport is not None
         headers = [("content-type", page.content_type), ("content-length", str(len(page.body)))]
         response = h11.Response(status_code=page.status, headers=[*headers, ("connection", "close")])
         body = b"" if request and request.method == b"HEAD" else page.body

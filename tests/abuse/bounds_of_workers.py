@@ -139,10 +139,38 @@ PROCESS_BOUNDS = (
     # the admin port
     Bound(
         "CONNECTIONS_MAX",
-        "the oldest connection closes",
-        "128 connections, no thread each",
-        f"{ADMIN}::test_silent_connections_keep_nobody_out",
+        "the oldest without a whole head closes, of the address with most; where all are answered, the next one waits",
+        "128 connections that have said something, no thread each",
+        f"{ADMIN}::test_half_heads_go_the_oldest_first_of_the_address_with_most",
         place="shared.process.admin_port",
+    ),
+    Bound(
+        "SILENT_MAX",
+        "the oldest closes, of the address with most",
+        "1,024 descriptors, and an eighth of the process's",
+        f"{ADMIN}::test_silent_connections_keep_nobody_out",
+        place="shared.process.accepting",
+    ),
+    Bound(
+        "SILENT_SECONDS_MAX",
+        "the connection closes",
+        "10 s without a byte",
+        f"{ADMIN}::test_a_silent_connection_ends_by_itself",
+        place="shared.process.accepting",
+    ),
+    Bound(
+        "ACCEPTED_PER_SECOND_MAX",
+        "the connection closes unread",
+        "1,000 a second of an address that is not the machine's own",
+        f"{ADMIN}::test_an_address_that_connects_too_often_is_closed_unread_but_not_the_machines_own",
+        place="shared.process.accepting",
+    ),
+    Bound(
+        "FIRST_BYTES_MAX",
+        "more is read later",
+        "16 KiB a connection",
+        f"{ADMIN}::test_what_else_comes_gets_one_short_answer[an endless head]",
+        place="shared.process.accepting",
     ),
     Bound(
         "HEAD_BYTES_MAX",
@@ -154,7 +182,7 @@ PROCESS_BOUNDS = (
     Bound(
         "REQUEST_SECONDS_MAX",
         "the connection closes",
-        "10 s from the connection to its end",
+        "10 s from its first bytes to its end",
         f"{ADMIN}::test_a_silent_connection_ends_by_itself",
         place="shared.process.admin_port",
     ),

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 
 import uvloop
+from msgspec.structs import replace
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
@@ -32,6 +33,7 @@ from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import RouterShell
 from shared.api_keys import ApiKey
 from shared.baton import Baton, Holder
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
 from shared.process import logs
@@ -43,7 +45,7 @@ SHORT, LONG = 2, 52  # tokens of a request: two lengths tell its own cost from t
 PROMPT = tuple(range(256))
 LIMITS = Limits(context_len=4096, page_size=16, pages=100_000, slots=256, vocab_size=1000)
 KEY = ApiKey("bench", b"", rpm=10**9, tpm=10**11, concurrent=10**6)
-HOLDER = Holder("p", 1, "agent", b"", 0, 64, 0)
+HOLDER = Holder("p", 1, "agent", b"", 0, 64, 0)  # but for its name
 
 
 class ScriptedLinks:
@@ -145,8 +147,11 @@ class Bench:
             self.shell.submit(
                 ClientRequest(rid=rid, model="m", token_ids=PROMPT, params=params), SilentSink()
             )
-        pages = tuple(range(len(PROMPT) // LIMITS.page_size))
-        batons = {rid: Baton(rid, 1, HOLDER, "kv", 0, 1, len(PROMPT), len(PROMPT), pages) for rid in rids}
+        pages = tuple(range(pages_for_tokens(len(PROMPT), LIMITS.page_size)))
+        holders = {rid: replace(HOLDER, uid=self.links.peers[rid]) for rid in rids}
+        batons = {
+            rid: Baton(rid, 1, holders[rid], "kv", 0, 1, len(PROMPT), len(PROMPT), pages) for rid in rids
+        }
         await self._say({rid: Prefilled(rid, 1, 0, (1,), baton) for rid, baton in batons.items()})
         await self._say({rid: Joined(rid, 1, 64, 0, 0.001) for rid in rids})
 

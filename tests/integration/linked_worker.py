@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from shared.baton import Baton, Holder
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
@@ -42,6 +43,7 @@ class LinkedWorker:
             kv_format="kv",
             limits=LIMITS,
         )
+        self._uid = uid
         self.routers = 0  # sessions that ever began
         self.prefills: list[Prefill] = []
         self._links = WorkerLinks(
@@ -79,8 +81,9 @@ class LinkedWorker:
         token = prefill.token_ids[-1]
         rid, attempt, kv_len = prefill.rid, prefill.attempt, len(prefill.token_ids)
         if self._hands_over:
-            holder = Holder("p", 1, "agent", b"", 0, 64, 0)
-            baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, kv_len, pages=(0,))
+            holder = Holder(self._uid, 1, "agent", b"", 0, 64, 0)
+            pages = tuple(range(pages_for_tokens(kv_len, LIMITS.page_size)))
+            baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
             self._links.send(peer, Prefilled(rid, attempt, 0, (token,), baton))
         else:
             self._links.send(peer, Prefilled(rid, attempt, 0, (token,), None, "length"))

@@ -17,8 +17,8 @@ HEAD = """# The API
 
 Written by `make docs` out of `router/http/fields/known.py`; edit that.
 
-Every field of the requests of OpenAI, vLLM and SGLang is here, and many of other servers. An application never breaks
-for what it asks beside its question, and is never answered another one in silence:
+Every field of the requests of OpenAI, Anthropic, vLLM and SGLang is here, and many of other servers. An application
+never breaks for what it asks beside its question, and is never answered another one in silence:
 
 - what is **served**, is served as it says below, some of it under the names of other servers;
 - what would be another answer, and the client can say otherwise, is **refused** with 400 and a sentence that names it;
@@ -32,6 +32,11 @@ within `tools`, `json_schema`, `stream_options` and `text`.
 """
 HEADERS = {
     "Authorization: Bearer KEY": ("all", "where API keys are asked for"),
+    "x-api-key: KEY": ("all", "the same, as Anthropic's clients send it"),
+    "anthropic-version, anthropic-beta": (
+        "all",
+        "any value: errors have Anthropic's form, and answers a `request-id` beside the `x-request-id`",
+    ),
     "X-Segue-Resumable: true": (
         "streams of chat and completions",
         "each event with text has an `id`; not with logprobs, `return_token_ids` or `echo`",
@@ -43,7 +48,7 @@ HEADERS = {
         "started again",
     ),
     "Idempotency-Key: KEY": (
-        "chat, completions, responses",
+        "chat, completions, responses, messages",
         "without `seed`, the same request gives the same answer, at any router; it is computed and paid for each time. "
         "A router remembers keys for ten minutes: the same one with another body is 422 `idempotency_key_reused`",
     ),

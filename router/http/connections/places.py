@@ -6,77 +6,27 @@ under way, and only one that waits is displaced: the one that has waited longest
 So a holder that opens more and more displaces its own, and others keep what they have. (Max-min fairness; a fixed
 share for each would keep out a proxy that may well have all of them.)
 
-Every operation takes the same time whatever is open: `Waiting` keeps holders sorted by how many wait, and a count
-moves by one at a time.
+Every operation takes the same time whatever is open (`shared.holders`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
+
+from shared.holders import Holders
 
 KEYED_SHARE = 3 / 4  # of all places, that connections with a valid key may have for themselves
 
 C = TypeVar("C")
 
 
-class Waiting(Generic[C]):
-    """Connections that wait, those of each holder in the order in which they began to."""
-
-    def __init__(self) -> None:
-        self._of_holder: dict[str, OrderedDict[C, None]] = {}
-        self._holders: dict[int, OrderedDict[str, None]] = {}  # by how many of theirs wait
-        self._most = 0
-
-    def begin(self, holder: str, connection: C) -> None:
-        """From now on it waits, if it did not before."""
-        waiting = self._of_holder.get(holder)
-        if waiting is None:
-            waiting = self._of_holder[holder] = OrderedDict()
-        if connection not in waiting:
-            waiting[connection] = None
-            self._moved(holder, len(waiting) - 1, len(waiting))
-
-    def end(self, holder: str, connection: C) -> None:
-        """It waits no more, if it did."""
-        waiting = self._of_holder.get(holder)
-        if waiting is None or connection not in waiting:
-            return
-        del waiting[connection]
-        self._moved(holder, len(waiting) + 1, len(waiting))
-        if not waiting:
-            del self._of_holder[holder]
-
-    def holds(self, holder: str, connection: C) -> bool:
-        """Whether it waits."""
-        return connection in self._of_holder.get(holder, ())
-
-    def oldest(self, holder: str) -> C | None:
-        """The one of a holder that has waited longest."""
-        waiting = self._of_holder.get(holder)
-        return next(iter(waiting)) if waiting else None
-
-    def oldest_of_most(self) -> C | None:
-        """The one that has waited longest, of the holder of whom most wait."""
-        return self.oldest(next(iter(self._holders[self._most]))) if self._most else None
-
-    def _moved(self, holder: str, before: int, after: int) -> None:
-        if before:
-            del self._holders[before][holder]
-            if not self._holders[before]:
-                del self._holders[before]
-        if after:
-            self._holders.setdefault(after, OrderedDict())[holder] = None
-        if after > self._most or self._most not in self._holders:
-            self._most = after
-
-
 class _Crowd(Generic[C]):
     """The connections of one kind of holder."""
 
     def __init__(self) -> None:
-        self.waiting: Waiting[C] = Waiting()
+        self.waiting: Holders[C] = Holders()  # those that may be displaced
         self.open_of: Counter[str] = Counter()
         self.open = 0
 
@@ -85,7 +35,7 @@ class _Crowd(Generic[C]):
         self.open += 1
 
     def remove(self, holder: str, connection: C) -> None:
-        self.waiting.end(holder, connection)
+        self.waiting.discard(holder, connection)
         self.open -= 1
         self.open_of[holder] -= 1
         if not self.open_of[holder]:
@@ -129,7 +79,7 @@ class Places(Generic[C]):
         """A new connection has a place, and waits."""
         self._holders[connection] = (self._addresses, address)
         self._addresses.add(address)
-        self._addresses.waiting.begin(address, connection)
+        self._addresses.waiting.add(address, connection)
 
     def give_back(self, connection: C) -> bool:
         """A connection has ended; False if it had no place."""
@@ -143,12 +93,12 @@ class Places(Generic[C]):
     def request_under_way(self, connection: C) -> None:
         """A request has come whole: the connection is not displaced."""
         if place := self._holders.get(connection):
-            place[0].waiting.end(place[1], connection)
+            place[0].waiting.discard(place[1], connection)
 
     def request_ended(self, connection: C) -> None:
         """Its answer has ended: the connection waits."""
         if place := self._holders.get(connection):
-            place[0].waiting.begin(place[1], connection)
+            place[0].waiting.add(place[1], connection)
 
     def show_key(self, connection: C, key: str) -> C | None:
         """A valid key has come: the place is the key's from now on. The connection to end for that, if there is one.
@@ -172,9 +122,9 @@ class Places(Generic[C]):
         return displaced
 
     def _move(self, connection: C, crowd: _Crowd[C], holder: str, key: str) -> None:
-        waits = crowd.waiting.holds(holder, connection)
+        waits = crowd.waiting.has(holder, connection)
         crowd.remove(holder, connection)
         self._keys.add(key)
         if waits:
-            self._keys.waiting.begin(key, connection)
+            self._keys.waiting.add(key, connection)
         self._holders[connection] = (self._keys, key)

@@ -1,4 +1,4 @@
-"""Every field of the requests of OpenAI, vLLM and SGLang, and of a few other servers: what becomes of it here.
+"""Every field of the requests of OpenAI, Anthropic, vLLM, SGLang, and of a few other servers: what becomes of it here.
 
 Data alone. `table` reads bodies by it, and `python -m tests.tidy.api_page` writes docs/api.md out of it. A field that
 would change the output is served, refused or named in the answer's head, never ignored in silence; see `states`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router.http.fields.of_anthropic import ANTHROPIC_FIELDS
 from router.http.fields.of_engines import SGLANG_FIELDS, VLLM_FIELDS
 from router.http.fields.of_openai import OPENAI_FIELDS
 from router.http.fields.of_others import OTHER_FIELDS
@@ -17,6 +18,7 @@ from router.http.fields.states import Endpoint, KnownField
 KNOWN_FIELDS: tuple[KnownField, ...] = (
     *OPENAI_FIELDS,
     *RESPONSES_FIELDS,
+    *ANTHROPIC_FIELDS,
     *VLLM_FIELDS,
     *SGLANG_FIELDS,
     *OTHER_FIELDS,

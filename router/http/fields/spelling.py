@@ -14,7 +14,17 @@ from shared.errors import RequestError
 
 UNKNOWN = "unknown_parameter"  # OpenAI's word
 GUARDED = (  # where a slip is an error: sampling, and the form of an answer
-    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_sequences",
+        "max_tokens",
+        "max_completion_tokens",
+    ),
     *("max_output_tokens", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *(
         "logit_bias",

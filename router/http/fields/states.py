@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Endpoint = Literal["chat", "completions", "responses"]
-Origin = Literal["OpenAI", "vLLM", "SGLang", "others"]
+Endpoint = Literal["chat", "completions", "responses", "messages"]
+Origin = Literal["OpenAI", "Anthropic", "vLLM", "SGLang", "others"]
 FieldState = Literal["served", "alias", "refused", "passed over", "no effect"]
 
 CHAT: tuple[Endpoint, ...] = ("chat",)
 COMPLETIONS: tuple[Endpoint, ...] = ("completions",)
 RESPONSES: tuple[Endpoint, ...] = ("responses",)
+MESSAGES: tuple[Endpoint, ...] = ("messages",)
 BOTH: tuple[Endpoint, ...] = ("chat", "completions")
 ALL: tuple[Endpoint, ...] = (*BOTH, *RESPONSES)
 

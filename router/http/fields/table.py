@@ -20,7 +20,7 @@ from shared.errors import RequestError
 SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
 NEUTRAL_BYTES_MAX = 64
 NAMES_MAX = 16_384  # of a body whose unknown names are looked at: they take 4 MB while they are
-LARGE_FIELDS = ("prompt", "messages", "input")  # they have bounds of their own
+LARGE_FIELDS = ("prompt", "messages", "input", "system")  # they have bounds of their own
 OTHER_ENDPOINTS = (
     "messages",
     "tools",

@@ -17,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import StartError
+from shared.process.accepting import SILENT_MAX
 from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
 from tests.waiting import soon, until
 
@@ -50,8 +51,17 @@ def admin(pages: AskedPages) -> Iterator[AdminPort]:
     admin.close()
 
 
-def connect(admin: AdminPort) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", admin.port), timeout=30)
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """As of a process of Segue, which takes all that it may have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def connect(admin: AdminPort, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", admin.port), timeout=30, source_address=(source, 0))
 
 
 def answer_to(admin: AdminPort, request: bytes) -> bytes:
@@ -62,6 +72,15 @@ def answer_to(admin: AdminPort, request: bytes) -> bytes:
         while part := client.recv(65536):
             parts.append(part)
         return b"".join(parts)
+
+
+def is_answered(admin: AdminPort, source: str) -> bool:
+    with connect(admin, source) as client:
+        try:
+            client.sendall(GET + b"\r\n")
+            return client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        except ConnectionError:
+            return False
 
 
 def get(admin: AdminPort, path: str) -> tuple[int, bytes]:
@@ -153,23 +172,74 @@ def test_an_open_port_answers_all_names_but_no_web_page(pages: AskedPages) -> No
         )
 
 
-def test_silent_connections_keep_nobody_out(admin: AdminPort) -> None:
-    """A thousand of them open at once, without a thread each; the oldest are closed."""
-    threads = threading.active_count()
-    with ExitStack() as stack:
-        silent = [stack.enter_context(connect(admin)) for _ in range(1000)]
-        assert get(admin, "/here") == (200, b"/here")
+@pytest.mark.usefixtures("many_descriptors")
+def test_silent_connections_keep_nobody_out(pages: AskedPages) -> None:
+    """Hundreds come between a probe's connection and its first bytes, without a thread each; the oldest are closed."""
+    with closing(AdminPort("127.0.0.1", 0, pages.answer)) as admin, ExitStack() as stack:
+        threads = threading.active_count()
+        silent = [stack.enter_context(connect(admin)) for _ in range(600)]
+        probe = stack.enter_context(connect(admin))
+        silent += [stack.enter_context(connect(admin)) for _ in range(SILENT_MAX - 300)]
+        probe.sendall(GET + b"\r\n")
+        assert probe.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert threading.active_count() == threads
         assert len(admin.open) <= CONNECTIONS_MAX
         assert silent[0].recv(1) == b""
 
 
+def test_with_few_descriptors_fewer_silent_connections_are_kept(admin: AdminPort) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(admin)) for _ in range(SILENT_MAX // 2)]
+        assert get(admin, "/here") == (200, b"/here")
+        assert silent[0].recv(1) == b""
+
+
+def test_half_heads_go_the_oldest_first_of_the_address_with_most(admin: AdminPort) -> None:
+    with ExitStack() as stack:
+
+        def half(source: str) -> socket.socket:
+            connection = stack.enter_context(connect(admin, source))
+            connection.sendall(GET)
+            return connection
+
+        modest = half("127.0.0.3")
+        greedy = [half("127.0.0.2") for _ in range(CONNECTIONS_MAX)]
+        assert greedy[0].recv(1) == b""
+        modest.sendall(b"\r\n")
+        assert modest.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_probe_waits_for_answers_that_take_long_but_not_for_their_end(
+    admin: AdminPort, pages: AskedPages
+) -> None:
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX):
+            slow = stack.enter_context(connect(admin))
+            slow.sendall(GET.replace(b"/here", b"/slow") + b"\r\n")
+        until(lambda: len(admin.answering) == CONNECTIONS_MAX, 30, "so many answers under way")
+        assert get(admin, "/here") == (200, b"/here")
+        admin.loop.call_soon_threadsafe(pages.allowed.set)
+        assert slow.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_address_that_connects_too_often_is_closed_unread_but_not_the_machines_own(
+    pages: AskedPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.process.accepting.SECOND", 3600)
+    monkeypatch.setattr("shared.process.accepting.ACCEPTED_PER_SECOND_MAX", 20)
+    with closing(AdminPort("127.0.0.1", 0, pages.answer)) as admin:
+        assert sum(is_answered(admin, "127.0.0.2") for _ in range(40)) == 20
+        assert sum(is_answered(admin, "127.0.0.1") for _ in range(40)) == 40
+
+
 def test_a_silent_connection_ends_by_itself(admin: AdminPort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.process.admin_port.REQUEST_SECONDS_MAX", 0.2)
-    with connect(admin) as silent:
-        silent.settimeout(soon(5))
-        silent.sendall(b"GET /here HT")
-        assert silent.recv(1) == b""
+    monkeypatch.setattr("shared.process.accepting.SILENT_SECONDS_MAX", 0.2)
+    for begun in (b"", b"GET /here HT"):
+        with connect(admin) as silent:
+            silent.settimeout(soon(5))
+            silent.sendall(begun)
+            assert silent.recv(1) == b""
 
 
 def test_a_page_that_fails_is_a_500_without_the_error_and_the_port_lives_on(admin: AdminPort) -> None:

@@ -9,6 +9,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
 from shared.baton import Baton, Holder
 from shared.effects import Note, Send
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (
     Decode,
@@ -47,9 +48,13 @@ def request(
     return ClientRequest(rid=rid, **(known | fields))  # type: ignore[arg-type]
 
 
-def baton(rid: str, attempt: int, kv_len: int) -> Baton:
-    holder = Holder("p", 1, "agent", b"", 0, 64, 0)
-    return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, kv_len, pages=(0,))
+def baton(
+    rid: str, attempt: int, kv_len: int, uid: str = "p0", *, prompt_len: int = 0, page_size: int = 16
+) -> Baton:
+    """Of the worker `uid`; without a `prompt_len` the prompt is all that it has."""
+    holder = Holder(uid, 1, "agent", b"", 0, 64, 0)
+    pages = tuple(range(pages_for_tokens(kv_len, page_size)))
+    return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prompt_len or kv_len, pages)
 
 
 class ScriptedDeployment:
@@ -117,7 +122,7 @@ class ScriptedDeployment:
         index: int = 0,
         finish: FinishReason | None = None,
     ) -> None:
-        pages = None if finish else baton(rid, attempt, 3 + index)
+        pages = None if finish else self.baton(uid, rid, attempt, index + 1)
         self.say(uid, Prefilled(rid, attempt, index, (token,), pages, finish, cached_tokens=2))
 
     def joined(self, uid: str, rid: str, attempt: int = 1) -> None:
@@ -130,7 +135,7 @@ class ScriptedDeployment:
         self.say(uid, Finished(rid, attempt, output_len, "length"))
 
     def migrating(self, uid: str, rid: str, output_len: int, attempt: int = 1) -> None:
-        self.say(uid, Migrating(rid, attempt, output_len, baton(rid, attempt, 2 + output_len)))
+        self.say(uid, Migrating(rid, attempt, output_len, self.baton(uid, rid, attempt, output_len)))
 
     def refused(self, uid: str, rid: str, reason: RefusalReason, attempt: int = 1) -> None:
         self.say(uid, Refused(rid, attempt, reason))
@@ -138,6 +143,15 @@ class ScriptedDeployment:
     def loaded(self, uid: str, **fields: object) -> None:
         full: dict[str, object] = {"free_pages": LIMITS.pages, "slots_free": LIMITS.slots}
         self.say(uid, Load(**(full | fields)))  # type: ignore[arg-type]
+
+    def baton(self, uid: str, rid: str, attempt: int, output_len: int) -> Baton:
+        """What this worker would give out for a request with so many tokens of output."""
+        prompts = [command.token_ids[: command.prompt_len] for _, command in self.sent(Prefill, rid)]
+        prompt_len = len(prompts[-1]) if prompts else 3
+        worker = self.core.fleet.workers.get(uid)
+        page_size = worker.hello.limits.page_size if worker else 0
+        kv_len = prompt_len + output_len - 1
+        return baton(rid, attempt, kv_len, uid, prompt_len=prompt_len, page_size=page_size or 16)
 
     # ---- outputs
 

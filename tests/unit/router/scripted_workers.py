@@ -34,6 +34,7 @@ from router.shell import RouterShell
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 from shared.baton import Baton, Holder
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerDown, Received
 from shared.messages import (
     UNDERSTOOD,
@@ -123,6 +124,7 @@ class ScriptedWorkers:
     script: Script = field(default_factory=Script)
     limits: Limits = LIMITS
     features: tuple[str, ...] = FEATURES
+    cached_tokens: int = 0  # of each prompt, as prefill says
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -211,12 +213,22 @@ class ScriptedWorkers:
         self.outputs[prefill.rid] = output
         index = len(prefill.token_ids) - prefill.prompt_len
         finish: FinishReason | None = "stop" if output[index] == END_ID else None
-        holder = Holder("p", 1, "agent", b"", 0, 64, 0)
-        kv_len, pages = len(prefill.token_ids), (0,)
-        baton = Baton(prefill.rid, prefill.attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
+        known, kv_len = self.prefill.hello, len(prefill.token_ids)
+        holder = Holder(known.uid, known.epoch, "agent", b"", 0, 64, 0)
+        pages = tuple(range(pages_for_tokens(kv_len, known.limits.page_size or 16)))
+        baton = Baton(
+            prefill.rid, prefill.attempt, holder, known.kv_format, 0, 1, kv_len, prefill.prompt_len, pages
+        )
         told = told_of(output[index : index + 1], prefill.params)
         answer = Prefilled(
-            prefill.rid, prefill.attempt, index, (output[index],), baton, finish, logprobs=told
+            prefill.rid,
+            prefill.attempt,
+            index,
+            (output[index],),
+            baton,
+            finish,
+            self.cached_tokens,
+            logprobs=told,
         )
         if scores := scores_of(prefill):
             half = max(1, len(scores) // 2)  # they come in parts

@@ -104,6 +104,35 @@ def test_a_valid_key_beside_a_second_header_is_no_key(keyed: RunningRouter) -> N
     assert httpx2.get(f"{keyed.url}/v1/models", headers=headers).status_code == 401
 
 
+def test_a_key_comes_in_either_header(keyed: RunningRouter) -> None:
+    def status(**headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx2.post(f"{keyed.url}/v1/completions", json=BODY, headers=named).status_code
+
+    assert status(x_api_key=SHOP) == 200
+    assert status(x_api_key=SHOP, authorization=f"Bearer {SHOP}") == 200
+    assert status(x_api_key=f"{SHOP}x") == 401
+    assert status(x_api_key=SHOP, authorization=f"Bearer {BATCH}") == 401, "which of the two is meant?"
+    assert status(x_api_key=SHOP, authorization="Bearer nobodys") == 401
+    assert status(x_api_key=SHOP, authorization="Basic eA==") == 401
+
+
+def test_anthropics_clients_are_told_in_their_form_why_they_are_not_let_in(keyed: RunningRouter) -> None:
+    def refusal(key: str | None, path: str = "/v1/messages") -> tuple[int, str]:
+        headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
+        asked = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+        answer = httpx2.post(keyed.url + path, json=asked, headers=headers, timeout=30)
+        told = answer.json()
+        assert (told["type"], told["request_id"]) == ("error", answer.headers["request-id"])
+        return answer.status_code, told["error"]["type"]
+
+    assert refusal(None) == (401, "authentication_error")
+    assert refusal("wrong", "/v1/messages/count_tokens") == (401, "authentication_error")
+    assert refusal(OTHER) == (403, "permission_error")
+    refusals = {refusal(LIMITED, "/v1/nothing") for _ in range(4)}
+    assert refusals == {(404, "not_found_error"), (429, "rate_limit_error")}
+
+
 def test_load_balancers_need_no_key(keyed: RunningRouter) -> None:
     assert httpx2.get(f"{keyed.url}/health").status_code == 200
     assert httpx2.get(f"{keyed.admin_url}/readyz").status_code == 200

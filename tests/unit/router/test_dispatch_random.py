@@ -27,7 +27,7 @@ from shared.messages import (
     Release,
     Row,
 )
-from tests.unit.router.deployment import ScriptedDeployment, baton, request
+from tests.unit.router.deployment import ScriptedDeployment, request
 
 LENGTH = 8  # tokens of every output
 SMALL = Limits(context_len=64, page_size=4, pages=12, slots=2, vocab_size=100)
@@ -91,11 +91,11 @@ class AnyOrder(RuleBasedStateMachine):
         key = self.job(number, Prefill)
         if key is not None:
             peer, rid, attempt = key
-            command, index = self.jobs.pop(key)
+            _, index = self.jobs.pop(key)
             last = index == LENGTH - 1
             if not last:
                 self.leases.add(key)
-            pages = None if last else baton(rid, attempt, len(command.token_ids))
+            pages = None if last else self.world.baton(peer, rid, attempt, index + 1)
             self.say(peer, Prefilled(rid, attempt, index, (index,), pages, "length" if last else None))
 
     @rule(number=pick)

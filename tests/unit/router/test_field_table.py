@@ -17,16 +17,22 @@ from router.http.fields.known import KNOWN_FIELDS, fields_of
 from router.http.fields.spelling import edits
 from router.http.fields.states import BOTH, Endpoint
 from router.http.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
+from router.http.messages.fields import MessagesFields
 from router.http.request_fields import ChatFields, CompletionFields, GenerationFields
 from router.http.responses_fields import ResponsesFields
 from shared.errors import RequestError
 
 KINDS: dict[Endpoint, type[GenerationFields]] = {"chat": ChatFields, "completions": CompletionFields}
-STRUCTS: dict[Endpoint, type[msgspec.Struct]] = {**KINDS, "responses": ResponsesFields}
+STRUCTS: dict[Endpoint, type[msgspec.Struct]] = {
+    **KINDS,
+    "responses": ResponsesFields,
+    "messages": MessagesFields,
+}
 PROMPTS: dict[Endpoint, dict[str, Any]] = {
     "chat": {"messages": []},
     "completions": {"prompt": "fox"},
     "responses": {"input": "fox"},
+    "messages": {"messages": []},
 }
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -1,4 +1,4 @@
-"""Any JSON gets an answer in OpenAI's shape: never a 500, and never back what was sent."""
+"""Any JSON gets an answer in the shape of its API: never a 500, and never back what was sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from router.http.fields.known import KNOWN_FIELDS
 from tests.fuzzing import fuzzed
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+ANTHROPICS = ["/v1/messages", "/v1/messages/count_tokens"]
+PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", *ANTHROPICS]
 ECHO_CHARS_MAX = 100
 MARK = "marker-9d1c-"
 
@@ -30,14 +31,26 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "include_usage", "5", MARK * 9]), inner
+            st.sampled_from(["role", "content", "type", "text", "source", "include_usage", "5", MARK * 9]),
+            inner,
         )
     ),
     max_leaves=8,
 )
+BLOCK_FIELDS = ("text", "thinking", "id", "name", "input", "tool_use_id", "content", "source", "tool")
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "document", "image", MARK])},
+        optional=dict.fromkeys(BLOCK_FIELDS, TEXTS | JSON),
+    ),
+    max_size=3,
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "tool", MARK]), "content": TEXTS | JSON}
+        {
+            "role": st.sampled_from(["user", "system", "assistant", "tool", MARK]),
+            "content": TEXTS | JSON | BLOCKS,
+        }
     ),
     max_size=4,
 )
@@ -56,10 +69,11 @@ def check_answer(client: httpx2.Client, path: str, body: bytes) -> None:
     assert answer.status_code // 100 in (2, 4), (answer.status_code, body[:200])
     if answer.status_code // 100 == 4:
         error = answer.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        of_anthropic = path in ANTHROPICS
+        assert set(error) == ({"message", "type"} if of_anthropic else {"message", "type", "param", "code"})
         assert MARK * (ECHO_CHARS_MAX // len(MARK)) not in answer.text
         assert len(error["message"]) <= 400
-        assert len(error["param"] or "") <= ECHO_CHARS_MAX
+        assert len(error.get("param") or "") <= ECHO_CHARS_MAX
 
 
 def encoded(body: Any) -> bytes:

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API as a translation onto chats: same bounds, same tokens, nothing stored."""

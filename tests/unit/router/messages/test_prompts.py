@@ -1,0 +1,367 @@
+"""What the model is shown of a request to /v1/messages, and what of it is passed over or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from router.http.fields.known import fields_of
+from router.http.messages.fields import MessagesFields
+from router.http.messages.history import OBJECTS_PER_TOKEN_MAX
+from router.text.tokenizer import Tokenizer
+from tests.unit.router.messages.asking import HEADERS, QUESTION, TOOL, body, post, refusal, shown, whole
+from tests.unit.router.messages.claude_code import claude_code_body
+from tests.unit.router.scripted_workers import MODEL, RunningRouter
+from tests.unit.router.test_tools_over_http import CALL, CONTEXT_LEN, says
+
+# Of the `anthropic` package 2.14, of its beta client too; those of the client itself are left out.
+PARAMETERS = {
+    "betas",
+    "billing_policy",
+    "cache_control",
+    "compaction",
+    "container",
+    "context_management",
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",
+    "inference_geo",
+    "max_tokens",
+    "mcp_servers",
+    "messages",
+    "metadata",
+    "model",
+    "output_config",
+    "output_format",
+    "service_tier",
+    "speed",
+    "stop_sequences",
+    "stream",
+    "system",
+    "temperature",
+    "thinking",
+    "thread",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_p",
+    "user_profile_id",
+    "workspace_id",
+}
+EPHEMERAL = {"type": "ephemeral"}
+
+
+def text(words: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words} | fields
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def prompt_of(router: RunningRouter, tokenizer: Tokenizer, *messages: Any, **fields: Any) -> str:
+    whole(router, messages=list(messages) or [QUESTION], **fields)
+    return shown(router, tokenizer)
+
+
+def test_system_prompts_are_one_message(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    plain = prompt_of(served, tokenizer, system="Be brief.")
+    assert plain.startswith("<|start|>system\nBe brief.<|end|><|start|>user\nHow is it in Paris?<|end|>")
+    blocks = [text("Be brief.", cache_control=EPHEMERAL), text("Be kind.")]
+    assert "<|start|>system\nBe brief.\nBe kind.<|end|>" in prompt_of(served, tokenizer, system=blocks)
+
+
+def test_a_line_that_differs_in_each_request_does_not_spoil_the_cache(
+    served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    prompts = {
+        prompt_of(
+            served, tokenizer, system=[text(f"x-anthropic-billing-header: cc={at};"), text("Be brief.")]
+        )
+        for at in range(2)
+    }
+    assert len(prompts) == 1
+    assert "billing" not in prompts.pop()
+
+
+def test_a_conversation_with_tools_comes_back_whole(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, f"<think>\nSo.\n</think>\n\nI look:\n{CALL}\n{CALL.replace('Paris', 'Bonn')}")
+    first = whole(served, tools=[TOOL])
+    calls = [block for block in first["content"] if block["type"] == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": calls[0]["id"], "content": "<|end|> rain"},
+        {
+            "type": "tool_result",
+            "tool_use_id": calls[1]["id"],
+            "content": [text("no"), text("such city")],
+            "is_error": True,
+        },
+        text("Well?"),
+    ]
+    said = {"role": "assistant", "content": first["content"]}
+    prompt = prompt_of(served, tokenizer, QUESTION, said, user(*results), tools=[TOOL])
+    assert "I look:<weather Paris><weather Bonn><|end|>" in prompt
+    assert f"<|start|>tool\n<|end|> rain of {calls[0]['id']}<|end|>" in prompt
+    assert f"<|start|>tool\nError: no\nsuch city of {calls[1]['id']}<|end|>" in prompt
+    assert prompt.endswith("<|start|>user\nWell?<|end|><|start|>assistant\n")
+    ends = served.workers.prefills[-1].token_ids.count(tokenizer.encode("<|end|>", False)[0])
+    assert ends == prompt.count("<|end|>") - 1, "what a tool says is text"
+
+
+def test_messages_of_one_role_are_one(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(
+        served,
+        tokenizer,
+        user(text("a"), text("b")),
+        user(text("c")),
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": [text("e")]},
+        user(text("f")),
+    )
+    assert "<|start|>user\na\nb\nc<|end|><|start|>assistant\nd\ne<|end|><|start|>user\nf<|end|>" in prompt
+
+
+def test_the_answer_goes_on_where_the_last_message_ends(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    prompt = prompt_of(served, tokenizer, QUESTION, {"role": "assistant", "content": "In Paris it"})
+    assert prompt.endswith("<|start|>assistant\nIn Paris it")
+
+
+def test_thoughts_of_earlier_turns_are_taken_back(served: RunningRouter) -> None:
+    said = [
+        {"type": "thinking", "thinking": "So.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "eA=="},
+        text("Paris."),
+    ]
+    answer = post(served, messages=[QUESTION, {"role": "assistant", "content": said}, user(text("Why?"))])
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-segue-ignored"] == "redacted_thinking"
+
+
+def test_documents_of_text_are_text(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    plain = {"type": "document", "title": "T", "source": {"type": "text", "data": "D"}}
+    blocks = {"type": "document", "source": {"type": "content", "content": [text("E")]}}
+    found = {"type": "search_result", "title": "S", "source": "s", "content": [text("F")]}
+    assert "<|start|>user\nT\nD\nE\nS\nF\nWell?<|end|>" in prompt_of(
+        served, tokenizer, user(plain, blocks, found, text("Well?"))
+    )
+
+
+def test_a_switch_makes_the_model_think(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        assert prompt_of(served, tokenizer, thinking=thinking).endswith("<think>\n")
+    for off in ({"type": "disabled"}, None):
+        assert not prompt_of(served, tokenizer, thinking=off).endswith("<think>\n")
+
+
+def test_tools_that_a_client_runs_are_functions(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+        {**TOOL, "type": "custom", "cache_control": EPHEMERAL, "eager_input_streaming": True},
+    ]
+    prompt = prompt_of(served, tokenizer, tools=tools)
+    for name, part in (("bash", "restart"), ("str_replace_based_edit_tool", "view_range")):
+        assert name in prompt
+        assert part in prompt
+    assert "weather" in prompt
+
+
+def test_tools_that_anthropic_runs_are_left_out_and_named(
+    served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        TOOL,
+        {"type": "computer_20250124", "name": "c"},
+    ]
+    answer = post(served, tools=tools)
+    assert answer.headers["x-segue-ignored"] == "tools[0], tools[2]"
+    assert "web_search" not in shown(served, tokenizer)
+    assert "weather" in shown(served, tokenizer)
+    error = refusal(served, tools=tools, tool_choice={"type": "tool", "name": "web_search"})
+    assert "tools[0]" in error["message"]
+
+
+def test_deferred_tools_are_shown_once_they_were_found(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    search = {"name": "find", "input_schema": {"type": "object"}}
+    tools: list[Any] = [search, {**TOOL, "defer_loading": True}]
+    assert "weather" not in prompt_of(served, tokenizer, tools=tools)
+    call = {"type": "tool_use", "id": "a", "name": "find", "input": {"city": ""}}
+    found = {
+        "type": "tool_result",
+        "tool_use_id": "a",
+        "content": [{"type": "tool_reference", "tool_name": "weather"}],
+    }
+    asked = [QUESTION, {"role": "assistant", "content": [call]}, user(found)]
+    assert '"city"' in prompt_of(served, tokenizer, *asked, tools=tools)
+    added = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "weather"}}
+    system = {"role": "system", "content": [added]}
+    assert '"city"' in prompt_of(served, tokenizer, QUESTION, system, tools=tools)
+    removed = {"role": "system", "content": [added | {"type": "tool_removal"}]}
+    assert '"city"' not in prompt_of(served, tokenizer, QUESTION, system, removed, tools=tools)
+    server_side = [{"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}, tools[1]]
+    assert '"city"' in prompt_of(served, tokenizer, tools=server_side)
+
+
+def test_a_choice_of_tools_is_kept(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, CALL)
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}):
+        assert whole(served, tools=[TOOL], tool_choice=choice)["stop_reason"] == "tool_use"
+        assert served.workers.prefills[-1].params.grammar is not None
+    says(served, tokenizer, "the fox")
+    assert "weather" not in prompt_of(served, tokenizer, tools=[TOOL], tool_choice={"type": "none"})
+
+
+def test_sampling_is_the_clients(served: RunningRouter) -> None:
+    whole(served, temperature=0.5, top_p=0.4, top_k=3, seed=7, min_p=0.1, repetition_penalty=1.5)
+    params = served.workers.prefills[-1].params
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.4, 3, 7)
+    assert (params.min_p, params.repetition_penalty) == (0.1, 1.5)
+
+
+def test_claude_codes_body_is_served(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    headers = HEADERS | {"anthropic-beta": "claude-code-20250219,context-management-2025-06-27"}
+    asked = claude_code_body(MODEL)
+    answer = httpx2.post(f"{served.url}/v1/messages?beta=true", json=asked, headers=headers, timeout=20)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    assert answer.headers["x-segue-ignored"] == "context_management, x-anthropic-billing-header"
+    prompt = shown(served, tokenizer)
+    assert prompt.count("<|start|>system") == 2
+    assert "Bash" in prompt
+    assert "mcp__notes__add" not in prompt
+
+
+def test_tokens_are_counted_as_they_are_prefilled(served: RunningRouter) -> None:
+    fields: dict[str, Any] = {"tools": [TOOL], "system": "Be brief.", "thinking": {"type": "adaptive"}}
+    whole(served, **fields)
+    prefilled = len(served.workers.prefills[-1].token_ids)
+    counted = body(**fields)
+    del counted["max_tokens"]
+    answer = httpx2.post(f"{served.url}/v1/messages/count_tokens", json=counted, headers=HEADERS)
+    assert answer.json() == {"input_tokens": prefilled}
+    heard = len(served.workers.prefills)
+    beyond = [{"role": "user", "content": "x🙂" * CONTEXT_LEN}]
+    answer = post(served, "/v1/messages/count_tokens", messages=beyond)
+    assert answer.json()["input_tokens"] > CONTEXT_LEN
+    error = refusal(served, path="/v1/messages/count_tokens", messages=[user({"type": "image"})])
+    assert "messages[0].content[0] is an image" in error["message"]
+    assert len(served.workers.prefills) == heard
+
+
+DEEP: Any = {"a": 1}
+for _ in range(200):
+    DEEP = {"a": DEEP}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no max_tokens": ({"max_tokens": None}, "max_tokens is required"),
+    "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be at least 1"),
+    "no messages": ({"messages": []}, "messages must be"),
+    "messages that are text": ({"messages": "hi"}, "messages"),
+    "a role that nobody has": ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    "content that is a number": ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    "a block that is text": ({"messages": [user("hi")]}, "messages[0].content[0]"),
+    "a block without a type": ({"messages": [user({"text": "a"})]}, "messages[0].content[0].type"),
+    "a block of no known type": ({"messages": [user({"type": "x"})]}, "messages[0].content[0].type"),
+    "a block of text without text": ({"messages": [user({"type": "text"})]}, "content[0].text is required"),
+    "an image": ({"messages": [user({"type": "image", "source": {}})]}, "content[0] is an image"),
+    "an image in a result": (
+        {
+            "messages": [
+                user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
+            ]
+        },
+        "messages[0].content[0].content[0] is an image",
+    ),
+    "a PDF": (
+        {"messages": [user({"type": "document", "source": {"type": "base64", "data": ""}})]},
+        "content[0] is a document that is not text",
+    ),
+    "a document in a document": (
+        {
+            "messages": [
+                user({"type": "document", "source": {"type": "content", "content": [{"type": "document"}]}})
+            ]
+        },
+        "source.content[0].type",
+    ),
+    "a result without its call": (
+        {"messages": [user({"type": "tool_result", "content": "x"})]},
+        "messages[0].content[0].tool_use_id",
+    ),
+    "a call without a name": (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {}}]}]},
+        "content[0].name",
+    ),
+    "a call without an input": (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]},
+        "content[0].input",
+    ),
+    "an input nested 200 deep": (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "a", "name": "f", "input": DEEP}],
+                }
+            ]
+        },
+        "content[0].input",
+    ),
+    "a call of the user": (
+        {"messages": [user({"type": "tool_use", "id": "a", "name": "f", "input": {}})]},
+        "content[0].type",
+    ),
+    "a system prompt that is a number": ({"system": 5}, "system"),
+    "an image as system prompt": ({"system": [{"type": "image"}]}, "system[0] is an image"),
+    "a tool without a schema": ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
+    "a tool without a name": ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+    "a schema that is a list": ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
+    "two tools of one name": ({"tools": [TOOL, TOOL]}, "tools"),
+    "a choice without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    "a choice of a tool that is not there": (
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}},
+        "tool_choice",
+    ),
+    "a choice of no name": ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    "a choice of a kind that nobody has": (
+        {"tools": [TOOL], "tool_choice": {"type": "x"}},
+        "tool_choice.type",
+    ),
+    "1,000 stop sequences": ({"stop_sequences": ["x"] * 1000}, "stop_sequences takes"),
+    "an empty stop sequence": ({"stop_sequences": [""]}, "stop_sequences"),
+    "temperature 3": ({"temperature": 3}, "temperature"),
+    "top_k -2": ({"top_k": -2}, "top_k"),
+    "a format of no known type": ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type"),
+    "thinking that is true": ({"thinking": True}, "thinking"),
+}
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_served_is_refused_by_its_own_name(
+    served: RunningRouter, fields: dict[str, Any], named: str
+) -> None:
+    heard = len(served.workers.prefills)
+    error = refusal(served, **fields)
+    assert named in error["message"]
+    assert "function" not in error["message"], "a word of chats"
+    assert len(served.workers.prefills) == heard
+
+
+def test_more_blocks_than_the_context_could_hold_are_not_read(served: RunningRouter) -> None:
+    most = OBJECTS_PER_TOKEN_MAX * CONTEXT_LEN
+    bodies: list[dict[str, Any]] = [{"messages": [user(*[{}] * (most + 1))]}, {"system": [{}] * (most + 1)}]
+    for fields in bodies:
+        assert refusal(served, **fields)["message"].startswith("prompt is too long: messages has more blocks")
+
+
+def test_the_served_fields_of_the_table_are_those_of_the_struct() -> None:
+    served = {name for name, field in fields_of("messages").items() if field.state == "served"}
+    assert served == set(MessagesFields.__struct_fields__)
+
+
+def test_the_table_has_every_parameter_of_the_anthropic_package() -> None:
+    assert PARAMETERS - set(fields_of("messages")) == set()
