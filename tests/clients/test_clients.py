@@ -17,6 +17,7 @@ ROUTER = {"toolCallParser": "hermes", "allowedOrigins": ["http://localhost:5173"
 CLIENTS = (
     "openai_python",
     "openai_node",
+    "anthropic_python",
     "litellm_sdk",
     "langchain",
     "instructor_library",
