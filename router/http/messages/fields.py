@@ -24,6 +24,7 @@ Json = dict[str, Any]
 
 # What a client of this API finds under another name in the sentences about chats.
 _CHAT_NAMES = {
+    "a function or custom tool": "a tool",
     "function.parameters": "input_schema",
     "function.": "",
     "response_format": "output_config.format",
