@@ -9,6 +9,10 @@ import torch
 from shared.errors import ConfigError, StartError
 
 CAPABILITY_MIN = (7, 5)  # FlashInfer's
+ALLOCATOR_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # torch's name since 2.9, and the one before
 
 
 def find_gpu() -> tuple[int, int]:
@@ -23,11 +27,7 @@ def find_gpu() -> tuple[int, int]:
             f"device cuda finds no GPU with torch {torch.__version__}: `nvidia-smi` should show one, and a driver of "
             "580 or newer. A container needs the NVIDIA container toolkit, a pod the resource nvidia.com/gpu"
         )
-    if "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        raise ConfigError(
-            "PYTORCH_CUDA_ALLOC_CONF has expandable_segments, whose memory other processes cannot read by cuda_ipc: "
-            "leave it out"
-        )
+    _refuse_unreadable_memory()
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) < CAPABILITY_MIN:
         wanted, name = ".".join(map(str, CAPABILITY_MIN)), torch.cuda.get_device_name()
@@ -35,6 +35,21 @@ def find_gpu() -> tuple[int, int]:
             f"FlashInfer's kernels need compute capability {wanted}, {name} has {major}.{minor}: use device cpu"
         )
     return major, minor
+
+
+def _refuse_unreadable_memory() -> None:
+    """Memory must come from cudaMalloc: other processes cannot read any other by cuda_ipc."""
+    for name in ALLOCATOR_VARIABLES:
+        settings = os.environ.get(name, "").replace(" ", "").split(",")
+        if "expandable_segments:True" in settings:
+            raise ConfigError(
+                f"{name} has expandable_segments, whose memory other processes cannot read by cuda_ipc: leave it out"
+            )
+    if (backend := torch.cuda.get_allocator_backend()) != "native":
+        raise ConfigError(
+            f"torch allocates by {backend}, whose memory other processes cannot read by cuda_ipc: leave backend out of "
+            f"{' and '.join(ALLOCATOR_VARIABLES)}"
+        )
 
 
 def make_products_deterministic() -> None:

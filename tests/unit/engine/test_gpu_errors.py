@@ -41,6 +41,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Quadro")
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
 
     return play
 
@@ -65,12 +66,29 @@ def test_an_old_gpu_is_named(found: Callable[..., None]) -> None:
     assert gpu.find_gpu() == (9, 0)
 
 
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "settings", ["expandable_segments:True", "max_split_size_mb:64, expandable_segments : True"]
+)
 def test_memory_that_peers_cannot_read_is_refused(
+    variable: str, settings: str, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found("13.0", (9, 0))
+    monkeypatch.setenv(variable, "expandable_segments:False")
+    gpu.find_gpu()
+    monkeypatch.setenv(variable, settings)
+    with pytest.raises(ConfigError, match=f"{variable} has expandable_segments"):
+        gpu.find_gpu()
+
+
+def test_an_allocator_whose_memory_peers_cannot_read_is_refused(
     found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found("13.0", (9, 0))
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with pytest.raises(ConfigError, match="expandable_segments"):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(
+        ConfigError, match=r"allocates by cudaMallocAsync.*leave backend out of PYTORCH_ALLOC_CONF"
+    ):
         gpu.find_gpu()
 
 
