@@ -35,6 +35,7 @@ FLOAT_WORKSPACE_BYTES = 512 * 2**20  # partial results of split keys, for one ke
 DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
 PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice
 HEAD_DIMS = (64, 128, 256)
+ROTARY_DIM_MULTIPLE = 16  # a thread rotates 8 numbers, all of one half (pos_enc.cuh)
 DTYPES = (torch.bfloat16, torch.float16)
 _CUDA_CORE_GROUP_MAX = 3  # query heads a key-value head; with more of them tensor cores are the faster ones
 
@@ -94,6 +95,11 @@ def check_bounds(
     if config.head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"FlashInfer has no kernels for head_dim {config.head_dim}, only for {_listed(HEAD_DIMS)}: use device cpu"
+        )
+    if odd := [rope.rotary_dim for rope in config.ropes if rope and rope.rotary_dim % ROTARY_DIM_MULTIPLE]:
+        raise ConfigError(
+            f"FlashInfer rotates multiples of {ROTARY_DIM_MULTIPLE} dimensions of a head, this model's {odd[0]} would "
+            "come out wrong: use device cpu"
         )
     if dtype not in DTYPES:
         raise ConfigError(

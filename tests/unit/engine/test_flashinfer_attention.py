@@ -18,6 +18,7 @@ from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.kv_cache import KVCache, KVLayout
 from shared.engine.model_config import ModelConfig
+from shared.engine.rope_config import Rope
 from shared.errors import ConfigError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream
@@ -260,6 +261,13 @@ def test_requests_are_planned_together_only_if_alone_they_had_the_same_tiles(
     ("changes", "dtype", "capability", "deterministic", "sentence"),
     [
         ({"head_dim": 96}, torch.bfloat16, (9, 0), False, "head_dim 96"),
+        (
+            {"ropes": (None, Rope(1e4, 24, None))},
+            torch.bfloat16,
+            (9, 0),
+            False,
+            "multiples of 16 .* model's 24 would",
+        ),
         ({}, torch.float32, (9, 0), False, "no kernels for float32"),
         ({}, torch.bfloat16, (7, 5), False, "compute capability 8.0 or more, this one has 7.5"),
         ({}, torch.bfloat16, (8, 9), True, "deterministic needs a GPU of compute capability 9.0"),
@@ -282,3 +290,6 @@ def test_what_flashinfer_can_compute_is_not_refused() -> None:
         check_bounds(replace(CONFIG, head_dim=head_dim), torch.bfloat16, (8, 0))
         check_bounds(replace(CONFIG, head_dim=head_dim), torch.float16, (7, 5))
     check_bounds(replace(CONFIG, head_dim=64), torch.bfloat16, (10, 0), deterministic=True)
+    for rotary_dim in (16, 64, 96):  # StableLM, GLM, Phi-4-mini
+        ropes = (Rope(1e4, rotary_dim, None),)
+        check_bounds(replace(CONFIG, head_dim=128, ropes=ropes), torch.bfloat16, (8, 0))
