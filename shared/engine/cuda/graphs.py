@@ -72,11 +72,12 @@ class DecodeGraphs:
         self._page_size = page_size
         self._slots = len(logits)
         device, width = logits.device, words.page_tables.shape[1]
-        self._token_ids, self._positions, self._last_page_len = (
-            torch.zeros(self._slots, dtype=torch.int32, device=device) for _ in range(3)
-        )
-        self._indices = torch.zeros(self._slots * width, dtype=torch.int32, device=device)
-        self._request = torch.arange(self._slots + 1, dtype=torch.int32, device=device)
+        with stream.on_host():  # on its stream: they are used there at once
+            self._token_ids, self._positions, self._last_page_len = (
+                torch.zeros(self._slots, dtype=torch.int32, device=device) for _ in range(3)
+            )
+            self._indices = torch.zeros(self._slots * width, dtype=torch.int32, device=device)
+            self._request = torch.arange(self._slots + 1, dtype=torch.int32, device=device)
         self._sizes = buckets_for(self._slots)
         self._planned: tuple[int, bytes] | None = None
         self._fits = False
