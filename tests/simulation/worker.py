@@ -97,18 +97,7 @@ class SimulatedWorker:
             constraints=Constraints(grammars, VOCAB_SIZE, self.budget),
         )
         self.gate = GrammarGate(self, grammars)
-        nonces = scenario.random(f"nonces of {uid} {epoch}")
-        self.agent = Agent(
-            world.fabric,
-            process,
-            Holder(uid, epoch, agent_name(uid, epoch), b"", 0, PAGE_BYTES, 0),
-            self.device.pages,
-            FabricWords(process, sizes.leases_max, partial(nonces.getrandbits, 64)),
-            sizes.fetch_seconds_max,
-            on_event=self.wake,
-            newer=bool(world.understands),
-        )
-        world.fabric.agents[self.agent.holder.agent] = self.agent
+        self.agent = self._make_agent(world, uid, epoch)
         self.scheduler = (
             _prefill(sizes, pages, self.agent, kv_format)
             if role == "prefill"
@@ -137,6 +126,21 @@ class SimulatedWorker:
         self._turns = 0  # scheduled so far
         self._turn_at: float | None = None  # when the next begins; None while one is under way
         self.turn_at(process.now)
+
+    def _make_agent(self, world: Surroundings, uid: str, epoch: int) -> Agent:
+        nonces = world.scenario.random(f"nonces of {uid} {epoch}")
+        agent = Agent(
+            world.fabric,
+            self.process,
+            Holder(uid, epoch, agent_name(uid, epoch), b"", 0, PAGE_BYTES, 0),
+            self.device.pages,
+            FabricWords(self.process, world.scenario.sizes.leases_max, partial(nonces.getrandbits, 64)),
+            world.scenario.sizes.fetch_seconds_max,
+            on_event=self.wake,
+            newer=bool(world.understands),
+        )
+        world.fabric.agents[agent.holder.agent] = agent
+        return agent
 
     def _now(self) -> float:
         return self.process.now
