@@ -74,6 +74,26 @@ class MessageFields(msgspec.Struct):
     audio: msgspec.Raw = NO_BYTES
 
 
+def without_late_system(messages: list[Message]) -> list[Message]:
+    """The same chat for templates that take a system message at the beginning alone.
+
+    A second one there is a part of the first. A later one becomes text of the user, joined with what the user says
+    beside it, because such templates want the roles to take turns.
+    """
+    made: list[dict[str, Any]] = []
+    moved = False  # whether the last message has a system message's text, which what follows may join
+    for message in messages:
+        late = message["role"] == "system" and bool(made)
+        role = message["role"] if not late or made[-1]["role"] == "system" else "user"
+        if made and made[-1]["role"] == role and (late or (moved and role == "user")):
+            made[-1]["content"] += f"\n\n{message['content']}"
+        else:
+            made.append({**message, "role": role})
+            moved = False
+        moved = moved or late
+    return [*made]
+
+
 def template_message(message: MessageFields, param: str) -> Message:
     """A message for the template; raises `RequestError` naming what is wrong in it."""
     if message.role not in _ROLES:

@@ -24,7 +24,7 @@ import msgspec
 from starlette.types import Receive
 
 from router.config import RouterConfig
-from router.http.chat_messages import MessageFields, template_message
+from router.http.chat_messages import MessageFields, template_message, without_late_system
 from router.http.request_body import decode
 from router.http.tokenizer_queue import TokenizerQueue
 from router.http.tools.in_words import in_words
@@ -122,6 +122,11 @@ class Prompts:
         if len(decoded) > context_len:  # their roles may be spelled with escapes
             raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
         parsed = [template_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
+        if (
+            any(message["role"] == "system" for message in parsed[1:])
+            and not self._tokenizer.takes_late_system
+        ):
+            parsed = without_late_system(parsed)
         chars = sum(len(text) for message in parsed for text in client_texts(message))
         self._check_chars(chars, context_len, "messages")
         parsed, options = self._with_tools(parsed, options)

@@ -114,6 +114,15 @@ class ChatTemplate:
             return False
         return plain != shown
 
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether it shows a system message that stands behind another message; many refuse one."""
+        late = {"role": "system", "content": "late"}
+        try:
+            return late["content"] in self.render([*_SAMPLE_CHAT, late])
+        except RequestError:
+            return False
+
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text of a chat; raises `RequestError` if the template refuses it or does not end.
 

@@ -104,6 +104,11 @@ class Tokenizer:
         """Whether the chat template shows a model its tools."""
         return self._template.exists and self._template.shows_tools
 
+    @property
+    def takes_late_system(self) -> bool:
+        """Whether the chat template shows system messages behind others."""
+        return self._template.exists and self._template.takes_late_system
+
     def marks(self, special_tokens: frozenset[str] | None) -> frozenset[int]:
         """The ids of special tokens that a text needs; None: of all but those that end it."""
         if special_tokens is None:
