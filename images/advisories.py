@@ -71,7 +71,7 @@ def served(advisories: Advisories) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/query"
+            yield "http://{}:{}/v1/query".format(*server.server_address)
         finally:
             server.shutdown()
 

@@ -6,13 +6,17 @@ tokens, or it never ends, and the GPU looks busy.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shared.errors import StartError
+
+ARCHS_FILE = "archs.txt"  # of a folder of compiled modules: what they have code for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,40 @@ def check_version(version: str) -> None:
                 f"FlashInfer {version} must not serve: {bad.fault} ({bad.issue}). Install the version of "
                 "images/worker-cuda.lock, or use device cpu"
             )
+
+
+def aot_folder() -> Path:
+    """Where FlashInfer looks for modules that were compiled ahead of time."""
+    return Path(importlib.import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR)
+
+
+def check_compiled_for(capability: tuple[int, int], folder: Path) -> None:
+    """Raises `StartError` if the modules in `folder` have no code for a GPU of this compute capability.
+
+    A module loads on any GPU, and its first kernel would fail. Without `archs.txt` nothing is known, and nothing said.
+    """
+    try:
+        archs = (folder / ARCHS_FILE).read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        return
+    if not any(runs_on(arch, capability) for arch in archs):
+        gpu = ".".join(map(str, capability))
+        raise StartError(
+            f"FlashInfer's kernels are compiled for {', '.join(archs)}, this GPU has compute capability {gpu}: "
+            "build the image with it in CUDA_ARCHS, or use device cpu"
+        )
+
+
+def runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code for `arch`, as nvcc writes it, runs on a GPU: 8.0 on 8.0 to 8.9, 9.0a on 9.0 alone, 12.0f on 12.x.
+
+    By NVIDIA's rules for code without PTX (CUDA C++ Programming Guide, "Application Compatibility", "Family-Specific
+    Architecture Features").
+    """
+    major, minor = arch.rstrip("af").split(".")
+    if arch.endswith("a"):
+        return capability == (int(major), int(minor))
+    return capability[0] == int(major) and capability[1] >= int(minor)
 
 
 @contextmanager

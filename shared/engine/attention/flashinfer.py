@@ -26,18 +26,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.engine.attention.flashinfer_workspace import (
+    CUDA_CORE_GROUP_MAX,
+    DECODE_WORKSPACE_BYTES,
+    Processors,
+    float_workspace_bytes,
+)
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.errors import ConfigError
 
-FLOAT_WORKSPACE_BYTES = 512 * 2**20  # partial results of split keys, for one kernel at a time: all share it
-DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
-PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice
 HEAD_DIMS = (64, 128, 256)
 ROTARY_DIM_MULTIPLE = 16  # a thread rotates 8 numbers, all of one half (pos_enc.cuh)
 DTYPES = (torch.bfloat16, torch.float16)
-_CUDA_CORE_GROUP_MAX = 3  # query heads a key-value head; with more of them tensor cores are the faster ones
 
 Capability = tuple[int, int]  # compute capability of a GPU
 Window = int | None
@@ -117,11 +119,6 @@ def check_bounds(
         )
 
 
-def workspace_bytes(windows: int) -> int:
-    """Memory of the GPU that plans and kernels take for a model with so many different windows."""
-    return FLOAT_WORKSPACE_BYTES + windows * (DECODE_WORKSPACE_BYTES + PREFILL_WORKSPACE_BYTES)
-
-
 class FlashInferAttention:
     """See `StreamAttention`. All calls are made with the stream as torch's current one."""
 
@@ -153,7 +150,8 @@ class FlashInferAttention:
         self._group = config.heads // config.kv_heads
         self._views = [cache.paged_layer(layer) for layer in range(config.layers)]
         self._device, self._dtype = cache.store.device, cache.store.dtype
-        self._floats = self._workspace(FLOAT_WORKSPACE_BYTES)
+        processors = Processors.of(self._device)
+        self._floats = self._workspace(float_workspace_bytes(config, requests, processors))
         # Steps follow each other in the stream, so batch sizes can share a plan's place on the device. Windows cannot.
         self._decode_ints = {window: self._workspace(DECODE_WORKSPACE_BYTES) for window in self._distinct}
         self._prefills: list[dict[Window, PrefillWrapper]] = []
@@ -239,7 +237,7 @@ class FlashInferAttention:
             "HND",
             use_cuda_graph=True,
             # Only these can be told not to split keys. CUDA cores have no kernels for 5, 6, 7 and more than 8 anyhow.
-            use_tensor_cores=self._deterministic or self._group > _CUDA_CORE_GROUP_MAX,
+            use_tensor_cores=self._deterministic or self._group > CUDA_CORE_GROUP_MAX,
             paged_kv_indptr_buffer=device.kv_indptr,
             paged_kv_indices_buffer=device.kv_indices,
             paged_kv_last_page_len_buffer=device.kv_last_page_len,

@@ -4,7 +4,8 @@
 
 FlashInfer compiles a module at the first call that needs it, unless FOLDER has it: by default `data/aot` of its own
 package, where it looks. With FLASHINFER_DISABLE_JIT=1 a call that needs a module outside `MODULES` fails. Needs nvcc
-below CUDA_HOME, a C++ compiler and ninja; no GPU and no driver. MAX_JOBS is how many compilers run at once.
+below CUDA_HOME, a C++ compiler and ninja; no GPU and no driver. MAX_JOBS is how many compilers run at once. Beside the
+modules lies `archs.txt`, which says what GPUs they have code for: FlashInfer loads a module for any.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from shared.engine.flashinfer_package import ARCHS_FILE, aot_folder
 
 HEAD_DIMS = (128, 64, 256)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -71,14 +74,13 @@ def modules(
 MODULES = modules()
 
 
-def compile_modules(wanted: Iterable[Module], folder: Path | None = None) -> list[Path]:
-    """Compile what `folder` lacks (None: FlashInfer's own), load all, and return the libraries, one a module.
+def compile_modules(wanted: Iterable[Module], folder: Path) -> list[Path]:
+    """Compile what `folder` lacks, load all, and return the libraries, one a module.
 
     Raises RuntimeError with what the compiler said, or for a library that cannot be loaded.
     """
     jit = importlib.import_module("flashinfer.jit")
-    target = folder or jit.env.FLASHINFER_AOT_DIR
-    specs = {target / spec.name / f"{spec.name}.so": spec for spec in (module.spec() for module in wanted)}
+    specs = {folder / spec.name / f"{spec.name}.so": spec for spec in (module.spec() for module in wanted)}
     missing = {path: spec for path, spec in specs.items() if not path.exists()}
     jit.build_jit_specs(list(missing.values()), skip_prebuilt=False)
     for path, spec in missing.items():
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m shared.engine.cuda.aot")
     parser.add_argument("folder", nargs="?", type=Path, help="default: data/aot of the package flashinfer")
     parser.add_argument(
-        "--arch", required=True, help='compute capabilities, "9.0a 10.0a" (H100, B200) or more'
+        "--arch", required=True, help='compute capabilities, "9.0a 10.0f" (H100, B200 and B300) or more'
     )
     dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes), help="default: all")
@@ -102,7 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     read = parser.parse_args(arguments)
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = read.arch  # read when FlashInfer is imported
     wanted = modules([dtypes[name] for name in read.dtype], read.head_dim)
-    for path in compile_modules(wanted, read.folder):
+    folder = read.folder or aot_folder()
+    made = compile_modules(wanted, folder)
+    (folder / ARCHS_FILE).write_text(f"{read.arch}\n", encoding="ascii")
+    for path in made:
         sys.stdout.write(f"{path.stat().st_size / 2**20:6.1f} MiB {path.name}\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.engine.cuda.step_kernels import STATE_WORDS
@@ -25,7 +26,7 @@ class DeviceMemory:
 
     total: int
     free: int
-    workspace: int  # of attention
+    workspace: Callable[[ModelConfig, int], int]  # bytes of attention, for a model and so many slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMe
     most, most_reason = _context(config, sizes, memory)
     one_page = page_bytes(config, sizes.page_size, dtypes.kv)
     weights = config.parameters * dtypes.weights.itemsize
-    reserve = _reserve(config, dtypes, sizes, most, memory.workspace if memory else 0)
+    reserve = _reserve(config, dtypes, sizes, most, memory.workspace(config, sizes.slots) if memory else 0)
     demand = Demand(
         weights_bytes=weights,
         page_bytes=one_page,

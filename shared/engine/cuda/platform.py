@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds, workspace_bytes
+from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.flashinfer_workspace import Processors, workspace_bytes
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.protocol import StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
@@ -23,7 +24,7 @@ from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.stream import CudaStream
 from shared.engine.dtypes import Dtypes
-from shared.engine.flashinfer_package import flashinfer_package
+from shared.engine.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.engine.ops import Ops
@@ -78,6 +79,7 @@ def cuda_platform(deterministic: bool) -> Platform:
     device = torch.device("cuda", torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     flashinfer = flashinfer_package()
+    check_compiled_for(capability, aot_folder())
     forward, copies = CudaStream(device), CudaStream(device)
 
     def attention(config: ModelConfig, cache: KVCache, slots: int) -> FlashInferAttention:
@@ -101,7 +103,9 @@ def cuda_platform(deterministic: bool) -> Platform:
         attention,
         check=check,
         capability=capability,
-        memory=DeviceMemory(total, free, workspace_bytes(2)),
+        memory=DeviceMemory(
+            total, free, lambda config, slots: workspace_bytes(config, slots, Processors.of(device))
+        ),
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",
     )

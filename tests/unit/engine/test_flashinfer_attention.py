@@ -46,11 +46,6 @@ CONFIG = ModelConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.engine.attention.flashinfer.FLOAT_WORKSPACE_BYTES", 64)
-
-
 class Steps:
     """Steps of random requests: launched on a late stream, and computed at once by `ReferenceAttention`."""
 

@@ -33,8 +33,7 @@ def package() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
-def test_attention_calls_bind(package: Any, monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
-    monkeypatch.setattr("shared.engine.attention.flashinfer.FLOAT_WORKSPACE_BYTES", 64)
+def test_attention_calls_bind(package: Any, deterministic: bool) -> None:
     steps = Steps(3, deterministic=deterministic, package=package)
     steps.run(10)
     bound = set(steps.library.calls)

@@ -66,7 +66,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     empty = torch.empty  # without CUDA there is no pinned memory
     monkeypatch.setattr(torch, "empty", lambda *args, **named: empty(*args, **named | {"pin_memory": False}))
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
-    monkeypatch.setattr("shared.engine.attention.flashinfer.FLOAT_WORKSPACE_BYTES", 64)
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from shared.engine.attention.flashinfer_workspace import Processors, float_workspace_bytes, workspace_bytes
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.cuda import gpu
 from shared.engine.cuda.memory import DeviceMemory, room_for
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.dtypes import Dtypes
-from shared.engine.flashinfer_package import missing_kernels_named
+from shared.engine.flashinfer_package import (
+    ARCHS_FILE,
+    check_compiled_for,
+    missing_kernels_named,
+    runs_on,
+)
 from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config
 from shared.engine.parts import Sizes
@@ -29,7 +37,7 @@ GIB = 2**30
 BIG = parse_model_config(PUBLISHED["Qwen3-14B"].config)
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
 SIZES = Sizes(None, 16, 256, host_fraction=0.25, budget=Budget(64 * GIB, "a test"))
-H200 = DeviceMemory(total=140 * GIB, free=139 * GIB, workspace=GIB // 2)
+H200 = DeviceMemory(total=140 * GIB, free=139 * GIB, workspace=lambda _config, _slots: GIB // 2)
 
 
 @pytest.fixture
@@ -92,6 +100,64 @@ def test_an_allocator_whose_memory_peers_cannot_read_is_refused(
         gpu.find_gpu()
 
 
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [
+        ((7, 5), False),
+        ((8, 0), True),
+        ((8, 6), True),
+        ((9, 0), True),
+        ((10, 3), True),
+        ((11, 0), False),
+        ((12, 1), True),
+    ],
+)
+def test_a_gpu_that_the_image_has_no_code_for_is_named(
+    tmp_path: Path, capability: tuple[int, int], runs: bool
+) -> None:
+    containerfile = (Path(__file__).parents[3] / "images/worker.Containerfile").read_text()
+    [archs] = re.findall(r'^ARG CUDA_ARCHS="(.*)"$', containerfile, re.MULTILINE)
+    check_compiled_for(capability, tmp_path)  # a folder that says nothing
+    (tmp_path / ARCHS_FILE).write_text(archs)
+    named = "{}.{}".format(*capability)
+    expected = (
+        nullcontext()
+        if runs
+        else pytest.raises(StartError, match=f"this GPU has compute capability {named}: build")
+    )
+    with expected:
+        check_compiled_for(capability, tmp_path)
+
+
+def test_code_for_one_gpu_alone_runs_on_that_one() -> None:
+    assert runs_on("9.0a", (9, 0))
+    assert not runs_on("10.0a", (10, 3))
+    assert not runs_on("8.9", (8, 6))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-14B"])
+def test_attentions_workspace_is_what_its_plans_may_take(name: str) -> None:
+    """Expected: the allocations of FlashInfer's DecodePlan and PrefillPlan, written out for an H200."""
+    config = parse_model_config(PUBLISHED[name].config)
+    group, h200 = config.heads // config.kv_heads, Processors(132, 9)
+    places = 2 * 132 // config.kv_heads
+    extend = config.heads * places * 128 * (128 + 1) * 4
+    assert extend <= float_workspace_bytes(config, 1, h200) < extend + 2**24
+    rows = 4096
+    decode = config.heads * (-(-rows * group // 16) + rows - 1) * 16 * (128 + 1) * 4 if group > 3 else 0
+    assert float_workspace_bytes(config, rows, h200) >= max(extend, decode)
+    assert workspace_bytes(config, rows, h200) > float_workspace_bytes(config, rows, h200)
+
+
+def test_memory_for_attention_grows_with_slots_and_is_reckoned() -> None:
+    wide = replace(BIG, heads=64, kv_heads=8)
+    memory = replace(H200, workspace=lambda config, slots: workspace_bytes(config, slots, Processors(132, 9)))
+    reserved = [
+        room_for(wide, BF16, replace(SIZES, slots=slots), memory).memory["workspace"] for slots in (256, 1024)
+    ]
+    assert reserved[0] < 512 * 2**20 < reserved[1]
+
+
 def test_pages_get_what_a_model_leaves_and_the_figures_are_told() -> None:
     room = room_for(BIG, BF16, SIZES, H200)
     page = 40 * 2 * 8 * 16 * 128 * 2
@@ -113,7 +179,7 @@ def test_a_second_worker_on_the_gpu_is_suspected() -> None:
 
 def test_a_model_too_large_is_told_with_the_numbers() -> None:
     with pytest.raises(ModelError, match=r"too little memory: 21\.00 GiB \(90% of .* 27\.51 GiB of weights"):
-        room_for(BIG, BF16, SIZES, DeviceMemory(24 * GIB, int(23.4 * GIB), GIB // 2))
+        room_for(BIG, BF16, SIZES, DeviceMemory(24 * GIB, int(23.4 * GIB), H200.workspace))
 
 
 def test_on_cpu_the_context_is_bounded_unless_it_is_asked_for() -> None:
