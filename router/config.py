@@ -136,6 +136,11 @@ class RouterConfig(ProcessConfig):
         description="Bytes of all bodies that arrive or wait to be tokenized. Above it the answer is 429, before "
         "memory runs out. One client gets at most half of it.",
     )
+    answers_bytes_max: PositiveInt = Field(
+        default=128 << 20,
+        description="Bytes that answers hold until they are written: logprobs as reckoned from the request, long texts "
+        "as they come. Above it the answer is 429. One answer gets a quarter of it (else 400), one client half.",
+    )
     body_seconds_max: Seconds = Field(
         default=30.0,
         description="Seconds until a body must have arrived. A slow sender would otherwise hold memory for long.",

@@ -9,7 +9,7 @@ of them goes first is not said before: it is whoever is placed while no worker h
 or a client that gives up one of them, costs one more prompt and nothing else.
 
 A sibling's noise is that of the next seed. So the first of a group answers what it would answer alone. What the prompt
-costs is charged to the first.
+costs is charged to the first. If the prompt is to be scored, the first has it scored: its scores are those of all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def siblings(request: ClientRequest, rids: Sequence[str]) -> list[ClientRequest]
 
 def _sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
     seed = request.params.seed + number
-    params = msgspec.structs.replace(request.params, seed=seed if seed < SEEDS else seed - SEEDS)
+    params = msgspec.structs.replace(
+        request.params,
+        seed=seed if seed < SEEDS else seed - SEEDS,
+        prompt_logprobs=-1 if number else request.params.prompt_logprobs,
+    )
     return dataclasses.replace(request, rid=rid, params=params, siblings=group)
 
 

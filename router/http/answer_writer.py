@@ -1,8 +1,9 @@
 """Writes an answer to its client, whole or as server-sent events, and watches for the client to hang up.
 
-Two tasks serve an answer: one writes, another waits for the end of the connection. Status and headers wait for the
-first outcome, so that a refusal is an HTTP status and not an event inside a 200; after them a silent stream gets
-comment lines, and a failure is an `error` event and the stream ends without [DONE].
+Either is written in portions, between which others have their turn. Two tasks serve an answer: one writes, another
+waits for the end of the connection. Status and headers wait for the first outcome, so that a refusal is an HTTP status
+and not an event inside a 200; after them a silent stream gets comment lines, and a failure is an `error` event and the
+stream ends without [DONE].
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,21 +18,26 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from router.config import RouterConfig
+from router.core.effects import RequestFailed
 from router.http.openai_objects import AnswerObjects, Event, usage_json
-from router.http.replies import Headers, send_failure, send_json, send_start
-from router.http.response_stream import ResponseStream, TextDelta, joined
+from router.http.replies import Headers, send_failure, send_start
+from router.http.response_stream import ResponseStream, TextDelta
 from router.http.resuming import StreamMarks
+from router.http.whole_answers.answer_bytes import HeldBytes
+from router.http.whole_answers.json_parts import PORTION_BYTES, PartsWriter
+from router.http.whole_answers.kept_answer import KeptAnswer
+from shared.errors import RequestError
 
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-ENTRIES_ON_THE_LOOP = 128  # tokens with logprobs whose JSON is made in a millisecond; of more on a thread
 
 
 class AnswerWriter:
-    """Writes one answer of `objects`.
+    """Writes one answer of `objects`, streamed or whole.
 
     `usage_chunk`: a stream ends with a chunk of usage. `marks`: events have ids. `headers`: of an answer that is 200.
+    `held`: what it holds until its end.
     """
 
     def __init__(
@@ -40,12 +45,13 @@ class AnswerWriter:
         settings: RouterConfig,
         rid: str,
         objects: AnswerObjects,
+        held: HeldBytes,
         *,
         usage_chunk: bool,
         marks: StreamMarks | None = None,
         headers: Headers = (),
     ):
-        self._headers = headers
+        self._held = held
         self._marks = marks
         self._settings = settings
         self._rid = rid
@@ -53,31 +59,33 @@ class AnswerWriter:
         self._usage_chunk = usage_chunk
         self._headers = headers
 
-    async def write(
-        self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream, *, stream: bool
-    ) -> None:
-        """All of the answer, unless the client hangs up."""
+    async def stream(self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream) -> None:
+        """Write the answer as it comes, unless the client hangs up."""
         _watch_backlog(scope, answer)
         async with _watch_disconnect(receive, answer):
-            await (self._stream if stream else self._whole)(scope, send, answer)
+            await self._stream(scope, send, answer)
         if answer.cut:
             await _abort(scope, receive)
 
-    async def _whole(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
-        texts: dict[int, list[TextDelta]] = {}
-        while pieces := await answer.take(None):
-            answer.written(pieces)
-            for piece in pieces:
-                texts.setdefault(piece.index, []).append(piece)
-        if answer.failure:
-            await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
-        elif not answer.abandoned:
-            whole = [joined(texts[index]) for index in sorted(texts)]
-            body = partial(self._objects.whole, whole, usage_json(answer.usage.values()))
-            entries = sum(len(piece.entries) + len(piece.prompt_entries) for piece in whole)
-            aside = entries > ENTRIES_ON_THE_LOOP
-            answer_body = await asyncio.to_thread(body) if aside else body()
-            await send_json(send, 200, answer_body, self._headers)
+    async def whole(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        answer: ResponseStream,
+        kept: KeptAnswer,
+        writer: PartsWriter,
+    ) -> None:
+        """Write the answer once it is complete; `kept` is where it is until then. Raises `RequestError`."""
+        async with _watch_disconnect(receive, answer) as gone:
+            while pieces := await answer.take(None):
+                answer.written(pieces)
+                kept.add(pieces)
+            if answer.failure:
+                await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
+            elif not answer.abandoned:
+                usage = usage_json(answer.usage.values())
+                await writer.send(send, gone, self._objects.whole(kept.choices(), usage), self._headers)
 
     async def _stream(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
         silence = self._settings.keepalive_seconds
@@ -91,29 +99,53 @@ class AnswerWriter:
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            await send(_body(self._events(pieces, opened) or self._objects.waiting))
-            answer.written(pieces)
+            await self._send_events(send, answer, pieces, opened)
+            if self._objects.held_bytes:
+                self._settle(answer)
             pieces = await answer.take(silence)
         if not answer.abandoned:
             if failure := answer.failure:
                 log.warning("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
             await send(_body(_last_events(answer, self._objects, self._usage_chunk), more=False))
 
-    def _events(self, pieces: list[TextDelta], opened: set[int]) -> bytes:
-        """Server-sent events of some pieces, of what the client does not have; a choice is opened before its first."""
+    def _settle(self, answer: ResponseStream) -> None:
+        """Count what the stream has to repeat at its end; one that has too much of it ends with an error."""
+        try:
+            self._held.reach(self._objects.held_bytes)
+        except RequestError as error:
+            answer.fail(RequestFailed(error.status, error.message, code=error.code, param=error.param))
+
+    async def _send_events(
+        self, send: Send, answer: ResponseStream, pieces: list[TextDelta], opened: set[int]
+    ) -> None:
+        """All that the client does not have of some pieces, or a comment; of much, a portion at a time."""
+        begin, size, events = 0, 0, list[bytes]()
+        for end, piece in enumerate(pieces, 1):
+            new = self._events(piece, opened)
+            events += new
+            size += sum(map(len, new))
+            if size >= PORTION_BYTES and end < len(pieces):
+                await send(_body(b"".join(events)))
+                answer.written(pieces[begin:end], more=True)
+                await asyncio.sleep(0)
+                begin, size, events = end, 0, []
+        await send(_body(b"".join(events) or self._objects.waiting))
+        answer.written(pieces[begin:] if begin else pieces)
+
+    def _events(self, piece: TextDelta, opened: set[int]) -> list[bytes]:
+        """Server-sent events of what the client does not have of a piece; a choice is opened before its first."""
         events, marks = [], self._marks
-        for piece in pieces:
-            if piece.index not in opened:
-                opened.add(piece.index)
-                if (opening := self._objects.opening(piece.index)) and not (
-                    marks and marks.has_opening(piece.index)
-                ):
-                    events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
-            unread = marks.unread(piece) if marks else piece
-            if unread is not None:
-                mark = marks.written(unread) if marks else b""
-                events.append(mark + _event(self._objects.chunk(unread)))
-        return b"".join(events)
+        if piece.index not in opened:
+            opened.add(piece.index)
+            if (opening := self._objects.opening(piece.index)) and not (
+                marks and marks.has_opening(piece.index)
+            ):
+                events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
+        unread = marks.unread(piece) if marks else piece
+        if unread is not None:
+            mark = marks.written(unread) if marks else b""
+            events.append(mark + _event(self._objects.chunk(unread)))
+        return events
 
 
 def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
@@ -125,8 +157,8 @@ def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIterator[None]:
-    """Abandon the answer as soon as the client hangs up."""
+async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIterator[asyncio.Task[None]]:
+    """Abandon the answer as soon as the client hangs up; gives the task that ends then."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -135,7 +167,7 @@ async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIt
 
     task = asyncio.create_task(watch())
     try:
-        yield
+        yield task
     finally:
         task.cancel()
 

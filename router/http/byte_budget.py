@@ -1,6 +1,7 @@
-"""How many bytes of requests this process may hold: in all, and for one tenant.
+"""How many bytes this process may hold of something: in all, and for one tenant. There are two budgets.
 
-A body weighs from its first byte until its request is tokenized or refused. It waits as the bytes that came; what it is
+*Answers* weigh from before they are computed until they are written (`whole_answers.answer_bytes`). *Requests*: a body
+weighs from its first byte until its request is tokenized or refused. It waits as the bytes that came; what it is
 decoded to lives only in a tokenizer thread, and is bounded there. So what requests take is at most
 
     router_bytes_max, and 64 MiB for each of tokenizer_threads
@@ -22,8 +23,10 @@ TENANT_SHARE = 2  # the part of the budget that one tenant may hold: one half
 class ByteBudget:
     """Bytes held, in all and by tenant."""
 
-    def __init__(self, bytes_max: int):
+    def __init__(self, bytes_max: int, refusal: str):
+        """`refusal`: what is said to a client for whose bytes there is no room."""
         self._bytes_max = bytes_max
+        self._refusal = refusal
         self._by_tenant: Counter[str] = Counter()
         self.held_bytes = 0  # of all tenants
 
@@ -34,6 +37,7 @@ class ByteBudget:
         try:
             yield holding
         finally:
+            assert 0 <= holding.held_bytes <= self._by_tenant[tenant] <= self.held_bytes, tenant
             self.held_bytes -= holding.held_bytes
             self._by_tenant[tenant] -= holding.held_bytes
             if not self._by_tenant[tenant]:
@@ -41,10 +45,11 @@ class ByteBudget:
 
     def take(self, tenant: str, more_bytes: int) -> None:
         """Count `more_bytes`; raises `OverloadedError`, and counts nothing, if there is no room for them."""
+        assert more_bytes >= 0, more_bytes
         room = self._bytes_max - self.held_bytes
         own_room = self._bytes_max // TENANT_SHARE - self._by_tenant[tenant]
         if more_bytes > min(room, own_room):
-            raise OverloadedError("too many large requests are waiting: try again later")
+            raise OverloadedError(self._refusal)
         self.held_bytes += more_bytes
         self._by_tenant[tenant] += more_bytes
 

@@ -22,7 +22,7 @@ from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
 from router.http.fields.ignored import Ignored
 from router.http.fields.states import Endpoint
-from router.http.logprob_objects import LogprobObjects
+from router.http.logprobs.logprob_objects import LogprobObjects
 from router.http.messages.answer import MessagesObjects
 from router.http.messages.fields import ChatOfMessages, in_messages_words, read_messages
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
@@ -32,6 +32,7 @@ from router.http.request_fields import (
     ChatFields,
     CompletionFields,
     GenerationFields,
+    asked_answer,
     asked_logprobs,
     asked_max_tokens,
     chat_options,
@@ -54,6 +55,8 @@ from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
 from router.http.told_prompts import ToldPrompt
 from router.http.tools.choice import NO_TOOLS, ToolUse
+from router.http.whole_answers.answer_bytes import AskedAnswer, HeldBytes
+from router.http.whole_answers.kept_answer import KeptAnswer
 from shared.errors import RequestError
 
 PREFIXES: dict[Endpoint, str] = {
@@ -69,6 +72,7 @@ class WantedAnswer:
     """What a body asks for, and the requests to the core that it takes."""
 
     fields: GenerationFields
+    asked: AskedAnswer  # what of it decides how much it will hold
     use: ToolUse
     reading: AnswerReading | None
     requests: list[ClientRequest]  # a choice each
@@ -149,6 +153,9 @@ class CompletionEndpoint:
         count = choice_count(fields, self._settings.prompts_max)
         total = count * len(prompts)
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
+        typed = self._endpoint == "responses"
+        asked_for = asked_answer(fields, list(map(len, prompts)), count, context_len, typed=typed)
+        asked_for.check(self._serving.answer_bytes_max)
         requests: list[ClientRequest] = []
         told: list[ToldPrompt] = []
         for index, token_ids in enumerate(prompts):
@@ -169,11 +176,11 @@ class CompletionEndpoint:
                 eos_token_ids=tokenizer.eos_token_ids,
             )
             requests += siblings(request, rids[index * count : (index + 1) * count])
-            if prompt := told_prompt(fields, token_ids, tokenizer):
+            if prompt := told_prompt(fields, token_ids, count, tokenizer):
                 told += [prompt] * count
         if _tells_logprobs(fields):
             self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return WantedAnswer(fields, use, reading, requests, told, ignored)
+        return WantedAnswer(fields, asked_for, use, reading, requests, told, ignored)
 
     def _reading(
         self, fields: GenerationFields, use: ToolUse, ignored: Ignored, *, structured: bool
@@ -222,17 +229,25 @@ class CompletionEndpoint:
         of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, wanted)
-        wanted.ignored.log(rid)
-        writer = AnswerWriter(
-            self._settings,
-            rid,
-            objects,
-            usage_chunk=with_usage or typed,
-            marks=marks,
-            headers=wanted.ignored.headers,
-        )
-        async with self._serving.submitted(rid, requests, options, wanted.told) as answer:
-            await writer.write(scope, receive, send, answer, stream=bool(fields.stream))
+        stream, likeliest = bool(fields.stream), asked_logprobs(fields)
+        with self._serving.answers.hold(tenant_of(scope)) as holding:
+            held = HeldBytes(holding, wanted.asked, self._serving.answer_bytes_max)
+            wanted.ignored.log(rid)
+            writer = AnswerWriter(
+                self._settings,
+                rid,
+                objects,
+                held,
+                usage_chunk=with_usage or typed,
+                marks=marks,
+                headers=wanted.ignored.headers,
+            )
+            async with self._serving.submitted(rid, requests, options, wanted.told, stream=stream) as answer:
+                if stream:
+                    await writer.stream(scope, receive, send, answer)
+                else:
+                    kept = KeptAnswer(wanted.told, likeliest, held)
+                    await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
         """Of an answer that has this rid, or that a ticket tells of."""

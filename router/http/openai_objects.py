@@ -1,21 +1,24 @@
 """The JSON of OpenAI's answers: objects of completions and chat completions, whole and in chunks.
 
-Pure functions of text and counts; no I/O.
+A chunk is made at once, a whole answer in parts. Pure functions of text and counts; no I/O.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from router.core.effects import RequestFailed, Usage
-from router.http.logprob_objects import LogprobObjects
+from router.http.logprobs.logprob_objects import LogprobObjects
 from router.http.replies import failure_body
 from router.http.response_stream import TextDelta
+from router.http.whole_answers.json_parts import Parts, list_parts, object_parts
+from router.http.whole_answers.kept_answer import KeptChoice
+from router.http.whole_answers.prompt_texts import PromptTexts, completion_logprobs
 from router.text.answer_parser import NAMES
 
 Json = dict[str, Any]
@@ -28,6 +31,7 @@ class AnswerObjects(Protocol):
 
     done: bool  # whether a stream that is complete ends with [DONE]
     waiting: bytes  # what a silent stream gets
+    held_bytes: int  # of what a stream has written, kept until its end
 
     def opening(self, index: int) -> Event | None:
         """What comes before the first piece of a choice, if this kind has that."""
@@ -41,8 +45,8 @@ class AnswerObjects(Protocol):
     def failed(self, failure: RequestFailed) -> Event:
         """The last of a stream that is interrupted."""
 
-    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
-        """An answer that is not streamed; one piece a choice."""
+    def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
+        """An answer that is not streamed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class ObjectHead:
         """A chunk without choices."""
         return self.whole(kind, []) | ({"usage": None} if self.chunk_usage else {})
 
-    def whole(self, kind: str, choices: list[Json]) -> Json:
+    def whole(self, kind: str, choices: list[Json] | Parts) -> Json:
         return {
             "id": self.answer_id,
             "object": kind,
@@ -89,6 +93,7 @@ class CompletionObjects:
 
     done = True
     waiting = COMMENT
+    held_bytes = 0
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -108,9 +113,26 @@ class CompletionObjects:
     def failed(self, failure: RequestFailed) -> Event:
         return failure_body(failure)
 
-    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
-        choices = [self._choice(piece) for piece in pieces]
-        return {**self._head.whole("text_completion", choices), "usage": usage}
+    def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
+        head = self._head.whole("text_completion", list_parts(self._whole_choices(choices)))
+        return object_parts({**head, "usage": usage})
+
+    def _whole_choices(self, choices: Sequence[KeptChoice]) -> Iterator[Parts]:
+        """Those of one prompt stand together, so what is told of one prompt at a time is kept as text."""
+        told, shown = self._head.logprobs, None
+        for kept in choices:
+            if told and kept.prompt and (shown is None or shown.prompt is not kept.prompt):
+                shown = PromptTexts(kept.prompt, told)
+            piece = kept.joined()
+            choice: Json = {
+                "index": piece.index,
+                "text": piece.text,
+                "logprobs": completion_logprobs(kept, shown.echo if shown else {}, told) if told else None,
+                "finish_reason": piece.finish_reason,
+            }
+            if shown and shown.prompt.scored:
+                choice["prompt_logprobs"] = Parts(shown.logprobs)
+            yield object_parts(_extended(choice, piece, kept.token_ids))
 
     def _choice(self, piece: TextDelta) -> Json:
         told = self._head.logprobs
@@ -120,9 +142,7 @@ class CompletionObjects:
             "logprobs": told.completion(piece.entries) if told and piece.entries else None,
             "finish_reason": piece.finish_reason,
         }
-        if told and piece.prompt_entries:
-            choice["prompt_logprobs"] = told.prompt(piece.prompt_entries)
-        return _extended(choice, piece)
+        return _extended(choice, piece, piece.token_ids)
 
 
 class ChatObjects:
@@ -130,6 +150,7 @@ class ChatObjects:
 
     done = True
     waiting = COMMENT
+    held_bytes = 0
 
     def __init__(self, head: ObjectHead):
         self._head = head
@@ -152,7 +173,7 @@ class ChatObjects:
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
-        return self._frame.around(_extended(choice, piece))
+        return self._frame.around(_extended(choice, piece, piece.token_ids))
 
     def usage_chunk(self, usage: Json) -> Json:
         return self._empty | {"usage": usage}
@@ -160,24 +181,25 @@ class ChatObjects:
     def failed(self, failure: RequestFailed) -> Event:
         return failure_body(failure)
 
-    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
-        told = list(pieces)
-        choices = [
-            _extended(
-                {
-                    "index": piece.index,
-                    "message": self._message(piece),
-                    "logprobs": self._logprobs(piece),
-                    "finish_reason": piece.finish_reason,
-                },
-                piece,
-            )
-            for piece in told
-        ]
-        body = {**self._head.whole("chat.completion", choices), "usage": usage}
-        if self._head.logprobs and (prompt := next((each.prompt_entries for each in told), ())):
-            body["prompt_logprobs"] = self._head.logprobs.prompt(prompt)
-        return body
+    def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
+        told, prompt = self._head.logprobs, choices[0].prompt
+        body = {
+            **self._head.whole("chat.completion", list_parts(map(self._whole_choice, choices))),
+            "usage": usage,
+        }
+        if told and prompt and prompt.scored:
+            body["prompt_logprobs"] = Parts(told.prompt_texts(prompt.entries()))
+        return object_parts(body)
+
+    def _whole_choice(self, kept: KeptChoice) -> Parts:
+        told, piece = self._head.logprobs, kept.joined()
+        choice = {
+            "index": piece.index,
+            "message": self._message(piece),
+            "logprobs": Parts(told.chat_texts(kept.entries.batches())) if told and kept.entries else None,
+            "finish_reason": piece.finish_reason,
+        }
+        return object_parts(_extended(choice, piece, kept.token_ids))
 
     def _logprobs(self, piece: TextDelta) -> Json | None:
         told = self._head.logprobs
@@ -222,12 +244,12 @@ def _thoughts(text: str) -> Json:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _extended(choice: Json, piece: TextDelta) -> Json:
+def _extended(choice: Json, piece: TextDelta, token_ids: tuple[int, ...] | msgspec.Raw | None) -> Json:
     """With what vLLM tells beyond OpenAI's fields: what ended the text, and its tokens if they were asked for."""
     if piece.finish_reason is not None:
         choice["stop_reason"] = piece.stop_reason
-    if piece.token_ids:
-        choice["token_ids"] = piece.token_ids
+    if token_ids:
+        choice["token_ids"] = token_ids
     return choice
 
 

@@ -36,7 +36,9 @@ class BodyReader:
 
     def __init__(self, settings: RouterConfig):
         self._settings = settings
-        self.budget = ByteBudget(settings.router_bytes_max)
+        self.budget = ByteBudget(
+            settings.router_bytes_max, "too many large requests are waiting: try again later"
+        )
 
     @asynccontextmanager
     async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytearray]:

@@ -16,17 +16,19 @@ import msgspec
 from router.http.answer_reading import AnswerReading
 from router.http.fields.ignored import Ignored
 from router.http.fields.table import read_by_table
+from router.http.logprobs.packed_list import PackedList
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
 from router.http.structured_output import StructuredFields
-from router.http.told_prompts import ToldPrompt, echoed_pieces
+from router.http.told_prompts import ToldPrompt, echoed_text
 from router.http.tools.choice import NULL, ToolFields, ToolUse, tool_use
+from router.http.whole_answers.answer_bytes import AskedAnswer
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.grammar import Grammar
-from shared.sampled import TOP_LOGPROBS_MAX
+from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
 from shared.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
@@ -197,23 +199,42 @@ def asked_logprobs(fields: GenerationFields) -> int:
 def asked_prompt_logprobs(fields: GenerationFields) -> int:
     """The same of the tokens of the prompt, which `echo` tells as those of the output; -1: no logprobs."""
     asked = -1 if fields.prompt_logprobs is None else _within("prompt_logprobs", fields.prompt_logprobs)
-    echo = isinstance(fields, CompletionFields) and fields.echo
-    return max(asked, asked_logprobs(fields)) if echo else asked
+    return max(asked, asked_logprobs(fields)) if _echoes(fields) else asked
 
 
 def told_prompt(
-    fields: GenerationFields, token_ids: tuple[int, ...], tokenizer: Tokenizer
+    fields: GenerationFields, token_ids: tuple[int, ...], choices: int, tokenizer: Tokenizer
 ) -> ToldPrompt | None:
     """How the answer tells of this prompt; None: not at all. Of an echo it takes as long as the prompt is."""
     if not _tells_of_prompt(fields):
         return None
-    echo = isinstance(fields, CompletionFields) and bool(fields.echo)
     return ToldPrompt(
         token_ids,
-        echoed_pieces(token_ids, tokenizer) if echo else (),
-        echo_top=asked_logprobs(fields) if echo else -1,
+        echoed_text(token_ids, tokenizer) if _echoes(fields) else None,
+        echo_top=asked_logprobs(fields) if _echoes(fields) else -1,
         scored=fields.prompt_logprobs is not None,
         keeps_output=fields.max_tokens != 0,
+        choices=choices,
+        scores=PackedList(TokenLogprobs, asked_prompt_logprobs(fields)),
+    )
+
+
+def asked_answer(
+    fields: GenerationFields, prompts: list[int], choices: int, context_len: int, *, typed: bool
+) -> AskedAnswer:
+    """What decides how much the answer will hold; `prompts` are the tokens of each, `typed`: of /v1/responses."""
+    limit = asked_max_tokens(fields)[1]
+    return AskedAnswer(
+        prompts=prompts,
+        choices=choices,
+        output_tokens=max(max_new_tokens(fields, tokens, context_len) for tokens in prompts),
+        limited=limit is not None or isinstance(fields, CompletionFields),
+        likeliest=asked_logprobs(fields),
+        echoes=_echoes(fields),
+        echo_likeliest=asked_logprobs(fields) if _echoes(fields) else -1,
+        told_likeliest=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
+        stream=bool(fields.stream),
+        typed=typed,
     )
 
 
@@ -226,7 +247,11 @@ def check_told(fields: GenerationFields) -> None:
 
 
 def _tells_of_prompt(fields: GenerationFields) -> bool:
-    return fields.prompt_logprobs is not None or (isinstance(fields, CompletionFields) and bool(fields.echo))
+    return fields.prompt_logprobs is not None or _echoes(fields)
+
+
+def _echoes(fields: GenerationFields) -> bool:
+    return isinstance(fields, CompletionFields) and bool(fields.echo)
 
 
 def _within(name: str, asked: int) -> int:

@@ -7,7 +7,8 @@ so there are no locks. The JSON of a piece is made in `openai_objects`.
 
 The bound: pieces that were not yet taken and those whose write has not returned may add up to `backlog_bytes_max`;
 beyond it the answer is cut, so that a slow reader costs no memory. A burst is allowed to exceed the bound unless a
-write to this client is already blocked. All streams together are bounded by `client_connections`.
+write to this client is already blocked; while it is written it does not count. All streams together are bounded by
+`client_connections`.
 """
 
 from __future__ import annotations
@@ -19,23 +20,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
+from router.http.logprobs.packed_list import TokenEntry
 from router.text.answer_parser import AnswerDelta, AnswerParser
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 from shared.errors import InvariantError
-from shared.sampled import Logprobs, TokenLogprobs
+from shared.sampled import Logprobs
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
 ENTRY_BYTES = 128  # … and a token with its logprob
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
-    """One token of the output, or of the prompt, and how likely it was."""
-
-    token_id: int
-    offset: int  # characters of the choice's text before it
-    logprobs: TokenLogprobs | None  # None: the first of a prompt
 
 
 @dataclass(slots=True)
@@ -48,7 +41,6 @@ class TextDelta:
     stop_reason: str | int | None = None  # the stop string or stop token id that was found
     token_ids: tuple[int, ...] = ()  # that came with it, if they were asked for
     entries: tuple[TokenEntry, ...] = ()  # of these tokens, if logprobs were asked for
-    prompt_entries: tuple[TokenEntry, ...] = ()  # of the whole prompt, if prompt_logprobs were asked for
     reasoning: str = ""  # thoughts, where they are told apart
     calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
     size_bytes: int = 0  # what it takes while nobody reads it, at most; counted when it is put in
@@ -67,6 +59,7 @@ class ResponseStream:
         self.usage: dict[int, Usage] = {}  # of the choices that are complete
         self._choices = choices
         self._backlog_bytes_max = backlog_bytes_max
+        self._allowed_bytes = backlog_bytes_max  # of backlog, with the burst that is being written
         self._on_abandon = on_abandon
         self._pieces: list[TextDelta] = []
         self.backlog_bytes = 0  # of pieces that the client's connection has not taken
@@ -90,7 +83,7 @@ class ResponseStream:
         piece.size_bytes = _piece_bytes(piece)
         self.backlog_bytes += piece.size_bytes
         self._changed.set()
-        if self._writing and self.backlog_bytes > self._backlog_bytes_max:
+        if self._writing and self.backlog_bytes > self._allowed_bytes:
             self.cut = True
             self.abandon()
 
@@ -123,13 +116,15 @@ class ResponseStream:
         self._changed.clear()
         pieces, self._pieces = self._pieces, []
         self._writing = True
+        burst = self.backlog_bytes if self.backlog_bytes > self._backlog_bytes_max else 0
+        self._allowed_bytes = self._backlog_bytes_max + burst
         return pieces
 
-    def written(self, pieces: list[TextDelta]) -> None:
-        """The client's connection has taken these pieces."""
+    def written(self, pieces: list[TextDelta], *, more: bool = False) -> None:
+        """The client's connection has taken these pieces; of those that were taken together there are `more`."""
         for piece in pieces:
             self.backlog_bytes -= piece.size_bytes
-        self._writing = False
+        self._writing = more
 
     def close(self) -> None:
         """Nobody takes any more."""
@@ -154,28 +149,12 @@ class ResponseStream:
 def _piece_bytes(piece: TextDelta) -> int:
     # A character has at most four bytes.
     size = PIECE_BYTES + 4 * (len(piece.text) + len(piece.reasoning)) + 8 * len(piece.token_ids)
-    if piece.entries or piece.prompt_entries:
-        for entry in (*piece.entries, *piece.prompt_entries):
+    if piece.entries:
+        for entry in piece.entries:
             size += ENTRY_BYTES * (1 + (len(entry.logprobs.top) if entry.logprobs else 0))
     for call in piece.calls:
         size += PIECE_BYTES + 4 * len(call.text)
     return size
-
-
-def joined(pieces: list[TextDelta]) -> TextDelta:
-    """All pieces of a choice as one."""
-    last = pieces[-1]
-    return TextDelta(
-        last.index,
-        "".join(piece.text for piece in pieces),
-        last.finish_reason,
-        last.stop_reason,
-        tuple(token_id for piece in pieces for token_id in piece.token_ids),
-        tuple(entry for piece in pieces for entry in piece.entries),
-        tuple(entry for piece in pieces for entry in piece.prompt_entries),
-        "".join(piece.reasoning for piece in pieces),
-        tuple(call for piece in pieces for call in piece.calls),
-    )
 
 
 class Choice:

@@ -12,14 +12,19 @@ end: a model may go on with either. A call ends where the next one begins. Pure 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
+
+import msgspec
 
 from router.core.effects import RequestFailed
 from router.http.openai_objects import COMMENT, Event, Json, ObjectHead, call_id
 from router.http.response_stream import TextDelta
 from router.http.responses_fields import ResponsesFields, tools_of
 from router.http.tools.choice import ToolUse
+from router.http.whole_answers.json_parts import Parts
+from router.http.whole_answers.kept_answer import KeptChoice
 from router.text.answer_parser import NAMES, AnswerDelta
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
@@ -43,6 +48,7 @@ class ResponsesObjects:
         self._use = use
         self._tools = tools_of(asked)
         self._items: list[_Item] = []
+        self.held_bytes = 0  # of logprobs, which the last events repeat
         self._sent = 0
         self._complete = True
 
@@ -90,11 +96,21 @@ class ResponsesObjects:
             self._event("response.failed", response=response),
         ]
 
-    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
+    def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
         """The whole answer."""
-        for piece in pieces:
-            self.chunk(piece)
-        return self._response("completed" if self._complete else "incomplete", usage)
+        return Parts(self._whole_texts(choices, usage))
+
+    def _whole_texts(self, choices: Sequence[KeptChoice], usage: Json) -> Iterator[bytes]:
+        """The answer as one text, behind an empty one for each batch of logprobs that was made."""
+        for kept in choices:
+            piece = kept.joined()
+            self.chunk(TextDelta(kept.index, "", reasoning=piece.reasoning))  # thoughts come first
+            for batch in kept.entries.batches():
+                self.chunk(TextDelta(kept.index, "", entries=tuple(batch)))
+                yield b""
+            self.chunk(replace(piece, reasoning=""))
+        status = "completed" if self._complete else "incomplete"
+        yield msgspec.json.encode(self._response(status, usage))
 
     # ---- items -------------------------------------------------------------------------------------------------
 
@@ -104,8 +120,11 @@ class ResponsesObjects:
         events = [] if found else self._begin(kind)
         item = found[0] if found else self._items[-1]
         item.text += text
-        item.logprobs += logprobs
-        about: Json = {"delta": text} | ({"logprobs": logprobs} if kind == "message" else {})
+        told = msgspec.json.encode(logprobs)
+        if logprobs:
+            item.logprobs.append(told[1:-1])
+            self.held_bytes += len(told)
+        about: Json = {"delta": text} | ({"logprobs": msgspec.Raw(told)} if kind == "message" else {})
         return [*events, self._event(f"response.{_TEXT_KINDS[kind]}.delta", **item.place, **about)]
 
     def _begin(self, kind: Kind, called: Json | None = None) -> list[Json]:
@@ -160,7 +179,7 @@ class ResponsesObjects:
             if item.kind == "function_call":
                 about["name"] = item.called["name"]
             return [self._event(f"response.{event}.done", **item.call_place, **about)]
-        logprobs: Json = {"logprobs": item.logprobs} if item.kind == "message" else {}
+        logprobs: Json = {"logprobs": item.told()} if item.kind == "message" else {}
         return [
             self._event(f"response.{_TEXT_KINDS[item.kind]}.done", **item.place, text=item.text, **logprobs),
             self._event("response.content_part.done", **item.place, part=item.part()),
@@ -211,7 +230,7 @@ class _Item:
         self.kind = kind
         self.index = index
         self.text = ""  # or the arguments or the input of a call
-        self.logprobs: list[Json] = []
+        self.logprobs: list[bytes] = []  # JSON, with a comma between two of them
         self.called = called or {}  # the names in a call
         self.is_call = kind in _CALL_KINDS
         self.ended = False
@@ -225,12 +244,16 @@ class _Item:
     def call_place(self) -> Json:
         return {"item_id": self.id, "output_index": self.index}
 
+    def told(self) -> msgspec.Raw:
+        """The logprobs of its tokens, as a JSON list."""
+        return msgspec.Raw(b"[%b]" % b",".join(self.logprobs))
+
     def part(self, *, begun: bool = False) -> Json:
         """Its one part of text; empty where it has only begun."""
         text = "" if begun else self.text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = [] if begun else self.logprobs
+        logprobs = [] if begun else self.told()
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def shown(self, status: str) -> Json:

@@ -14,17 +14,22 @@ from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet import Backend
 from router.http.answer_reading import AnswerReading
-from router.http.logprob_objects import TokenBytes
+from router.http.byte_budget import ByteBudget
+from router.http.logprobs.logprob_objects import TokenBytes
 from router.http.prompts import Prompts
 from router.http.request_body import BodyReader
 from router.http.response_stream import Choice, ResponseStream
 from router.http.resuming import Resuming
 from router.http.told_prompts import ToldChoice, ToldPrompt
+from router.http.whole_answers.answer_bytes import ANSWER_SHARE
+from router.http.whole_answers.json_parts import PartsWriter
 from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopPattern, StopStrings
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
+
+TOO_MANY_ANSWERS = "the answers that are under way hold too much memory: try again later, or stream"
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +66,9 @@ class OpenAIServing:
         self.prompts = prompts
         self.bodies = BodyReader(settings)
         self.token_bytes = TokenBytes(tokenizer.as_json)
+        self.answers = ByteBudget(settings.answers_bytes_max, TOO_MANY_ANSWERS)
+        self.answer_bytes_max = settings.answers_bytes_max // ANSWER_SHARE
+        self.writing = PartsWriter()
         self._shell = shell
         self._answers: set[ResponseStream] = set()
 
@@ -98,6 +106,8 @@ class OpenAIServing:
         requests: list[ClientRequest],
         options: TextOptions,
         told: Sequence[ToldPrompt] = (),
+        *,
+        stream: bool,
     ) -> AsyncIterator[ResponseStream]:
         """Hand `requests` to the core for one answer; those still running at the end are cancelled.
 
@@ -116,7 +126,7 @@ class OpenAIServing:
                 if not answer.complete:
                     prompt = told[index] if told else None
                     choice = self._choice(index, request, answer, options, len(prompt.text) if prompt else 0)
-                    sink = ToldChoice(index, answer, prompt, choice) if prompt else choice
+                    sink = ToldChoice(index, answer, prompt, choice, streamed=stream) if prompt else choice
                     self._shell.submit(request, sink)
             yield answer
         finally:

@@ -1,8 +1,8 @@
 """One bound: what is met beyond it, what it costs at most, and the test that goes there.
 
 `python -m tests.tidy.reference` writes all of them into the reference; defaults come from the code. The bounds are in
-`bounds`, `bounds_of_resuming` and `bounds_of_messages` (what clients take from a router), `bounds_of_links` (strangers
-and peers) and `bounds_of_workers`.
+`bounds`, `bounds_of_answers`, `bounds_of_resuming` and `bounds_of_messages` (what clients take from a router),
+`bounds_of_links` (strangers and peers) and `bounds_of_workers`.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ class SimulatedClient:
         rid, known = self.planned.rid, len(self.output)
         assert self.outcome is None, f"{rid}: tokens after the end"
         assert index == known, f"{rid}: tokens {index} … after {known}"
-        assert len(self.scores) == len(expected_scores(self.planned.prompt, self.planned.params)), (
-            f"{rid}: tokens after {len(self.scores)} scores"
-        )
+        assert len(self.scores) == len(self.expected_scores), f"{rid}: tokens after {len(self.scores)} scores"
         self.output.extend(token_ids)
         expected = self.answer[0][: len(self.output)]
         assert tuple(self.output) == expected, f"{rid}: output {self.output}, expected {list(expected)}"
@@ -69,8 +67,8 @@ class SimulatedClient:
         rid, known = self.planned.rid, len(self.scores)
         assert not self.output, f"{rid}: scores after tokens"
         self.scores.extend(logprobs)
-        told = expected_scores(self.planned.prompt, self.planned.params)
-        assert logprobs == told[known : len(self.scores)], f"{rid}: scores {logprobs} from {known} on"
+        told = self.expected_scores[known : len(self.scores)]
+        assert logprobs == told, f"{rid}: scores {logprobs} from {known} on"
 
     def end(self, outcome: Outcome) -> None:
         """A request ends once: complete with all its tokens, stopped or gone at the client's wish, or refused."""
@@ -93,6 +91,12 @@ class SimulatedClient:
     def answer(self) -> tuple[tuple[int, ...], FinishReason | None]:
         """All tokens that must come, and why they end; None: the grammar allows no more."""
         return expected_output(self.planned.prompt, self.planned.params)
+
+    @cached_property
+    def expected_scores(self) -> Logprobs:
+        """What is told of its prompt; of siblings the first is told it for all."""
+        is_told = self.planned.group[:1] in ((), (self.planned.rid,))
+        return expected_scores(self.planned.prompt, self.planned.params) if is_told else ()
 
     @property
     def stopped(self) -> bool:
@@ -274,6 +278,8 @@ class Router:
         live = self.core.debug(rid)
         if client.scores and live and live["attempts"] != 1:
             self._count("path the rest of a prompt was scored by another attempt")
+        if client.planned.group:
+            self._count("path siblings had their prompt scored once")
         client.scored(logprobs)
 
     def ended(self, rid: str, outcome: Outcome) -> None:

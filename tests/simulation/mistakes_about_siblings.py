@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+
 from router.core import siblings
 from router.core.effects import ClientRequest
 from router.core.fleet import Worker
@@ -21,6 +23,27 @@ def _same_seed() -> list[Patch]:
         del number
         return dataclasses.replace(request, rid=rid, siblings=group)
 
+    return [(siblings, "_sibling", sibling)]
+
+
+@_mistake("siblings", "each sibling has the prompt scored")
+def _scored_each() -> list[Patch]:
+    def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
+        made = real(request, rid, number, group)
+        asked = request.params.prompt_logprobs
+        return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=asked))
+
+    real = siblings._sibling
+    return [(siblings, "_sibling", sibling)]
+
+
+@_mistake("siblings", "no sibling has the prompt scored")
+def _scored_by_none() -> list[Patch]:
+    def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
+        made = real(request, rid, number, group)
+        return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=-1))
+
+    real = siblings._sibling
     return [(siblings, "_sibling", sibling)]
 
 

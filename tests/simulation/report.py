@@ -155,6 +155,7 @@ EXPECTED = [
     "path answer cut by a draining router",
     "path a group computed its prompt once",
     "path the rest of a prompt was scored by another attempt",
+    "path siblings had their prompt scored once",
     *(f"prefill {name}" for name in PREFILL_PATHS),
     *(f"decode {name}" for name in DECODE_PATHS),
     *(f"continued after {cause}" for cause in CONTINUATIONS),

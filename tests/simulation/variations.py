@@ -304,21 +304,24 @@ def bars(scenario: SimulationScenario) -> SimulationScenario:
 
 
 def scores(scenario: SimulationScenario) -> SimulationScenario:
-    """In half of the worlds whose routers know that prompts can be scored, a good part of the requests ask for it."""
+    """In half of the worlds whose routers know that prompts can be scored, a good part of the requests ask for it.
+
+    All siblings ask together; the first of them is told.
+    """
     rng = scenario.random("scores")
     share = rng.choice((0.0, 0.0, 0.3, 0.7)) if way_of(scenario.random) == "new" else 0.0
 
-    def scored(planned: PlannedRequest) -> PlannedRequest:
-        params = msgspec.structs.replace(planned.params, prompt_logprobs=rng.choice((0, 1, 3)))
-        return replace(planned, params=params)
+    def drawn(rng: random.Random) -> int:
+        """How many of the likeliest are to be told; -1: no score."""
+        return rng.choice((0, 1, 3)) if rng.random() < share else -1
 
-    alone = [
-        not each.group for each in scenario.requests
-    ]  # siblings that are scored compute their prompt each
-    requests = [
-        scored(each) if may and rng.random() < share else each
-        for each, may in zip(scenario.requests, alone, strict=True)
-    ]
+    of_groups = scenario.random("scores of groups")
+    groups = dict.fromkeys(each.group for each in scenario.requests if each.group)
+    asked = {group: drawn(of_groups) for group in groups}
+    requests = []
+    for each in scenario.requests:
+        top = asked[each.group] if each.group else drawn(rng)
+        requests.append(replace(each, params=msgspec.structs.replace(each.params, prompt_logprobs=top)))
     return replace(scenario, requests=tuple(requests))
 
 

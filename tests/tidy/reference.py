@@ -35,6 +35,7 @@ from shared.process.worker_config import WorkerConfig
 from shared.transfer.counters import KvCounters
 from tests.abuse.bound import Bound
 from tests.abuse.bounds import ROUTER_BOUNDS
+from tests.abuse.bounds_of_answers import ANSWER_BOUNDS
 from tests.abuse.bounds_of_links import KV_BOUNDS, LINK_BOUNDS
 from tests.abuse.bounds_of_messages import MESSAGES_BOUNDS
 from tests.abuse.bounds_of_resuming import RESUMING_BOUNDS
@@ -58,7 +59,7 @@ other rows name a unit test, which goes to the bound in the test's own process: 
 without a limit on memory, and the worst case is computed.
 """
 BOUNDS: Mapping[str, tuple[Bound, ...]] = {
-    "What clients take from a router": (*ROUTER_BOUNDS, *RESUMING_BOUNDS, *MESSAGES_BOUNDS),
+    "What clients take from a router": (*ROUTER_BOUNDS, *ANSWER_BOUNDS, *RESUMING_BOUNDS, *MESSAGES_BOUNDS),
     "What strangers and peers take from a link": LINK_BOUNDS,
     "What strangers and workers take from a worker that offers KV pages": KV_BOUNDS,
     "What routers take from a worker": WORKER_BOUNDS,

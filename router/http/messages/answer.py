@@ -13,7 +13,7 @@ much of a prompt was cached is known at the end, so the usage of `message_start`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from router.core.effects import RequestFailed
 from router.http.anthropic_errors import error_object
 from router.http.openai_objects import Event, Json, ObjectHead, call_id
 from router.http.response_stream import TextDelta
+from router.http.whole_answers.json_parts import Parts, object_parts
+from router.http.whole_answers.kept_answer import KeptChoice
 from router.text.answer_parser import AnswerDelta
 
 Kind = Literal["thinking", "text", "tool_use"]
@@ -41,6 +43,7 @@ class MessagesObjects:
 
     done = False  # no [DONE]: message_stop says that it is the last
     waiting = PING
+    held_bytes = 0
 
     def __init__(self, head: ObjectHead, prompt_tokens: int, max_tokens: int):
         """`max_tokens` is what the client asked for, which may be more than the context left."""
@@ -84,10 +87,10 @@ class MessagesObjects:
         """The last event of an answer that was interrupted."""
         return error_object(failure.status, failure.message)
 
-    def whole(self, pieces: Iterable[TextDelta], usage: Json) -> Json:
+    def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
         """The whole answer."""
-        (piece,) = pieces
-        self._last = piece
+        (choice,) = choices
+        self._last = piece = choice.joined()
         content: list[Json] = []
         if piece.reasoning:
             content.append(
@@ -97,7 +100,7 @@ class MessagesObjects:
             content.append({"type": "text", "text": piece.text})
         for _, parts in groupby(piece.calls, key=lambda part: part.call):
             content.append(self._call(list(parts)))
-        return self._message(content, _usage(usage)) | self._ended(usage)
+        return object_parts(self._message(content, _usage(usage)) | self._ended(usage))
 
     # ---- blocks ------------------------------------------------------------------------------------------------
 

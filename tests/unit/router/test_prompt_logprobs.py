@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from router.http.answer_writer import ENTRIES_ON_THE_LOOP
+from router.http.logprobs.packed_list import BATCH_LOGPROBS
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID
@@ -115,11 +115,22 @@ def test_prompt_logprobs_come_beside_a_chat(client: openai.OpenAI, router: Runni
     assert answer.choices[0].logprobs is None
 
 
-def test_many_entries_are_written_on_a_thread(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    prompt = PROMPT * 40
-    assert len(tokenizer.encode(prompt, add_special_tokens=True)) > ENTRIES_ON_THE_LOOP
-    answer = asked(client, echo=True, logprobs=2, prompt=prompt, max_tokens=0)
-    assert answer.choices[0].text == prompt
+def test_a_prompt_of_many_batches_is_told_whole(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    prompt = PROMPT * 12
+    tokens = len(tokenizer.encode(prompt, add_special_tokens=True))
+    assert tokens * 21 > BATCH_LOGPROBS
+    answer = asked(
+        client, echo=True, logprobs=2, prompt=prompt, max_tokens=2, n=2, extra_body={"prompt_logprobs": 20}
+    )
+    assert [choice.text[: len(prompt)] for choice in answer.choices] == [prompt] * 2
+    for choice in answer.choices:
+        told = choice.logprobs
+        lists = (told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset)
+        assert [len(each) for each in lists] == [tokens + 2] * 4
+        assert [len(each or ()) for each in told.top_logprobs[:3]] == [0, 3, 3]
+        assert len(choice.prompt_logprobs) == tokens
+        assert [len(each or ()) for each in choice.prompt_logprobs[:3]] == [0, 21, 21]
+    assert answer.choices[0].prompt_logprobs == answer.choices[1].prompt_logprobs
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.http.response_stream import TextDelta, joined
+from router.http.response_stream import TextDelta
 from router.http.resuming import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     IDEMPOTENCY_KEYS_MAX,
@@ -217,6 +217,13 @@ def test_thoughts_and_calls_go_on_where_they_were_cut() -> None:
             again = StreamMarks(ids.signed(ticket), places)
             rest = [part for piece in groups if (part := again.unread(piece))]
             assert _told([*pieces[:cut], *rest]) == whole
+
+
+def joined(pieces: list[TextDelta]) -> TextDelta:
+    """All pieces of a choice as one."""
+    texts, thoughts = zip(*((piece.text, piece.reasoning) for piece in pieces), strict=True)
+    calls = tuple(call for piece in pieces for call in piece.calls)
+    return TextDelta(0, "".join(texts), pieces[-1].finish_reason, reasoning="".join(thoughts), calls=calls)
 
 
 def _told(pieces: list[TextDelta]) -> tuple[str, str, list[str], list[str | None]]:

@@ -1,5 +1,7 @@
 """Logprobs in the shapes of OpenAI's two APIs: which text and bytes a token has is llguidance's to say.
 
+A stream's pieces are objects; what a whole answer tells is made as text, batch by batch.
+
 A token need not be a whole character. Its text is its bytes with U+FFFD for what is broken, or its id if that was asked
 for; the bytes tell all.
 """
@@ -7,13 +9,14 @@ for; the bytes tell all.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from llguidance import LLTokenizer
 
-from router.http.response_stream import TokenEntry
+from router.http.logprobs.packed_list import TokenEntry
 from shared.sampled import TokenLogprobs
 
 Json = dict[str, Any]
@@ -63,9 +66,30 @@ class LogprobObjects:
             "top_logprobs": [self._top(entry) for entry in entries],
         }
 
-    def prompt(self, entries: Sequence[TokenEntry]) -> list[Json | None]:
-        """`prompt_logprobs` in vLLM's shape: by token id, the token itself and the likeliest."""
-        return [self._ranked(entry.token_id, entry.logprobs) if entry.logprobs else None for entry in entries]
+    def chat_texts(self, batches: Iterable[Sequence[TokenEntry]]) -> Iterator[bytes]:
+        """The text of what `chat` gives."""
+        yield b'{"content":'
+        yield from _list_texts([self._entry(entry) for entry in batch] for batch in batches)
+        yield b',"refusal":null}'
+
+    def completion_lists(
+        self, batches: Callable[[], Iterable[Sequence[TokenEntry]]]
+    ) -> dict[str, Iterator[bytes]]:
+        """The items of each list that `completion` gives, with commas between them; `batches` is called for each."""
+        shown: dict[str, Callable[[TokenEntry], Any]] = {
+            "text_offset": lambda entry: entry.offset,
+            "tokens": lambda entry: self._text(entry.token_id),
+            "token_logprobs": lambda entry: entry.logprobs and entry.logprobs.logprob,
+            "top_logprobs": self._top,
+        }
+        return {name: _shown(show, batches()) for name, show in shown.items()}
+
+    def prompt_texts(self, batches: Iterable[Sequence[TokenEntry]]) -> Iterator[bytes]:
+        """The text of `prompt_logprobs` in vLLM's shape: by token id, the token itself and the likeliest."""
+        return _list_texts(
+            [self._ranked(entry.token_id, entry.logprobs) if entry.logprobs else None for entry in batch]
+            for batch in batches
+        )
 
     def _ranked(self, token_id: int, told: TokenLogprobs) -> Json:
         ranked = [(token_id, told.logprob, told.rank)]
@@ -99,3 +123,21 @@ class LogprobObjects:
         if self.as_ids:
             return f"token_id:{token_id}"
         return self.token_bytes.of(token_id).decode("utf-8", "replace")
+
+
+def _shown(show: Callable[[TokenEntry], Any], batches: Iterable[Sequence[TokenEntry]]) -> Iterator[bytes]:
+    return _item_texts([show(entry) for entry in batch] for batch in batches)
+
+
+def _item_texts(batches: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    """The items of a JSON list, with commas between them: a text for each batch, of which none is empty."""
+    before = b""
+    for batch in batches:
+        yield before + msgspec.json.encode(batch)[1:-1]
+        before = b","
+
+
+def _list_texts(batches: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    yield b"["
+    yield from _item_texts(batches)
+    yield b"]"
