@@ -71,13 +71,13 @@ LOAD = Load(free_pages=100_000, slots_free=10_000)
 FEATURES = ("logprobs", "prompt_logprobs")
 
 
-def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...]) -> Hello:
+def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...], model: str = MODEL) -> Hello:
     return Hello(
         session=0,
         role=role,
         uid=uid,
         epoch=1,
-        model_name=MODEL,
+        model_name=model,
         model="w",
         kv_format="kv",
         limits=limits,
@@ -125,6 +125,7 @@ class ScriptedWorkers:
     limits: Limits = LIMITS
     features: tuple[str, ...] = FEATURES
     cached_tokens: int = 0  # of each prompt, as prefill says
+    model: str = MODEL
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -136,8 +137,8 @@ class ScriptedWorkers:
         self.router = WakingLinks(
             Hello(session=0, role="router", uid="r", epoch=1, understands=UNDERSTOOD["router"]), self
         )
-        self.prefill = MemoryLinks(hello("prefill", "p", self.limits, self.features))
-        self.decode = MemoryLinks(hello("decode", "d", self.limits, self.features))
+        self.prefill = MemoryLinks(hello("prefill", "p", self.limits, self.features, self.model))
+        self.decode = MemoryLinks(hello("decode", "d", self.limits, self.features, self.model))
         self.on_sent: Callable[[], None] = lambda: None
 
     def link(self) -> None:
@@ -273,14 +274,15 @@ class RunningRouter:
         linked: bool = True,
         send_bytes: int = 0,
         uid: str = "router",
+        model: str = MODEL,
         **settings: object,
     ):
         self.uid = uid
         self.peers: dict[str, str] = {}  # URLs of the other routers it knows, by uid
         self.routers_ready = 1
         self.keyed: KeyedClients | None = None
-        self.workers = ScriptedWorkers(limits=limits, features=features)
-        self._settings = RouterConfig(served_model_name=MODEL, **settings)  # type: ignore[arg-type]
+        self.workers = ScriptedWorkers(limits=limits, features=features, model=model)
+        self._settings = RouterConfig(served_model_name=model, **settings)  # type: ignore[arg-type]
         self._folder = folder
         given = self._settings
         self._tokenizer = Tokenizer(
