@@ -4,14 +4,18 @@
     python -m tests.benchmarks.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
 
 The workload is that of nano-vllm and mini-sglang: 256 prompts of 100 to 1,024 random tokens, each with 100 to 1,024
-tokens of output, seed 0, temperature 0.6. `device alone` drives one device by hand, EXTEND then DECODE: the line to
-hold beside an engine that does both on one GPU. `disaggregated` has a prefill and a decode worker on the GPU, each with
-its scheduler and loop, and copies KV from one pool to the other. Neither has run on a GPU yet.
+tokens of output, seed 0, temperature 0.6. `alone` drives one device by hand, EXTEND then DECODE: the line to hold
+beside an engine that does both on one GPU. `filtered` is the same with the filters that Qwen3 has by itself, top_k 20
+and top_p 0.95, which is what clients of a served Qwen3 get. `disaggregated` has a prefill and a decode worker on the
+GPU, each with its scheduler and loop, and copies KV from one pool to the other; it comes last, for it takes all of the
+GPU twice. None of them has run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
@@ -39,6 +43,9 @@ STEP_BATCHES = (1, 64, 256)
 STEP_CONTEXT = 1024
 STEPS = 50
 SHORTEST = 100
+PARTS = ("steps", "alone", "filtered", "disaggregated")
+WITH_TWO_ON_A_GPU = (0.45, 0.9)  # what of it may be in use once a device is loaded: the first leaves half
+FILTERS = {"top_k": 20, "top_p": 0.95}  # of Qwen3's generation_config.json
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -133,6 +140,7 @@ class ByHand:
     """Drives one device: the next step is launched before the last one is waited for."""
 
     def __init__(self, loaded: Loaded) -> None:
+        self.filters: dict[str, float] = {}  # of all sequences
         self.device = loaded.device
         self._pages = loaded.room.pages
         self._step = 0
@@ -162,7 +170,12 @@ class ByHand:
             joins, rows, tokens = [], [], 0
             while slot < len(sequences) and tokens + len(sequences[slot].prompt) <= CHUNK:
                 each = sequences[slot]
-                params = SamplingParams(max_new_tokens=each.output_len, seed=slot, temperature=0.6)
+                params = SamplingParams(
+                    max_new_tokens=each.output_len,
+                    seed=slot,
+                    temperature=0.6,
+                    **self.filters,  # type: ignore[arg-type]
+                )
                 pages = tuple(range(first_page, first_page + each.pages))
                 joins.append(SlotJoin(slot, pages, 0, params, len(each.prompt)))
                 rows.append(ExtendRow(slot, each.prompt, 0, True))
@@ -180,7 +193,7 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def measure_alone(by_hand: ByHand, sequences: list[Sequence]) -> None:
+def measure_alone(by_hand: ByHand, sequences: list[Sequence], name: str) -> None:
     """The whole workload on one device."""
     counters = by_hand.device.counters
     idle, busy = counters.idle_seconds, counters.extend_seconds + counters.decode_seconds
@@ -194,7 +207,7 @@ def measure_alone(by_hand: ByHand, sequences: list[Sequence]) -> None:
     output = sum(each.output_len for each in sequences)
     idle, busy = counters.idle_seconds - idle, counters.extend_seconds + counters.decode_seconds - busy
     say(
-        f"device alone: {output} tokens in {ended - began:.2f} s, {output / (ended - began):.0f} tok/s; "
+        f"{name}: {output} tokens in {ended - began:.2f} s, {output / (ended - began):.0f} tok/s; "
         f"prompts {prompts_done - began:.2f} s; device idle {idle / (idle + busy):.1%}"
     )
 
@@ -217,6 +230,54 @@ def measure_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], co
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured, and how often."""
+
+    config: ModelConfig
+    sequences: list[Sequence]
+    context: int
+    pages: int
+    runs: int
+
+    def load(self, platform: Platform, share: float) -> Loaded:
+        """A device that leaves the rest of its GPU's memory free."""
+        return load(platform, self.config, len(self.sequences), self.context, share, self.pages)
+
+
+def on_one_device(setting: Setting, make: Callable[[], Platform], parts: set[str]) -> None:
+    """The parts that one device is driven by hand for; `make` makes what it is built on."""
+    one = setting.load(make(), WITH_TWO_ON_A_GPU[-1])
+    by_hand = ByHand(one)
+    if "steps" in parts:
+        batches = tuple(batch for batch in STEP_BATCHES if batch <= len(setting.sequences))
+        longest = setting.context // 4
+        measure_steps(by_hand, setting.config.vocab_size, batches, min(STEP_CONTEXT, longest))
+    for part, name in (("alone", "device alone"), ("filtered", "device alone, top_k 20, top_p 0.95")):
+        by_hand.filters = FILTERS if part == "filtered" else {}
+        for _ in range(setting.runs if part in parts else 0):
+            measure_alone(by_hand, setting.sequences, name)
+    one.device.close()
+
+
+def on_two_devices(setting: Setting, make: Callable[[], Platform]) -> None:
+    """Prefill and decode on one GPU. Each is loaded before the next is made: what is free is read when it is made."""
+    first, second = (setting.load(make(), share) for share in WITH_TWO_ON_A_GPU)
+    requests = len(setting.sequences)
+    workers = TwoWorkers(first.part, second.part, requests, CHUNK, setting.config.vocab_size)
+    prompts, output_lens = zip(*((each.prompt, each.output_len) for each in setting.sequences), strict=True)
+    for _ in range(setting.runs):
+        say(workers.measure(prompts, output_lens))
+    workers.close()
+
+
+def release(on_gpu: bool) -> None:
+    """Give back what nobody holds any more: schedulers and loops refer to each other, so the collector has to look."""
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     """See the head of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -226,38 +287,23 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt, and of an output")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--pages", type=int, default=0, help="of the pool; 0: what memory allows")
-    parser.add_argument("--parts", default="steps,alone,disaggregated")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default: all")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.exit(0, "skipped: torch finds no GPU\n")
     config, context = model_named(given.model), 4 * given.longest
     sequences = workload(given.sequences, given.longest, config.vocab_size)
     tokens = sum(len(each.prompt) for each in sequences), sum(each.output_len for each in sequences)
-    on_gpu = given.device == "cuda"
     say(f"Qwen3-{given.model}, {given.sequences} sequences, {tokens[0]} tokens in, {tokens[1]} out")
-    if "disaggregated" in given.parts:
-        platforms = [cuda_platform(False) if on_gpu else host_platform(1) for _ in range(2)]
-        first, second = (
-            load(platform, config, given.sequences, context, 0.45 * number, given.pages)
-            for number, platform in enumerate(platforms, 1)
-        )
-        workers = TwoWorkers(first.part, second.part, given.sequences, CHUNK, config.vocab_size)
-        for _ in range(given.runs):
-            prompts, output_lens = zip(*((each.prompt, each.output_len) for each in sequences), strict=True)
-            say(workers.measure(prompts, output_lens))
-        workers.close()
-        del workers, first, second, platforms
-        torch.cuda.empty_cache()
-    platform = cuda_platform(False) if on_gpu else host_platform(torch.get_num_threads())
-    one = load(platform, config, given.sequences, context, 0.9, given.pages)
-    by_hand = ByHand(one)
-    if "steps" in given.parts:
-        batches = tuple(batch for batch in STEP_BATCHES if batch <= given.sequences)
-        measure_steps(by_hand, config.vocab_size, batches, min(STEP_CONTEXT, given.longest))
-    if "alone" in given.parts:
-        for _ in range(given.runs):
-            measure_alone(by_hand, sequences)
-    one.device.close()
+    on_gpu = given.device == "cuda"
+    setting = Setting(config, sequences, context, given.pages, given.runs)
+    parts = set(given.parts.split(","))
+    if parts - {"disaggregated"}:
+        threads = torch.get_num_threads()
+        on_one_device(setting, lambda: cuda_platform(False) if on_gpu else host_platform(threads), parts)
+        release(on_gpu)
+    if "disaggregated" in parts:
+        on_two_devices(setting, lambda: cuda_platform(False) if on_gpu else host_platform(1))
 
 
 if __name__ == "__main__":

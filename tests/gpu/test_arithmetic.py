@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.plan_guard import PlanGuard
@@ -18,6 +19,8 @@ from shared.engine.cuda.told_tokens import told_of
 from shared.engine.flashinfer_package import flashinfer_package
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
+from shared.engine.ops import Ops
+from shared.engine.torch_ops import TorchOps
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of
@@ -27,6 +30,14 @@ from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
 WAYS = {"whole": (200,), "in chunks": (50, 1, 33, 107, 1, 1, 7), "after a cached prefix": (128, 72)}
 ROWS, SLOTS, VOCAB = 10_000, 12_000, 4099
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def filter_ops(request: pytest.FixtureRequest) -> tuple[Ops, torch.device]:
+    """FlashInfer's filters on the GPU; plain torch's, which rehearse the test, on CPU."""
+    if request.param == "cuda":
+        return FlashInferOps(flashinfer_package()), request.getfixturevalue("gpu")
+    return TorchOps(), torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -93,3 +104,48 @@ def test_what_is_told_of_tokens_is_the_reference_but_for_the_last_bits(gpu: torc
     told = torch.zeros(100, TOLD_WORDS, dtype=torch.int32, device=gpu)
     compiled.logprobs(logits, places, tokens, tops, told)
     assert torch.equal(alone[0], told[7])
+
+
+VOCABULARIES = (151_936, 128_256, 32_001)  # of Qwen3, Llama 3, and one that no block size divides
+FILTERED_ROWS = (1, 3, 45, 256)  # FlashInfer takes another kernel for many rows
+REHEARSED_ROWS = 3
+LAUNCHES = 1000  # a race in a barrier is rare, and would hang
+
+
+def filters_of(vocab_size: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [rows, vocab], whose highest is 0, and top_k and top_p of each row, all mixed."""
+    logits = torch.randn(rows, vocab_size, generator=generator_of(rows)) * 3
+    logits = logits.to(device)
+    logits -= logits.amax(-1, keepdim=True)
+    top_k = torch.tensor([1, 20, 50, vocab_size], dtype=torch.int32).repeat(rows)[:rows]
+    top_p = torch.tensor([1e-6, 0.5, 0.95, 1.0, 0.95]).repeat(rows)[:rows]
+    return logits, top_k.to(device), top_p.to(device)
+
+
+@pytest.mark.parametrize("rows", FILTERED_ROWS)
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_floors_are_those_of_plain_torch(
+    filter_ops: tuple[Ops, torch.device], vocab_size: int, rows: int
+) -> None:
+    ops, device = filter_ops
+    if device.type == "cpu" and rows > REHEARSED_ROWS:
+        pytest.skip("a CPU sorts so many rows for minutes")
+    logits, top_k, top_p = filters_of(vocab_size, rows, device)
+    plain = TorchOps()
+    floors, expected = ops.top_k_floor(logits.clone(), top_k), plain.top_k_floor(logits.clone(), top_k)
+    assert torch.equal(floors, expected)
+    # By sums in other orders the last token may be another one: at most one of the tokens at the edge of the nucleus.
+    found, wanted = ops.top_p_floor(logits.clone(), top_p), plain.top_p_floor(logits.clone(), top_p)
+    kept, kept_by_torch = ((logits >= floor.unsqueeze(1)).sum(-1) for floor in (found, wanted))
+    assert int((kept - kept_by_torch).abs().max()) <= 1 + vocab_size // 10_000
+    everything = top_p == 1
+    assert bool((found[everything] == -torch.inf).all())
+
+
+def test_floors_are_found_again_and_again(gpu: torch.device) -> None:
+    ops, vocab_size = FlashInferOps(flashinfer_package()), VOCABULARIES[0]
+    logits, top_k, _ = filters_of(vocab_size, 45, gpu)
+    first = ops.top_k_floor(logits, top_k)
+    for _ in range(LAUNCHES):
+        found = ops.top_k_floor(logits, top_k)
+    assert torch.equal(found, first)

@@ -101,9 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes), help="default: all")
     parser.add_argument("--head-dim", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of the modules, and compile none"
+    )
     read = parser.parse_args(arguments)
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = read.arch  # read when FlashInfer is imported
     wanted = modules([dtypes[name] for name in read.dtype], read.head_dim)
+    if read.list:
+        sys.stdout.writelines(f"{module.spec().name}\n" for module in wanted)
+        return
     folder = read.folder or aot_folder()
     made = compile_modules(wanted, folder)
     (folder / ARCHS_FILE).write_text(f"{read.arch}\n", encoding="ascii")
