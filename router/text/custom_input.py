@@ -15,6 +15,7 @@ import re
 
 INPUT = "input"  # the argument that holds the text, as OpenAI names it in calls
 
+_BEGIN_CHARS = 256  # before a string; of more, blanks are none, and nothing is read again with each piece
 _BEGIN = re.compile(rf'\s*(?:\{{\s*"{INPUT}"\s*:\s*)?"')
 _PART = re.compile(
     r'[^"\\]+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[^u]', re.DOTALL
@@ -27,21 +28,23 @@ class CustomInput:
     """Reads the arguments of one call."""
 
     def __init__(self) -> None:
-        self._held = ""  # what cannot be told yet
+        self._held = ""  # what cannot be told yet, of a string or of its beginning
+        self._rest: list[str] = []  # of what is no string
         self._begun = self._ended = self._other = False
 
     def push(self, text: str) -> str:
         """What of the tool's text is certain now."""
         if self._ended:
             return ""
-        self._held += text
-        if self._other or not (self._begun or self._begins()):
+        if self._other:
+            self._rest.append(text)
             return ""
-        return self._string()
+        self._held += text
+        return self._string() if self._begun or self._begins() else ""
 
     def finish(self) -> str:
         """The rest."""
-        held, self._held = self._held, ""
+        held, self._held = self._held + "".join(self._rest), ""
         if self._begun or not held:
             return ""  # an escape that was cut off
         try:
@@ -57,8 +60,8 @@ class CustomInput:
             self._held = self._held[found.end() :]
             self._begun = True
         else:
-            compact = "".join(self._held.split())
-            self._other = not f'{{"{INPUT}":"'.startswith(compact)
+            compact = "".join(self._held[:_BEGIN_CHARS].split())
+            self._other = len(self._held) > _BEGIN_CHARS or not f'{{"{INPUT}":"'.startswith(compact)
         return self._begun
 
     def _string(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 
 import pytest
 
@@ -60,8 +61,24 @@ def test_a_string_is_told_while_it_comes() -> None:
     ]
 
 
-def test_a_long_text_costs_time_in_proportion() -> None:
-    """Each piece is read once: half a million pieces of an escape each would else take hours."""
-    reader = CustomInput()
-    told = sum(len(reader.push(piece)) for piece in ['{"input": "', *["\\n"] * 200_000])
-    assert told == 200_000
+LONG = {
+    "a string of escapes": (['{"input": "', *["\\n"] * 100_000], 100_000),
+    "blanks before it": (["{", *[" "] * 100_000, '"input": "a"}'], 0),
+    "no string": (['{"a": [', *["1,"] * 100_000], 0),
+}
+
+
+@pytest.mark.parametrize(("pieces", "told"), LONG.values(), ids=LONG)
+def test_a_long_text_costs_time_in_proportion(pieces: list[str], told: int) -> None:
+    """No piece is read again with each that follows: as many of one token each would cost minutes."""
+
+    def seconds(part: list[str]) -> float:
+        reader = CustomInput()
+        begun = time.process_time()
+        pushed = sum(len(reader.push(piece)) for piece in part)
+        reader.finish()
+        assert pushed == (told and len(part) - 1)
+        return time.process_time() - begun
+
+    tenth = min(seconds(pieces[: len(pieces) // 10]) for _ in range(3))
+    assert seconds(pieces) < 40 * tenth
