@@ -55,6 +55,7 @@ from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
 from router.http.told_prompts import ToldPrompt
 from router.http.tools.choice import NO_TOOLS, ToolUse
+from router.http.usage_accounts import UsageAccount
 from router.http.whole_answers.answer_bytes import AskedAnswer, HeldBytes
 from router.http.whole_answers.kept_answer import KeptAnswer
 from shared.errors import RequestError
@@ -226,6 +227,9 @@ class CompletionEndpoint:
         if typed and asked.plan.ticket is not None:
             raise RequestError("a stream of typed events cannot be resumed: leave out X-Segue-Resumable")
         now = asyncio.get_running_loop().time()
+        account: UsageAccount | None = scope.get("segue.account")
+        if account is not None:
+            account.reserve(requests, now)
         of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, wanted)

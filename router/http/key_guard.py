@@ -75,14 +75,18 @@ class KeyGuard:
             headers = [*retry_after(seconds), *quota.headers(now)]
             await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers)
             return
-        self._counters.requests[key.name, "served"] += 1
         scope["segue.key"] = key
-        account = self._accounts.open(scope["segue.rid"], key, quota)
+        account = scope["segue.account"] = self._accounts.open(scope["segue.rid"], key, quota)
         try:
             await self._app(scope, receive, self._telling(send, quota, account))
         finally:
-            quota.leave()
+            if not account.status:  # nobody waited for the answer
+                self._count(account)
+            quota.leave(account.answers)
             self._accounts.close(account)
+
+    def _count(self, account: UsageAccount) -> None:
+        self._counters.requests[account.key.name, account.refused_by or "served"] += 1
 
     def _telling(self, send: Send, quota: KeyQuota, account: UsageAccount) -> Send:
         """`send` that adds what is left of the quota, and notes the status."""
@@ -90,6 +94,7 @@ class KeyGuard:
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 account.status = message["status"]
+                self._count(account)
                 message["headers"] = [*message.get("headers", ()), *quota.headers(self._accounts.now())]
             await send(message)
 

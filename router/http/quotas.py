@@ -4,8 +4,13 @@ A key's limits are for all routers of a release together. They do not ask each o
 the limit divided by the routers that are Ready, at least one request and one token. So the sum is right where
 connections are spread, and a client whose connections all end at one router gets one share. How many run is exact.
 
-A request is let in while tokens are left, and pays when they are known: its prompt when it is tokenized, its output as
-it comes. So the level can fall below zero, and the next request waits longer (`TokenBucket`).
+    enter ──► reserve ──► spend, give back ──► leave
+
+A request enters before its body is read, while any tokens are left. When it is tokenized, what it will need is
+reserved: its prompt, and for each answer its `max_tokens`, at most RESERVED_OUTPUT_MAX. What comes is paid from that,
+what comes beyond it from the level, which can then fall below zero: the next request waits longer (`TokenBucket`). What
+is left of a reservation goes back. So requests that come at once are not let in on the same tokens, and one with a
+large `max_tokens` that it does not use keeps few others out. Each answer counts among those that run (`concurrent`).
 
 The quota of a name that is in the file no more goes with its last request.
 """
@@ -20,6 +25,8 @@ from typing import Literal
 from router.core.token_bucket import TokenBucket
 from shared.api_keys import ApiKey
 
+RESERVED_OUTPUT_MAX = 256  # tokens of one answer that are reserved; most chats end before
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -30,6 +37,7 @@ class QuotaRefusal:
     limit: Literal["rpm", "tpm", "concurrent"]
     message: str
     seconds: float | None  # until it may come again; None: nobody knows
+    never: bool = False  # it asks for more than the key may ever have
 
 
 class KeyQuota:
@@ -56,7 +64,9 @@ class KeyQuota:
         if self._running_max and self.running >= self._running_max:
             message = f"this key may have {self._running_max} requests at a time here, and has them"
             return QuotaRefusal("concurrent", message, None)
-        refusal = _empty("rpm", "requests", self._requests, now) or _empty("tpm", "tokens", self._tokens, now)
+        refusal = _short_of("rpm", "requests", self._requests, 1, now) or _short_of(
+            "tpm", "tokens", self._tokens, 1, now
+        )
         if refusal is not None:
             return refusal
         if self._requests is not None:
@@ -64,10 +74,38 @@ class KeyQuota:
         self.running += 1
         return None
 
-    def leave(self) -> None:
-        """A request that was let in has ended."""
-        assert self.running > 0
-        self.running -= 1
+    def reserve(self, tokens: int, answers: int, now: float) -> QuotaRefusal | None:
+        """Take the tokens that a request which was let in will need, and count its answers; or say why not."""
+        if self._running_max and answers > self._running_max:
+            message = (
+                f"this request asks for {answers} answers at a time, and this key may have {self._running_max} here: "
+                "ask for fewer (n, prompts) in one request"
+            )
+            return QuotaRefusal("concurrent", message, None, never=True)
+        if self._running_max and self.running + answers - 1 > self._running_max:
+            message = (
+                f"this key may have {self._running_max} answers at a time here; {self.running - 1} run, and this "
+                f"request asks for {answers}"
+            )
+            return QuotaRefusal("concurrent", message, None)
+        bucket = self._tokens
+        if bucket is not None:
+            if answers > 1 and tokens > bucket.per_minute:
+                message = (
+                    f"this request may take {tokens} tokens, and this key may have {math.floor(bucket.per_minute)} a "
+                    "minute here: ask for fewer answers (n, prompts), or for a smaller max_tokens"
+                )
+                return QuotaRefusal("tpm", message, None, never=True)
+            if refusal := _short_of("tpm", "tokens", bucket, tokens, now):
+                return refusal
+            bucket.take(tokens, now)
+        self.running += answers - 1
+        return None
+
+    def leave(self, answers: int = 1) -> None:
+        """A request that was let in has ended, and had so many answers."""
+        assert self.running >= answers
+        self.running -= answers
 
     def spend(self, tokens: int, now: float) -> None:
         """Pay for tokens; a negative number gives back."""
@@ -115,14 +153,16 @@ class Quotas:
         }
 
 
-def _empty(
-    limit: Literal["rpm", "tpm"], unit: str, bucket: TokenBucket | None, now: float
+def _short_of(
+    limit: Literal["rpm", "tpm"], unit: str, bucket: TokenBucket | None, needed: int, now: float
 ) -> QuotaRefusal | None:
-    seconds = bucket.seconds_until(1, now) if bucket is not None else 0.0
+    seconds = bucket.seconds_until(needed, now) if bucket is not None else 0.0
     if bucket is None or seconds <= 0:
         return None
+    level = max(0, math.floor(bucket.level(now)))
+    left = f"; {level} are left, and this request may take {needed}" if needed > 1 else ""
     message = (
-        f"this key has used its {math.floor(bucket.per_minute)} {unit} a minute here; "
+        f"this key has used its {math.floor(bucket.per_minute)} {unit} a minute here{left}; "
         f"try again in {math.ceil(seconds)} s"
     )
     return QuotaRefusal(limit, message, seconds)

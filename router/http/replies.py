@@ -37,8 +37,9 @@ class DisconnectedError(Exception):
 class OverloadedError(RequestError):
     """429: this router cannot take one more of something."""
 
-    def __init__(self, message: str):
+    def __init__(self, message: str, retry_after_seconds: float | None = None):
         super().__init__(message, status=429)
+        self.retry_after_seconds = retry_after_seconds  # None: what is set for all
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> Json:
@@ -104,7 +105,8 @@ async def send_request_error(
     """The answer to a request that was refused here."""
     count_refusal(scope, error.status)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
-    await send_failure(scope, send, failure, retry_after_seconds)
+    seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
+    await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
 
 
 def count_refusal(scope: Scope, status: int) -> None:

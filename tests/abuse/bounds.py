@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.abuse.bound import Bound
+from tests.abuse.bounds_of_connections import CONNECTION_BOUNDS
 
 RESOURCES, SLOW, STRANGERS = (
     f"tests/abuse/test_{name}.py" for name in ("resources", "slow_clients", "strangers")
@@ -18,19 +19,7 @@ UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
 ROUTER_BOUNDS = (
-    # connections
-    Bound(
-        "connections_max",
-        "the oldest without a request closes; 503 where each has one",
-        "10 KiB each: 80 MiB",
-        f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
-    ),
-    Bound(
-        "connections_per_address_max",
-        "the same, among those of the address",
-        "10 KiB each: 40 MiB of one address",
-        f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
-    ),
+    *CONNECTION_BOUNDS,
     *(
         Bound(
             name,
@@ -44,36 +33,6 @@ ROUTER_BOUNDS = (
             ("CHOICES_MAX", "2,000 choices", "choices"),
             ("GBNF_CHARACTERS_MAX", "0.1 s of a converter in Python", "gbnf"),
         )
-    ),
-    Bound(
-        "DESCRIPTOR_RESERVE",
-        "the oldest connection without a request closes",
-        "no memory",
-        "tests/abuse/test_faults.py::test_streams_are_bit_equal_through_a_fault"
-        "[the router has no descriptor left and a worker dies]",
-        place="router.http.client_connections",
-    ),
-    Bound(
-        "SILENT_SECONDS_MAX",
-        "the connection closes, while three quarters of all are taken",
-        "2 s without a byte",
-        f"{UNIT}/test_connection_places.py::test_when_crowded_silent_connections_go_sooner",
-        place="router.http.client_connections",
-    ),
-    Bound(
-        "HELD_BYTES_MAX",
-        "431 or 503",
-        "64 MiB of all incomplete heads together",
-        f"{FULL}::test_incomplete_heads_together_fit_into_memory",
-        place="router.http.client_connections",
-    ),
-    Bound(
-        "UNREAD_BYTES_MAX",
-        "the connections with the most unread bytes are cut",
-        "80 MiB of all unread answers together, in the router and in the kernel",
-        f"{UNIT}/test_client_connections.py"
-        "::test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut",
-        place="router.http.client_connections",
     ),
     Bound("HEAD_BYTES_MAX", "431", "64 KiB a connection", f"{HEAD}[96 MB in one header]", place=PARSER),
     Bound("HEADERS_MAX", "431", "17 KiB a connection", f"{HEAD}[64 MB of headers]", place=PARSER),

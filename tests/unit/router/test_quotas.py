@@ -126,3 +126,45 @@ def test_quotas_of_names_that_are_gone_are_forgotten_but_not_while_they_run() ->
     clients.enter_and_leave(60.0)
     assert len(clients.quotas) == 2
     clients.leave(60.0, keys[0])
+
+
+def test_what_is_reserved_is_there_for_nobody_else_until_it_is_given_back() -> None:
+    clients = Clients()
+    quota = clients.quotas.of(KEY, 0.0)
+    assert clients.enter(0.0) == "in"
+    assert quota.reserve(500, 1, 0.0) is None
+    assert clients.headers(0.0)["x-ratelimit-remaining-tokens"] == "100"
+    assert clients.enter(0.0) == "in"
+    refusal = quota.reserve(200, 1, 0.0)
+    assert refusal is not None
+    assert (refusal.limit, refusal.never, refusal.seconds) == ("tpm", False, 10.0)
+    quota.spend(-400, 0.0)
+    assert quota.reserve(200, 1, 0.0) is None
+
+
+def test_one_request_that_needs_more_than_a_minutes_tokens_waits_for_all_of_them() -> None:
+    clients = Clients()
+    quota = clients.quotas.of(KEY, 0.0)
+    assert clients.enter(0.0) == "in"
+    assert quota.reserve(2000, 1, 0.0) is None
+    assert clients.enter(60.0) == "tpm"
+    assert clients.enter(199.9) == "in"
+    refusal = quota.reserve(2000, 1, 199.9)
+    assert refusal is not None
+    assert not refusal.never
+    assert quota.reserve(2000, 1, 200.1) is None
+
+
+def test_the_answers_of_a_request_that_is_refused_do_not_run() -> None:
+    clients = Clients()
+    quota = clients.quotas.of(KEY, 0.0)
+    assert clients.enter(0.0) == "in"
+    assert quota.reserve(10, 3, 0.0) is None
+    assert clients.enter(0.0) == "in"
+    refusal = quota.reserve(10, 2, 0.0)
+    assert refusal is not None
+    assert (refusal.limit, refusal.never) == ("concurrent", False)
+    assert quota.running == 4
+    quota.leave(1)
+    quota.leave(3)
+    assert quota.running == 0

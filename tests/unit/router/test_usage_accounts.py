@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed, Usage
 from router.http.key_counters import KeyCounters
-from router.http.quotas import KeyQuota
+from router.http.quotas import RESERVED_OUTPUT_MAX, KeyQuota
 from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import TokenSink
 from shared.api_keys import ApiKey
@@ -53,6 +53,10 @@ class Books:
         params, reader = SamplingParams(max_new_tokens=8, seed=0), AnswerReader()
         asked = ClientRequest(rid=rid, model="m", token_ids=(1,) * prompt, params=params, siblings=siblings)
         return *self.accounts.metered(asked, reader), reader
+
+    def asked(self, rid: str, prompt: int, max_tokens: int) -> ClientRequest:
+        params = SamplingParams(max_new_tokens=max_tokens, seed=0)
+        return ClientRequest(rid=rid, model="m", token_ids=(1,) * prompt, params=params)
 
     @property
     def paid(self) -> float:
@@ -129,3 +133,22 @@ def test_an_answer_may_go_on_after_its_http_request() -> None:
     sink.tokens((1, 2), ())
     sink.ended(RequestCompleted("stop", Usage(10, 2, 0)))
     assert (books.used, account.open_parts) == ((10, 0, 2), 0)
+
+
+def test_what_was_reserved_is_paid_from_and_what_is_left_given_back_however_it_ends() -> None:
+    books = Books()
+    account = books.open()
+    requests = [books.asked(f"r-{index}", 10, 300) for index in range(3)]
+    account.reserve(requests, 0.0)
+    assert books.paid == 3 * (10 + RESERVED_OUTPUT_MAX)
+    first, second = (books.accounts.metered(request, AnswerReader())[1] for request in requests[:2])
+    first.tokens((1,) * 20, ())
+    assert books.paid == 3 * (10 + RESERVED_OUTPUT_MAX), "paid from what is reserved"
+    first.ended(RequestCompleted("stop", Usage(10, 20, 0)))
+    assert books.paid == 10 + 20 + 2 * (10 + RESERVED_OUTPUT_MAX)
+    second.tokens((1,) * 300, ())
+    assert books.paid == 10 + 20 + 10 + 300 + 10 + RESERVED_OUTPUT_MAX, "beyond it each token is paid"
+    second.ended(RequestAborted())
+    books.accounts.close(account)  # the third never went to the core
+    assert books.paid == 10 + 20 + 10 + 300
+    assert books.used == (20, 0, 320)
