@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from shared.baton import Baton, Holder
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
@@ -38,6 +39,7 @@ from tests.link_settings import link_settings, write_note
 ROUTER_SECONDS = 10.0  # between two looks at whether to end
 STEP_SECONDS = 0.02  # of a step of decode
 TOKENS_A_ROW = 8  # of which nothing is told; else 1
+PAGE_SIZE = 16
 TEXT_ID = 40  # of the first token of an answer
 FEATURES = ("logprobs", "prompt_logprobs", "grammar", "allowed_token_ids", "bad_words")
 
@@ -58,7 +60,9 @@ class TalkativeWorker:
     """One worker; `serve` returns after `end`."""
 
     def __init__(self, role: Role, keys_file: str, context_len: int):
-        limits = Limits(context_len=context_len, page_size=16, pages=1 << 20, slots=512, vocab_size=400)
+        limits = Limits(
+            context_len=context_len, page_size=PAGE_SIZE, pages=1 << 20, slots=512, vocab_size=400
+        )
         hello = Hello(
             session=0, role=role, uid=role, epoch=1, model_name="tiny", model="w", kv_format="kv",
             limits=limits, features=FEATURES,
@@ -107,8 +111,9 @@ class TalkativeWorker:
         if prefill.params.max_new_tokens == 1:
             self._links.send(peer, Prefilled(rid, attempt, 0, (TEXT_ID,), None, "length", logprobs=logprobs))
             return
+        pages = tuple(range(pages_for_tokens(kv_len, PAGE_SIZE)))
         holder = Holder("prefill", 1, "agent", b"", 0, 64, 0)
-        baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages=(0,))
+        baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
         self._links.send(peer, Prefilled(rid, attempt, 0, (TEXT_ID,), baton, logprobs=logprobs))
 
     def _step(self) -> None:

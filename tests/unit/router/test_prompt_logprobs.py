@@ -106,6 +106,20 @@ def test_prompt_logprobs_come_beside_a_completion(client: openai.OpenAI, prompt_
         assert [one["rank"] for name, one in entry.items() if name != str(token_id)] == [1, 2]
 
 
+def test_a_prompt_is_scored_once_however_many_choices_show_it(
+    client: openai.OpenAI, router: RunningRouter, prompt_ids: list[int]
+) -> None:
+    before = len(router.workers.prefills)
+    answer = asked(client, n=4, prompt=[PROMPT, PROMPT], extra_body={"prompt_logprobs": 2})
+    scored = [prefill.params.prompt_logprobs for prefill in router.workers.prefills[before:]]
+    assert sorted(scored) == [-1] * 6 + [2, 2]
+    assert len(answer.choices) == 8
+    for choice in answer.choices:
+        assert choice.text == OUTPUT
+        assert len(choice.prompt_logprobs) == len(prompt_ids)
+        assert choice.prompt_logprobs == answer.choices[0].prompt_logprobs
+
+
 def test_prompt_logprobs_come_beside_a_chat(client: openai.OpenAI, router: RunningRouter) -> None:
     answer: Any = client.chat.completions.create(
         model=MODEL, messages=USER, extra_body={"prompt_logprobs": 0}

@@ -40,6 +40,17 @@ def test_seeds_start_over_behind_the_last_one() -> None:
     assert seeds == [SEEDS - 1, 0, 1]
 
 
+def test_the_first_has_the_prompt_scored_for_all() -> None:
+    params = request("whole", PROMPT).params
+    asked = request(
+        "whole", PROMPT, params=type(params)(max_new_tokens=1, seed=0, logprobs=2, prompt_logprobs=5)
+    )
+    made = siblings(asked, RIDS)
+    assert [each.params.prompt_logprobs for each in made] == [5, -1, -1, -1]
+    assert [each.params.logprobs for each in made] == [2] * 4
+    assert siblings(asked, ("x",))[0].params.prompt_logprobs == 5
+
+
 def test_the_others_wait_for_the_first_and_follow_it_to_both_workers() -> None:
     world = ScriptedDeployment(3, 3, limits=SLOTS, prefill_policy="round_robin", decode_policy="round_robin")
     group(world)
