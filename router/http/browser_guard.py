@@ -5,8 +5,13 @@ a header that a page cannot forge:
 
     Host           where the router listens on loopback only: a page's own name may be pointed at 127.0.0.1
                    (DNS rebinding), and then its requests count as same-origin
-    Origin         every browser names the page's origin in a cross-origin POST
+    Origin         every browser names the page's origin in a cross-origin POST, and in every POST of a plain http page
     Content-Type   what is not JSON can be posted without asking first (CORS preflight)
+
+Where the router listens on loopback, pages of loopback at any port and the pages of desktop apps may use it, as Ollama
+lets them: they are programs of the same machine. Where it listens to others and asks for no keys, a page of plain http
+whose name is that of the Host header may have had its name pointed here, so such a name must be one that public DNS
+cannot have. Programs may use any name there; a page that only reads (GET) names no origin, and learns the model's name.
 
 Programs send no Origin. A missing Content-Type passes, as programs without HTTP libraries leave it out; a page that
 leaves it out is stopped by its Origin. vLLM refuses other Content-Types as well, so no client of it loses anything.
@@ -14,6 +19,7 @@ leaves it out is stopped by its Origin. vLLM refuses other Content-Types as well
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
@@ -22,24 +28,37 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.replies import send_request_error
 from shared.errors import RequestError
-from shared.process.host_header import is_loopback, is_private, is_unambiguous, name_in
+from shared.process.host_header import (
+    is_loopback,
+    is_private,
+    is_private_in_a_network,
+    is_unambiguous,
+    name_in,
+)
 
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{unit}"
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 ]
+# Of pages on the same machine: any port of loopback, and the schemes of desktop apps. A file has the origin null.
+LOCAL_ORIGIN = re.compile(
+    r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
+    r"|(app|tauri|vscode-webview|vscode-file)://[^/?#\s]*"
+)
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
     """`app` behind the checks; with CORS for the origins that are allowed, whose pages can read refusals too."""
     guard = BrowserGuard(app, settings)
-    if not settings.allowed_origins:
+    local = is_loopback(settings.host)
+    if not (settings.allowed_origins or local):
         return guard
     return AllowedOrigins(
         guard,
         settings.allowed_origins,
+        allow_origin_regex=LOCAL_ORIGIN.pattern if local else None,
         allow_methods=["*"],
         allow_headers=["*"],
         allow_private_network=True,  # browsers ask for it by a header before a page reaches into a private network
@@ -66,7 +85,9 @@ class BrowserGuard:
         self._app = app
         self._hosts = {name.lower() for name in settings.allowed_hosts}
         self._origins = set(settings.allowed_origins)
-        self._any_host = not self._hosts and not is_loopback(settings.host)
+        self._local = is_loopback(settings.host)
+        self._any_host = not self._hosts and not self._local
+        self._may_be_rebound = self._any_host and not settings.api_keys_file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -102,6 +123,10 @@ class BrowserGuard:
     def _is_allowed(self, origin: str, host: str, headers: dict[bytes, bytes]) -> bool:
         if origin in self._origins or "*" in self._origins:
             return True
+        if self._local and LOCAL_ORIGIN.fullmatch(origin):
+            return True
+        if self._may_be_rebound and origin.startswith("http:") and not is_private_in_a_network(name_in(host)):
+            return False
         # Behind a proxy that replaces Host only the browser knows that page and API share an origin.
         return headers.get(b"sec-fetch-site") == b"same-origin" or bool(host and _same_place(origin, host))
 

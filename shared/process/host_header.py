@@ -11,6 +11,8 @@ import socket
 
 # Names that public DNS cannot have (RFC 6761, RFC 6762, ICANN's .internal); Ollama lets in the same.
 PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
+# And those of home and cluster networks: names of routers' own DNS, and of Services on Kubernetes.
+NETWORK_SUFFIXES = (".lan", ".home", ".home.arpa", ".localdomain", ".svc")
 
 
 def is_loopback(host: str) -> bool:
@@ -33,6 +35,11 @@ def is_unambiguous(name: str) -> bool:
 def is_private(name: str) -> bool:
     """Whether public DNS cannot have this name: those of `is_unambiguous`, this machine's and private ones."""
     return is_unambiguous(name) or name == socket.gethostname().lower() or name.endswith(PRIVATE_SUFFIXES)
+
+
+def is_private_in_a_network(name: str) -> bool:
+    """Whether nobody outside of a network can have this name: one of `is_private`, without a dot, or of the network."""
+    return is_private(name) or "." not in name or name.endswith(NETWORK_SUFFIXES)
 
 
 def _is_address(name: str) -> bool:

@@ -78,7 +78,8 @@ def test_programs_are_served_without_any_setting(client: httpx2.Client, router: 
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "x", "http://[", ""]
+    "origin",
+    ["https://evil.example", "null", "http://localhost.evil", "app.evil://x", "file://", "x", "http://[", ""],
 )
 def test_a_page_of_another_origin_is_a_403(client: httpx2.Client, router: RunningRouter, origin: str) -> None:
     heard = len(router.workers.prefills)
@@ -91,7 +92,56 @@ def test_a_page_of_the_routers_own_origin_is_served(client: httpx2.Client, route
     assert ask(client, origin=router.url).status_code == 200
     assert ask(client, origin="https://localhost", host="localhost").status_code == 200
     assert ask(client, origin="http://localhost", host="localhost:80").status_code == 200
-    assert refused(ask(client, origin="http://localhost:81", host="localhost"), 403)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "http://127.0.0.1:1",
+        "https://[::1]:8443",
+        "http://tauri.localhost",
+        "app://obsidian.md",
+        "tauri://localhost",
+        "vscode-webview://1abc",
+    ],
+)
+def test_on_loopback_pages_and_apps_of_the_same_machine_are_served_and_can_read(
+    client: httpx2.Client, origin: str
+) -> None:
+    answer = ask(client, origin=origin, content_type="application/json")
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+    asks = {"origin": origin, "access-control-request-method": "POST"}
+    assert client.options("/v1/completions", headers=asks).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example:8000", 403),
+        ("api.example.com", 403),
+        ("192.168.1.5:8000", 200),
+        ("[fd00::5]:8000", 200),
+        ("gpu-box:8000", 200),
+        ("gpu.local:8000", 200),
+        ("gpu.lan", 200),
+        ("segue.prod.svc", 200),
+    ],
+)
+def test_without_keys_a_page_whose_name_may_have_been_pointed_here_is_refused(
+    model_folder: Path, host: str, status: int
+) -> None:
+    with (
+        RunningRouter(model_folder, host="0.0.0.0") as router,
+        httpx2.Client(base_url=router.url) as client,
+    ):
+        assert ask(client, host=host, origin=f"http://{host}").status_code == status
+        assert ask(client, host=host).status_code == 200, "programs may use any name"
+        assert ask(client, host=host, origin=f"https://{host}").status_code == 200, (
+            "no page can have its certificate"
+        )
+        assert ask(client, host=host, origin="http://localhost:3000").status_code == 403
 
 
 def test_a_proxy_that_replaces_the_host_keeps_no_page_out(client: httpx2.Client) -> None:
