@@ -70,7 +70,7 @@ class ClientCounters:
             "HTTP requests that were refused before they became requests to the workers, by status.",
             ("status",),
         ),
-        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "503", "505"),
+        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "501", "503", "505"),
     )
 
 

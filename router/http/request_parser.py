@@ -206,7 +206,12 @@ class RequestParser:
         if version == "1.1" and sum(name == b"host" for name, _ in self._headers) != 1:
             raise Refusal(400, "not_http", "an HTTP/1.1 request has exactly one host header")
         values = dict(self._headers)
-        chunked = b"transfer-encoding" in values
+        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
+        chunked = bool(codings)
+        if chunked and (len(codings) > 1 or codings[0].strip().lower() != b"chunked"):
+            raise Refusal(
+                501, "coding", "a body may be chunked and nothing else: send transfer-encoding: chunked"
+            )
         upgrade = self._llhttp.should_upgrade()
         if upgrade and chunked:
             raise Refusal(400, "not_http", "a request that asks for an upgrade cannot have a chunked body")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +27,11 @@ from router.http.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_i
 from router.text.answer_parser import NAMES, AnswerDelta
 from shared.api_keys import ApiKey
 from shared.errors import RequestError
+from shared.holders import Holders
 from shared.metric_fields import all_declared, total
 
 IDEMPOTENCY_KEY_CHARS_MAX = 255
-IDEMPOTENCY_KEYS_MAX = 10_000  # remembered, for `IDEMPOTENCY_SECONDS`; about 3 MB
+IDEMPOTENCY_KEYS_MAX = 10_000  # for `IDEMPOTENCY_SECONDS`, about 5 MB; who has most forgets its oldest
 IDEMPOTENCY_SECONDS = 600.0
 DIGEST_BYTES = 16
 RESUMABLE_CHOICES_MAX = 64  # of a stream with ids: each event names the place in each
@@ -97,15 +97,23 @@ class StreamPlan:
     digest: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """The request that came with an Idempotency-Key."""
+
+    request: bytes  # its digest
+    tenant: str
+    at: float  # seconds
+
+
 class Resuming:
     """Of one router. `plan` may be called on any thread, `remember` on the event loop's."""
 
     def __init__(self, link_secret: bytes):
         self.counters = ResumingCounters()
         self._ids = StreamIds(link_secret)
-        self._idempotent: OrderedDict[bytes, tuple[bytes, float]] = (
-            OrderedDict()
-        )  # digests of requests, by key
+        self._idempotent: dict[bytes, _Remembered] = {}  # by key, oldest first
+        self._of_tenants: Holders[bytes] = Holders()  # the same keys
 
     def plan(
         self,
@@ -152,14 +160,19 @@ class Resuming:
             self.counters.resumed += 1
         if headers.idempotency_key is None:
             return
-        while self._idempotent and self._is_over(now):
-            self._idempotent.popitem(last=False)
+        while self._idempotent and (oldest := next(iter(self._idempotent))):
+            if now - self._idempotent[oldest].at < IDEMPOTENCY_SECONDS:
+                break
+            self._forget(oldest)
         name = _digest(tenant.encode(), headers.idempotency_key.encode("latin-1"))
         before = self._idempotent.get(name)
         if before is None:
-            self._idempotent[name] = (plan.digest, now)
+            if len(self._idempotent) >= IDEMPOTENCY_KEYS_MAX and (most := self._of_tenants.oldest_of_most()):
+                self._forget(most)
+            self._idempotent[name] = _Remembered(plan.digest, tenant, now)
+            self._of_tenants.add(tenant, name)
             return
-        if before[0] != plan.digest:
+        if before.request != plan.digest:
             raise RequestError(
                 "this Idempotency-Key came with another request before: take a new key for each request",
                 status=422,
@@ -167,9 +180,8 @@ class Resuming:
             )
         self.counters.repeated += 1
 
-    def _is_over(self, now: float) -> bool:
-        oldest = next(iter(self._idempotent.values()))
-        return len(self._idempotent) >= IDEMPOTENCY_KEYS_MAX or now - oldest[1] >= IDEMPOTENCY_SECONDS
+    def _forget(self, name: bytes) -> None:
+        self._of_tenants.discard(self._idempotent.pop(name).tenant, name)
 
 
 class AskedStream:

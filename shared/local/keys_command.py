@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from shared.api_keys import ApiKey, key_line, new_key, parse_keys
@@ -60,13 +61,14 @@ def _append(file: Path, line: str) -> None:
     old = _content(file) if file.exists() else b""
     new = old + (b"\n" if old and not old.endswith(b"\n") else b"") + f"{line}\n".encode()
     _parsed(new, file)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     mode = file.stat().st_mode & 0o777 if old else 0o600
     try:
-        beside.touch(mode)
-        beside.chmod(mode)
-        beside.write_bytes(new)
-        beside.replace(file)
+        # In a folder that others may write to: mkstemp opens a name that nobody can guess, with O_EXCL and O_NOFOLLOW.
+        descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        with os.fdopen(descriptor, "wb") as opened:
+            os.fchmod(descriptor, mode)
+            opened.write(new)
+        os.replace(beside, file)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
 

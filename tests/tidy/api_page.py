@@ -71,6 +71,10 @@ def page() -> str:
     parts += [f"| `{header}` | {of} | {does} |" for header, (of, does) in HEADERS.items()]
     parts += ["\n| header of answers | what it says |", "|---|---|"]
     parts += [f"| `{header}` | {says} |" for header, says in ANSWER_HEADERS.items()]
+    parts.append(
+        "\nA client keeps its connection open in both directions until the answer has come: one that closes its "
+        "sending side counts as gone, and its request is cancelled."
+    )
     parts.append("\nStreams are resumed [by computing them again](decisions/0026-resumed-streams.md).")
     for state, title in TITLES.items():
         parts.append(f"\n## {title}\n")

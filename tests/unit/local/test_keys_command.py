@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,6 +54,15 @@ def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path, key
     assert file.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [file]
     assert keys(["check", str(file)]).splitlines()[1:] == ["  batch", "  shop"]
+
+
+def test_a_link_that_somebody_laid_where_it_writes_first_is_not_followed(tmp_path: Path, keys: Keys) -> None:
+    file, other = tmp_path / "keys", tmp_path / "of another"
+    other.write_text("kept")
+    (tmp_path / f".keys.{os.getpid()}").symlink_to(other)
+    keys(["new", "shop", "--file", str(file)])
+    assert other.read_text() == "kept"
+    assert len(parse_keys(file.read_bytes())) == 1
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,24 @@ def test_a_thousand_requests_sent_ahead_are_answered_in_their_order(router: Runn
     assert len({body for _, body in once}) == 12, "so an exchange of two would be seen"
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked", "gzip, Chunked"])
+def test_a_body_in_another_coding_than_chunked_is_a_501(router: RunningRouter, coding: str) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: %s\r\n\r\n" % coding.encode()
+    )
+    (answer,) = answered(router, head + b"1\r\n{\r\n0\r\n\r\n")
+    assert answer.status == 501
+    assert "transfer-encoding: chunked" in answer.error["message"]
+
+
+def test_the_name_of_the_coding_may_be_written_in_any_case(router: RunningRouter) -> None:
+    head = CHUNKED.replace(b": chunked", b":  Chunked ").replace(
+        b"HTTP/1.1\r\n", b"HTTP/1.1\r\nconnection: close\r\n"
+    )
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(COMPLETION), COMPLETION)
+    assert answered(router, head + body)[0].status == 200
+
+
 def test_http_0_9_is_refused(router: RunningRouter) -> None:
     (answer,) = answered(router, b"GET /health\r\n\r\n")
     assert answer.status == 505
@@ -346,6 +364,7 @@ REFUSED = {
     "415": post("/tokenize", b"{}", "content-type: text/plain", "connection: close"),
     "429": post("/detokenize", b"x" * 3000, JSON_BODY, "connection: close"),
     "431": get("/health", "a: " + "x" * HEAD_BYTES_MAX),
+    "501": CHUNKED.replace(b"chunked", b"gzip, chunked"),
     "505": b"GET /health\r\n\r\n",
 }
 

@@ -280,3 +280,15 @@ def test_a_stream_of_too_many_choices_gets_no_ids() -> None:
     assert stream_marks(plan, RESUMABLE_CHOICES_MAX) is not None
     with pytest.raises(RequestError, match="at most 64 choices"):
         stream_marks(plan, RESUMABLE_CHOICES_MAX + 1)
+
+
+def test_a_tenant_with_many_idempotency_keys_pushes_out_its_own() -> None:
+    resuming = Resuming(b"secret")
+    modest = StreamHeaders("modest", idempotency_key="mine")
+    resuming.remember(modest, "modest", StreamPlan(digest=b"one"), 0.0)
+    for number in range(IDEMPOTENCY_KEYS_MAX + 100):
+        greedy = StreamHeaders("greedy", idempotency_key=str(number))
+        resuming.remember(greedy, "greedy", StreamPlan(digest=b"one"), 1.0)
+    assert len(resuming._idempotent) == len(resuming._of_tenants) == IDEMPOTENCY_KEYS_MAX
+    with pytest.raises(RequestError, match="came with another request"):
+        resuming.remember(modest, "modest", StreamPlan(digest=b"two"), 2.0)
