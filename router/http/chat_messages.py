@@ -3,6 +3,9 @@
 Templates take a call's arguments as an object, OpenAI's API as the text of one: a text that is JSON is decoded. What a
 tool has given is a message of role `tool` that names the call. OpenAI's older `function_call` and role `function` are
 the same.
+
+What frameworks send back of an assistant or a tool may have no content: null and an empty list are "". Parts of
+thoughts are the message's thoughts, and a refusal is text.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_MAY_BE_EMPTY = ("assistant", "tool")
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 _NEUTRAL = (b"", b"null", b"[]", b"{}", b'""', b"false")
+
+
+class InnerPart(msgspec.Struct):
+    """A text within a part of thoughts."""
+
+    text: str = ""
 
 
 class TextPart(msgspec.Struct):
@@ -35,6 +47,8 @@ class TextPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | list[InnerPart] | None = None  # Anthropic's text, or Mistral's list of texts
 
 
 class CalledFunction(msgspec.Struct):
@@ -71,6 +85,7 @@ class MessageFields(msgspec.Struct):
     function_call: msgspec.Raw = NO_BYTES
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
     audio: msgspec.Raw = NO_BYTES
 
 
@@ -103,12 +118,9 @@ def template_message(message: MessageFields, param: str) -> Message:
     calls = _calls(message, param)
     if calls and _ROLES[message.role] != "assistant":
         raise RequestError(f"{param}.tool_calls: only an assistant calls tools", param=f"{param}.tool_calls")
-    empty = message.content is None and bool(calls)
-    made: dict[str, Any] = {
-        "role": _ROLES[message.role],
-        "content": "" if empty else _content(message.content, f"{param}.content"),
-    }
-    thoughts = message.reasoning_content or message.reasoning
+    role = _ROLES[message.role]
+    made: dict[str, Any] = {"role": role, "content": _content(message, role, f"{param}.content")}
+    thoughts = message.reasoning_content or message.reasoning or _thoughts(message.content)
     given = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
     if made["role"] == "tool":
         given["name"] = message.name
@@ -155,19 +167,38 @@ def _arguments(called: CalledFunction, param: str) -> Any:
     return decode(text, dict[str, Any], f"{param}.arguments")
 
 
-def _content(content: str | list[TextPart] | None, param: str) -> str:
+def _content(message: MessageFields, role: str, param: str) -> str:
+    content = message.content
+    if not content and role in _MAY_BE_EMPTY:
+        return message.refusal or ""
     if content is None:
         raise missing_field(param)
     if isinstance(content, str):
         return content
     if not content:
         raise RequestError(f"{param} must be a string or a list of text parts", param=param)
-    return "\n".join(_text_part(part, f"{param}[{at}]") for at, part in enumerate(content))
+    texts = [
+        _text_part(part, f"{param}[{at}]") for at, part in enumerate(content) if part.type not in _THOUGHTS
+    ]
+    return "\n".join(texts)
 
 
 def _text_part(part: TextPart, param: str) -> str:
-    if part.type != "text":
+    if part.type not in _TEXTS:
         raise RequestError(f"{param} must be a part of type text: this model reads text only", param=param)
-    if part.text is None:
-        raise missing_field(f"{param}.text")
-    return part.text
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise missing_field(f"{param}.{'refusal' if part.type == 'refusal' else 'text'}")
+    return text
+
+
+def _thoughts(content: str | list[TextPart] | None) -> str:
+    """What the parts of a content say of thoughts; those that are sealed for another server say nothing."""
+    parts = [part for part in content if part.type in _THOUGHTS] if isinstance(content, list) else []
+    return "\n".join(filter(None, map(_thought, parts)))
+
+
+def _thought(part: TextPart) -> str:
+    if isinstance(part.thinking, list):
+        return "".join(inner.text for inner in part.thinking)
+    return part.thinking or part.text or ""

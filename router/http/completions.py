@@ -22,6 +22,7 @@ from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
 from router.http.fields.ignored import Ignored
 from router.http.fields.states import Endpoint
+from router.http.fields.thinking import separates_thoughts, shows_thoughts
 from router.http.logprobs.logprob_objects import LogprobObjects
 from router.http.messages.answer import MessagesObjects
 from router.http.messages.fields import ChatOfMessages, in_messages_words, read_messages
@@ -148,7 +149,7 @@ class CompletionEndpoint:
         grammar = asked_grammar(fields, ignored)
         use = fields.tool_use(ignored) if isinstance(fields, ChatFields) else NO_TOOLS
         reading = self._reading(fields, use, ignored, structured=grammar is not None)
-        prompts = self._token_ids(fields, use, context_len)
+        prompts = self._token_ids(fields, use, context_len, ignored)
         tokenizer = self._serving.tokenizer
         bad_words = bad_word_ids(fields.bad_words or (), tokenizer)
         count = choice_count(fields, self._settings.prompts_max)
@@ -193,15 +194,24 @@ class CompletionEndpoint:
             use,
             ignored,
             structured=structured,
-            thoughts=fields.separate_reasoning is not False,
-            shows_thoughts=fields.include_reasoning is not False,
+            thoughts=separates_thoughts(fields),
+            shows_thoughts=shows_thoughts(fields),
         )
 
-    def _token_ids(self, fields: GenerationFields, use: ToolUse, context_len: int) -> list[TokenIds]:
+    def _token_ids(
+        self, fields: GenerationFields, use: ToolUse, context_len: int, ignored: Ignored
+    ) -> list[TokenIds]:
         prompts = self._serving.prompts
         if isinstance(fields, ChatFields):
             messages, fields.messages = fields.messages, NO_BYTES  # the fields live on, the body need not
-            return [prompts.chat(messages, context_len, chat_options(fields, use), truncation(fields))]
+            return [
+                prompts.chat(
+                    messages,
+                    context_len,
+                    chat_options(fields, use, self._serving.tokenizer, ignored),
+                    truncation(fields),
+                )
+            ]
         assert isinstance(fields, CompletionFields)
         prompt, fields.prompt = fields.prompt, NO_BYTES
         special = fields.add_special_tokens is not False

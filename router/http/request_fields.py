@@ -16,6 +16,7 @@ import msgspec
 from router.http.answer_reading import AnswerReading
 from router.http.fields.ignored import Ignored
 from router.http.fields.table import read_by_table
+from router.http.fields.thinking import ReasoningObject, ThinkingObject, template_variables
 from router.http.logprobs.packed_list import PackedList
 from router.http.prompts import Truncation
 from router.http.serving import TextOptions
@@ -98,11 +99,20 @@ class ChatFields(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | str | ThinkingObject | None = None
+    think: bool | str | None = None
+    reasoning: ReasoningObject | None = None
+    disable_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget: int | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    reasoning_format: str | None = None
     tools: msgspec.Raw = NULL
     tool_choice: msgspec.Raw = NULL
     parallel_tool_calls: bool | None = None
@@ -148,21 +158,17 @@ def text_options(fields: GenerationFields, reading: AnswerReading | None) -> Tex
     )
 
 
-def chat_options(fields: ChatFields, use: ToolUse) -> ChatOptions:
+def chat_options(fields: ChatFields, use: ToolUse, tokenizer: Tokenizer, ignored: Ignored) -> ChatOptions:
     """How the messages are rendered; raises `RequestError` for options that exclude each other."""
     if fields.continue_final_message and fields.add_generation_prompt:
         raise RequestError(
             "continue_final_message continues the last message: add_generation_prompt must be false",
             param="add_generation_prompt",
         )
-    variables = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", fields.reasoning_effort)
-        variables.setdefault("enable_thinking", fields.reasoning_effort != "none")
     return ChatOptions(
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
-        variables=variables,
+        variables=template_variables(fields, tokenizer, ignored),
         documents=fields.documents or None,
         tools=use.shown or None,
     )

@@ -43,6 +43,11 @@ class TemplateLimitError(RequestError):
 
 PLAIN_CHAT = ChatOptions()
 _SAMPLE_CHAT = [{"role": "user", "content": "word"}]
+_SAMPLE_VALUES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": ("low", "high"),
+}
 SAMPLE_TOOL = {
     "type": "function",
     "function": {
@@ -122,6 +127,18 @@ class ChatTemplate:
             return late["content"] in self.render([*_SAMPLE_CHAT, late])
         except RequestError:
             return False
+
+    @cached_property
+    def variables_read(self) -> frozenset[str]:
+        """Which of `enable_thinking`, `thinking` and `reasoning_effort` change what it writes."""
+        return frozenset(name for name, values in _SAMPLE_VALUES.items() if self._reads(name, values))
+
+    def _reads(self, name: str, values: tuple[Any, Any]) -> bool:
+        try:
+            one, other = (self.render(_SAMPLE_CHAT, ChatOptions(variables={name: value})) for value in values)
+        except RequestError:
+            return False
+        return one != other
 
     def render(self, messages: Sequence[Message], options: ChatOptions = PLAIN_CHAT) -> str:
         """The text of a chat; raises `RequestError` if the template refuses it or does not end.

@@ -109,6 +109,11 @@ class Tokenizer:
         """Whether the chat template shows system messages behind others."""
         return self._template.exists and self._template.takes_late_system
 
+    @property
+    def variables_read(self) -> frozenset[str]:
+        """Variables about thoughts that the chat template looks at; see `ChatTemplate`."""
+        return self._template.variables_read if self._template.exists else frozenset()
+
     def marks(self, special_tokens: frozenset[str] | None) -> frozenset[int]:
         """The ids of special tokens that a text needs; None: of all but those that end it."""
         if special_tokens is None:

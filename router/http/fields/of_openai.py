@@ -49,7 +49,7 @@ OPENAI_FIELDS = (
             "function_call": "the name of today is tool_choice",
         },
     ),
-    *served("OpenAI", CHAT, {"reasoning_effort": "goes to the template; none sets enable_thinking to false"}),
+    *served("OpenAI", CHAT, {"reasoning_effort": "goes to the template; none turns thoughts off"}),
     *served(
         "OpenAI",
         COMPLETIONS,

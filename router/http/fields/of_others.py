@@ -9,7 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from router.http.fields.of_openai import NO_TOOLS_OF_ITS_OWN, TEXT_ONLY
-from router.http.fields.states import ALL, BOTH, RESPONSES, aliases, names_passed_over, no_effect, refused
+from router.http.fields.states import (
+    ALL,
+    BOTH,
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    aliases,
+    names_passed_over,
+    no_effect,
+    refused,
+    served,
+)
 
 _SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the three penalties"
 _PENALTY = "repetition_penalty looks at all tokens of prompt and output"
@@ -18,6 +29,25 @@ _ONE_MODEL = "this server has one model"
 _NO_ADAPTERS = "this server has one model and no adapters"
 _BANNED = "bad_words, logit_bias and allowed_token_ids say which tokens are chosen"
 _TOLD = "usage and logprobs tell what there is"
+_SWITCH = ", if its chat template has a switch"
+_THINKING = (
+    *(
+        "enable_thinking",
+        "thinking",
+        "think",
+        "reasoning",
+        "disable_reasoning",
+        "thinking_budget",
+        "reasoning_budget",
+    ),
+    *(
+        "thinking_token_budget",
+        "reasoning_effort",
+        "include_reasoning",
+        "separate_reasoning",
+        "reasoning_format",
+    ),
+)
 _OFF: tuple[Any, ...] = (0, 1, -1, False, "", [], {})  # values at which one or another sampler is off
 
 OTHER_FIELDS = (
@@ -46,6 +76,21 @@ OTHER_FIELDS = (
         RESPONSES,
         dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "max_output_tokens"),
     ),
+    *served(
+        "others",
+        CHAT,
+        {
+            "enable_thinking": f"whether the model thinks{_SWITCH}",
+            "thinking": f"{{type: enabled or disabled}}, or a boolean{_SWITCH}",
+            "think": f"a boolean, or an effort{_SWITCH}",
+            "reasoning": f"enabled, effort, exclude{_SWITCH}",
+            "disable_reasoning": f"true turns thoughts off{_SWITCH}",
+            "reasoning_format": "hidden leaves thoughts out, raw and none leave them in the content",
+            "thinking_budget": "as thinking_token_budget",
+            "reasoning_budget": "as thinking_token_budget",
+        },
+    ),
+    *no_effect("others", COMPLETIONS, dict.fromkeys(_THINKING, "a completion has no chat template")),
     *refused(
         "others",
         BOTH,

@@ -29,7 +29,8 @@ OTHER_ENDPOINTS = (
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 _ABSENT = msgspec.Raw(b"null")
-_ELSEWHERE = {field.name: field for field in KNOWN_FIELDS}
+# Of fields that differ by path, what asks for something goes before what has no effect.
+_ELSEWHERE = {field.name: field for field in sorted(KNOWN_FIELDS, key=lambda one: one.state != "no effect")}
 
 
 def read_by_table(

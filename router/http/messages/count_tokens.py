@@ -24,7 +24,7 @@ def count_tokens(serving: OpenAIServing, body: bytearray, context_len: int) -> m
         serving.check_model(asked.model)
         longest = TRUNCATED_CONTEXTS_MAX * context_len
         fields = as_chat(asked, longest, ignored)
-        options = chat_options(fields, fields.tool_use(ignored))
+        options = chat_options(fields, fields.tool_use(ignored), serving.tokenizer, ignored)
         whole = Truncation(longest, keeps_end=True)  # nothing is cut off
         ids = serving.prompts.chat(fields.messages, context_len, options, whole)
     except RequestError as error:

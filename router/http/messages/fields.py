@@ -13,6 +13,7 @@ import msgspec
 from router.http.fields.ignored import Ignored
 from router.http.fields.spelling import UNKNOWN
 from router.http.fields.table import read_by_table
+from router.http.fields.thinking import SWITCHES
 from router.http.messages.blocks import NULL
 from router.http.messages.history import read_history
 from router.http.messages.tools import ToolChoiceFields, chat_choice, chat_tools
@@ -117,8 +118,8 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
         tool_choice=chat_choice(asked.tool_choice),
         parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
         response_format=_response_format(output.format or asked.output_format),
-        reasoning_effort=output.effort,
-        chat_template_kwargs={"enable_thinking": thinks},
+        reasoning_effort=output.effort if thinks else None,
+        chat_template_kwargs=dict.fromkeys(SWITCHES, thinks),
         include_reasoning=shows,
         add_generation_prompt=not history.continues,
         continue_final_message=history.continues,

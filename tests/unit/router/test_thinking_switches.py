@@ -1,0 +1,241 @@
+"""The switches for thoughts of many servers are one, and messages that frameworks send back are taken as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from router.text.tokenizer import Tokenizer
+from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.unit.router.tiny_model import END_ID, write_folder
+
+MESSAGES = """\
+{%- for message in messages %}[{{ message.role }}{% if message.reasoning_content %} thought \
+{{ message.reasoning_content }}{% endif %}:{{ message.content }}]{% endfor %}"""
+TEMPLATES = {
+    "a switch that is on": MESSAGES
+    + "{% if enable_thinking is defined and not enable_thinking %}[off]{% endif %}<think>",
+    "DeepSeek's switch, which is off": MESSAGES + "{% if thinking %}[on]<think>{% endif %}",
+    "an effort": MESSAGES + "[effort {{ reasoning_effort or 'medium' }}]<think>",
+    "none, and thoughts always": MESSAGES + "<|start|>assistant\n<think>\n",
+    "none, and no thoughts": MESSAGES,
+}
+OFF: list[dict[str, Any]] = [
+    {"thinking": {"type": "disabled"}},
+    {"thinking": False},
+    {"enable_thinking": False},
+    {"think": False},
+    {"reasoning": {"enabled": False}},
+    {"reasoning": {"effort": "none"}},
+    {"disable_reasoning": True},
+    {"reasoning_effort": "none"},
+    {"thinking_budget": 0},
+    {"thinking_token_budget": 0},
+    {"reasoning_budget": 0},
+    {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+    # Dify's default body, and others that say the same more than once
+    {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+    {"enable_thinking": False, "reasoning_effort": "none", "thinking_budget": 0},
+]
+ON: list[dict[str, Any]] = [
+    {"thinking": {"type": "enabled"}},
+    {"thinking": True},
+    {"enable_thinking": True},
+    {"think": True},
+    {"reasoning": {"enabled": True}},
+    {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
+]
+
+
+class Chats:
+    """A router for each template."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self.running: dict[str, tuple[RunningRouter, Tokenizer]] = {}
+
+    def ask(
+        self, template: str, messages: Any = ({"role": "user", "content": "hi"},), **fields: Any
+    ) -> httpx2.Response:
+        router, _ = self._router(template)
+        body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
+        return httpx2.post(f"{router.url}/v1/chat/completions", json=body, timeout=20)
+
+    def prompt(self, template: str) -> str:
+        """The last one that a worker got."""
+        router, tokenizer = self._router(template)
+        return tokenizer.decode_all(router.workers.prefills[-1].token_ids)
+
+    def says(self, template: str, text: str) -> None:
+        router, tokenizer = self._router(template)
+        output = (*tokenizer.encode(text, add_special_tokens=False), END_ID)
+        router.workers.script = Script(output=lambda _: output)
+
+    def _router(self, template: str) -> tuple[RunningRouter, Tokenizer]:
+        if template not in self.running:
+            folder = write_folder(self._root / str(len(self.running)), chat_template=TEMPLATES[template])
+            running = RunningRouter(
+                folder, reasoning_parser="none" if template == "none, and no thoughts" else "auto"
+            )
+            self.running[template] = running.__enter__(), Tokenizer(folder, template_seconds_max=5)
+        return self.running[template]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chats]:
+    made = Chats(tmp_path_factory.mktemp("thinking"))
+    yield made
+    for router, _ in made.running.values():
+        router.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("fields", OFF, ids=str)
+def test_every_dialect_turns_thoughts_off(chats: Chats, fields: dict[str, Any]) -> None:
+    answer = chats.ask("a switch that is on", **fields)
+    assert answer.status_code == 200, answer.text
+    assert "[off]" in chats.prompt("a switch that is on")
+    assert "x-segue-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("fields", ON, ids=str)
+def test_every_dialect_turns_thoughts_on(chats: Chats, fields: dict[str, Any]) -> None:
+    answer = chats.ask("DeepSeek's switch, which is off", **fields)
+    assert answer.status_code == 200, answer.text
+    assert "[on]" in chats.prompt("DeepSeek's switch, which is off")
+    assert "x-segue-ignored" not in answer.headers
+
+
+def test_a_chat_that_says_nothing_of_thoughts_is_the_templates_own(chats: Chats) -> None:
+    chats.ask("a switch that is on")
+    assert "[off]" not in chats.prompt("a switch that is on")
+    chats.ask("DeepSeek's switch, which is off")
+    assert "[on]" not in chats.prompt("DeepSeek's switch, which is off")
+
+
+@pytest.mark.parametrize("fields", OFF, ids=str)
+def test_off_asks_for_nothing_of_a_model_that_does_not_think(chats: Chats, fields: dict[str, Any]) -> None:
+    answer = chats.ask("none, and no thoughts", **fields)
+    assert answer.status_code == 200, answer.text
+    assert "x-segue-ignored" not in answer.headers
+
+
+def test_a_wish_that_the_model_cannot_meet_is_named(chats: Chats) -> None:
+    answer = chats.ask("none, and no thoughts", thinking={"type": "enabled", "budget_tokens": 1024})
+    assert answer.headers["x-segue-ignored"] == "thinking, thinking.budget_tokens"
+    answer = chats.ask("none, and thoughts always", enable_thinking=False)
+    assert answer.headers["x-segue-ignored"] == "enable_thinking"
+    assert "x-segue-ignored" not in chats.ask("none, and thoughts always", enable_thinking=True).headers
+    answer = chats.ask("a switch that is on", thinking_token_budget=64, reasoning={"max_tokens": 5})
+    assert answer.headers["x-segue-ignored"] == "thinking_token_budget, reasoning.max_tokens"
+    assert (
+        chats.ask("a switch that is on", thinking={"type": "loud"}).headers["x-segue-ignored"] == "thinking"
+    )
+
+
+def test_an_effort_goes_to_a_template_that_has_it(chats: Chats) -> None:
+    for fields in ({"reasoning_effort": "high"}, {"reasoning": {"effort": "high"}}, {"think": "high"}):
+        answer = chats.ask("an effort", **fields)
+        assert "x-segue-ignored" not in answer.headers
+        assert "[effort high]" in chats.prompt("an effort")
+    assert "x-segue-ignored" not in chats.ask("a switch that is on", reasoning_effort="low").headers
+    answer = chats.ask("none, and no thoughts", reasoning_effort="low")
+    assert answer.headers["x-segue-ignored"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize(
+    ("fields", "off", "named"),
+    [
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}, "thinking": {"type": "enabled"}},
+            True,
+            "thinking",
+        ),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, False, "thinking"),
+        ({"thinking": {"type": "disabled"}, "think": True}, True, "think"),
+        ({"think": True, "reasoning": {"enabled": False}}, False, "reasoning.enabled"),
+        ({"reasoning": {"enabled": False}, "disable_reasoning": False}, True, "disable_reasoning"),
+        ({"disable_reasoning": False, "reasoning_effort": "none"}, False, "reasoning_effort"),
+        ({"enable_thinking": True, "thinking_budget": 0}, False, "thinking_budget"),
+    ],
+    ids=str,
+)
+def test_of_contradictions_the_first_in_the_documented_order_counts(
+    chats: Chats, fields: dict[str, Any], off: bool, named: str
+) -> None:
+    answer = chats.ask("a switch that is on", **fields)
+    assert answer.headers["x-segue-ignored"] == named
+    assert ("[off]" in chats.prompt("a switch that is on")) is off
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "thoughts"),
+    [
+        ({}, "fox", "dog"),
+        ({"reasoning_format": "parsed"}, "fox", "dog"),
+        ({"reasoning_format": "hidden"}, "fox", None),
+        ({"reasoning": {"exclude": True}}, "fox", None),
+        ({"include_reasoning": False}, "fox", None),
+        ({"reasoning_format": "raw"}, "dog</think>fox", None),
+        ({"separate_reasoning": False}, "dog</think>fox", None),
+    ],
+    ids=str,
+)
+def test_who_sees_thoughts_is_said_in_several_words(
+    chats: Chats, fields: dict[str, Any], content: str, thoughts: str | None
+) -> None:
+    chats.says("none, and thoughts always", "dog</think>fox")
+    answer = chats.ask("none, and thoughts always", max_tokens=100, **fields)
+    message = answer.json()["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == (content, thoughts)
+
+
+SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "an answer that was cut in its thoughts": ({"role": "assistant", "content": None}, "[assistant:]"),
+    "no content": ({"role": "assistant"}, "[assistant:]"),
+    "an empty list": ({"role": "assistant", "content": []}, "[assistant:]"),
+    "a result of null": ({"role": "tool", "content": None, "tool_call_id": "1"}, "[tool:]"),
+    "a result of nothing": ({"role": "tool", "content": [], "tool_call_id": "1"}, "[tool:]"),
+    "Anthropic's thoughts": (
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "redacted_thinking", "data": "zz"},
+                {"type": "text", "text": "fox"},
+            ],
+        },
+        "[assistant thought hm:fox]",
+    ),
+    "Mistral's thoughts": (
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}],
+        },
+        "[assistant thought hm:]",
+    ),
+    "a part of refusal": (
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        "[assistant:no]",
+    ),
+    "a refusal": ({"role": "assistant", "content": None, "refusal": "no"}, "[assistant:no]"),
+    "parts of Responses": (
+        {"role": "assistant", "content": [{"type": "output_text", "text": "fox", "annotations": []}]},
+        "[assistant:fox]",
+    ),
+    "thoughts of SGLang": (
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": []},
+        "[assistant thought hm:]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "shown"), SENT_BACK.values(), ids=SENT_BACK)
+def test_what_frameworks_send_back_is_taken(chats: Chats, message: dict[str, Any], shown: str) -> None:
+    user = {"role": "user", "content": "hi"}
+    answer = chats.ask("none, and no thoughts", [user, message, user])
+    assert answer.status_code == 200, answer.text
+    assert chats.prompt("none, and no thoughts") == f"[user:hi]{shown}[user:hi]"
