@@ -93,6 +93,10 @@ class RouterConfig(ProcessConfig):
     served_model_name: str = Field(
         default="", description="Name of the model for clients. Empty: the name of its folder."
     )
+    model_aliases: Texts = Field(
+        default=(),
+        description="Further names of the model for clients, such as its Hub id. Answers have served_model_name.",
+    )
     port: Port = Field(default=8000, description="Port of OpenAI's API and of /health.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
@@ -181,7 +185,7 @@ class RouterConfig(ProcessConfig):
         "router's own address always may.",
     )
     prompts_max: PositiveInt = Field(
-        default=64,
+        default=128,
         description="Prompts in one HTTP request, times n answers to each. Each answer is a request to the workers.",
     )
     tokenizing_max: Count = Field(
@@ -387,3 +391,8 @@ class RouterConfig(ProcessConfig):
     def model_name(self) -> str:
         """What clients call the model."""
         return self.served_model_name or Path(self.model).name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name by which clients may call it; the first one is in answers."""
+        return tuple(dict.fromkeys((self.model_name, *self.model_aliases)))

@@ -81,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 _BOUNDS: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
-    "temperature": (0.0, 2.0),
+    "temperature": (0.0, 1000.0),  # OpenAI has 2; RL and some samplers of clients go beyond
     "top_p": (0.0, 1.0),
     "top_k": (-1, 2**31 - 1),
     "min_p": (0.0, 1.0),

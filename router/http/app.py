@@ -10,6 +10,7 @@ API keys `KeyGuard` keeps out those who have none.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ from router.http.anthropic_errors import speaks_anthropic
 from router.http.browser_guard import guarded
 from router.http.completions import CompletionEndpoint
 from router.http.info_pages import add_info_pages
-from router.http.known_paths import describe_unknown
+from router.http.known_paths import SERVED, describe_unknown
 from router.http.messages.count_tokens import count_tokens
 from router.http.replies import count_refusal, error_of, send_json
 from router.http.serving import OpenAIServing
@@ -34,6 +35,8 @@ from shared.process.failures import places
 from shared.process.health import Health
 
 log = structlog.get_logger(__name__)
+
+_PLAIN_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 
 
 def make_app(
@@ -82,6 +85,12 @@ def _failure_body(scope: Scope) -> dict[str, Any]:
     return error_of(scope, 500, "the router failed; its log says where")
 
 
+def _echoed_id(scope: Scope) -> bytes | None:
+    """The id that a client has given its request, if it is a plain word: its own logs know the answer by it."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given if _PLAIN_ID.fullmatch(given) else None
+
+
 class RequestIdMiddleware:
     """Around the application: ids, one log line a request, and a 500 for errors that nothing else caught."""
 
@@ -96,7 +105,9 @@ class RequestIdMiddleware:
             return
         rid = scope["segue.rid"] = self._draw_rid()
         began, status = time.monotonic(), 0
-        ids = [(b"x-request-id", rid.encode())]
+        if scope["path"][:-1] in SERVED and scope["path"][-1] == "/":  # some clients join addresses so
+            scope["path"] = scope["path"][:-1]
+        ids = [(b"x-request-id", _echoed_id(scope) or rid.encode()), (b"x-segue-request-id", rid.encode())]
         if speaks_anthropic(scope):
             ids.append((b"request-id", rid.encode()))
 

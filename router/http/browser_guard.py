@@ -26,6 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
+from router.http.known_paths import SERVED
 from router.http.replies import send_request_error
 from shared.errors import RequestError
 from shared.process.host_header import (
@@ -62,7 +63,13 @@ def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
         allow_methods=["*"],
         allow_headers=["*"],
         allow_private_network=True,  # browsers ask for it by a header before a page reaches into a private network
-        expose_headers=["x-request-id", "x-segue-ignored", "retry-after", *RATE_HEADERS],
+        expose_headers=[
+            "x-request-id",
+            "x-segue-request-id",
+            "x-segue-ignored",
+            "retry-after",
+            *RATE_HEADERS,
+        ],
     )
 
 
@@ -92,13 +99,13 @@ class BrowserGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            self._check(scope["method"], dict(scope["headers"]))
+            self._check(scope["method"], scope["path"], dict(scope["headers"]))
         except RequestError as error:
             await send_request_error(scope, send, error, 0)
             return
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: dict[bytes, bytes]) -> None:
+    def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         """Raise `RequestError` for what is not served."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if host and not (self._any_host or self._is_served(name_in(host))):
@@ -112,7 +119,8 @@ class BrowserGuard:
                 "web pages of this origin may not use this server: see allowed_origins", status=403
             )
         content_type = headers.get(b"content-type")
-        if method == "POST" and content_type is not None and not _is_json(content_type):
+        has_reader = path in SERVED  # else the answer is 404, which says more
+        if method == "POST" and has_reader and content_type is not None and not _is_json(content_type):
             raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
 
     def _is_served(self, name: str) -> bool:

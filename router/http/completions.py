@@ -270,7 +270,7 @@ class CompletionEndpoint:
         head = ObjectHead(
             answer_id=f"{PREFIXES[self._endpoint]}{rid}",
             created=created,
-            model=fields.model,
+            model=self._settings.model_name,
             system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),
             logprobs=self._logprobs(fields),

@@ -55,7 +55,7 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
             "object": "model",
             "created": created,
             "owned_by": MODEL_OWNER,
-            "root": name,
+            "root": serving.settings.model_name,
             "parent": None,
             "max_model_len": _context_len(serving),
             "type": "model",
@@ -68,13 +68,13 @@ def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
 
     @app.api_route("/v1/models", methods=READ)
     async def models() -> JSONResponse:
-        name = serving.settings.model_name
-        pages = {"has_more": False, "first_id": name, "last_id": name}
-        return JSONResponse({"object": "list", "data": [model(name)], **pages})
+        names = serving.settings.model_names
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": [model(name) for name in names], **pages})
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
     async def one_model(request: Request, name: str) -> JSONResponse:
-        if unquote(name) != serving.settings.model_name:
+        if unquote(name) not in serving.settings.model_names:
             code, message = "model_not_found", "the model does not exist"
             return JSONResponse(error_of(request.scope, 404, message, param="model", code=code), 404)
         return JSONResponse(model(unquote(name)))

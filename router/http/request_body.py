@@ -10,6 +10,7 @@ their bytes (`msgspec.Raw`) until it is known how large. It holds the interprete
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -65,6 +66,8 @@ class BodyReader:
                 raise self._too_large()
             holding.add(len(chunk))
             body += chunk
+        if body.startswith(BOM_UTF8):  # Windows' editors and PowerShell begin files so
+            del body[: len(BOM_UTF8)]
         return body
 
     def _too_large(self) -> RequestError:

@@ -48,7 +48,7 @@ class GenerationFields(StructuredFields, kw_only=True):
 
     caps_max_tokens: ClassVar[bool] = False  # of more than the context leaves, all that it leaves is taken
 
-    model: str
+    model: str | None = None  # there is one
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None

@@ -64,7 +64,7 @@ class TextFields(msgspec.Struct):
 class ResponsesFields(msgspec.Struct, kw_only=True):
     """The body of POST /v1/responses; null means the default everywhere."""
 
-    model: str
+    model: str | None = None  # there is one
     input: msgspec.Raw
     instructions: str | None = None
     stream: bool | None = None

@@ -84,9 +84,9 @@ class OpenAIServing:
         """Equal as long as the same seed gives the same output here; None while no worker serves the model."""
         return _fingerprint(self._shell.backends(), self.settings.model_name)
 
-    def check_model(self, name: str) -> None:
-        """Raise `RequestError` (404) for a model that is not served here."""
-        if name != self.settings.model_name:
+    def check_model(self, name: str | None) -> None:
+        """Raise `RequestError` (404) for a model that is not served here. There is one: it may be left out."""
+        if name and name not in self.settings.model_names:
             raise RequestError(
                 f"the model does not exist; this server has {self.settings.model_name}",
                 status=404,

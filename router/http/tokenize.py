@@ -80,7 +80,7 @@ class TokenizerEndpoint:
 def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
     """The answer of /tokenize; raises `RequestError`. For a tokenizer's thread."""
     fields = decode(body, TokenizeFields)
-    serving.check_model(fields.model or serving.settings.model_name)
+    serving.check_model(fields.model)
     prompts = serving.prompts
     if bytes(fields.messages) not in (b"", b"null"):
         ids = prompts.chat(fields.messages, context_len, fields.chat_options())
@@ -96,7 +96,7 @@ def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgsp
 def detokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
     """The answer of /detokenize; the same."""
     fields = decode(body, DetokenizeFields)
-    serving.check_model(fields.model or serving.settings.model_name)
+    serving.check_model(fields.model)
     tokenizer = serving.tokenizer
     if bytes(fields.tokens).count(b",") >= context_len:
         raise RequestError(

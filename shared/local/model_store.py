@@ -28,6 +28,7 @@ from shared.errors import ModelError
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 _STAGE = re.compile(r" *\d+% ")  # as the conversion begins a line that says how far it is
@@ -44,6 +45,13 @@ def name_of(model: str) -> str:
     """What clients call a model without `--served-model-name`."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def hub_id_of(model: str) -> str | None:
+    """What the Hub calls a model; None: `model` is a folder or a file, which has no name there."""
+    if Path(model).expanduser().exists():
+        return None
+    return DEFAULT_HUB_ID if model == DEFAULT_MODEL else model if _HUB_ID.fullmatch(model) else None
 
 
 def resolve(model: str, print_line: PrintLine, endpoint: str | None = None) -> Path:

@@ -56,7 +56,7 @@ def _stream(client: httpx2.Client, headers: dict[str, str], model: str) -> tuple
         raise SmokeTestError(
             f"a stream of {pieces} pieces ended with {reasons} and {events[-1:]}, not [DONE]"
         )
-    return response.headers["x-request-id"], pieces
+    return response.headers["x-segue-request-id"], pieces
 
 
 def _describe(rid: str, record: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ from shared.local.child_process import HOST, Child
 from shared.local.children import ChildProcesses
 from shared.local.config import LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
-from shared.local.model_store import name_of, resolve
+from shared.local.model_store import hub_id_of, name_of, resolve
 from shared.messages import Role
 from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
@@ -81,7 +81,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             "router",
             "router",
             admin_port,
-            [*common, *ports, "--workers", addresses],
+            [*common, *ports, *_alias_flags(config.model, name), "--workers", addresses],
             environment_of("router", os.environ),
         )
         children = [router, *workers]
@@ -96,6 +96,12 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             console.print_line("the API is open to the network, without authentication: see --api-key")
         service = Service(f"{_reachable(host)}:{router_port}", router.admin_address, name, has_keys)
         ChildProcesses(children, console, service).run()
+
+
+def _alias_flags(model: str, name: str) -> list[str]:
+    """The model's Hub id is a name of it, too, unless it is the first already."""
+    hub_id = hub_id_of(model)
+    return [] if hub_id in (None, name) else [f"--model-aliases={hub_id}"]
 
 
 def router_host(settings: LocalSettings) -> str:

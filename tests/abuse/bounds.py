@@ -97,7 +97,7 @@ ROUTER_BOUNDS = (
         f"{UNIT}/test_time_limit.py::test_work_that_does_not_end_is_ended_and_its_thread_goes_on",
     ),
     Bound("body_seconds_max", "408", "30 s", f"{ENDED}[a body of a byte a second]"),
-    Bound("prompts_max", "400", "64 requests of one HTTP request", f"{JSON}[65 prompts]"),
+    Bound("prompts_max", "400", "128 requests of one HTTP request", f"{JSON}[129 prompts]"),
     Bound(
         "TOOLS_MAX",
         "400",

@@ -144,7 +144,7 @@ CASES = {
     "129 tools": message(
         MARKER, tools=[{"type": "function", "function": {"name": f"{MARKER}{k}"}} for k in range(129)]
     ),
-    "65 prompts": prompt(json.dumps(["a"] * 65)),
+    "129 prompts": prompt(json.dumps(["a"] * 129)),
     "100,000 prompts": prompt(json.dumps(["a"] * 100_000)),
     "a million token ids": prompt(json.dumps([5] * 1_000_000)),
     "1,000 stop strings": fields(stop=[MARKER] * 1000),

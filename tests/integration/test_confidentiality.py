@@ -49,7 +49,7 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
 
 
 def rid_of(response: httpx2.Response) -> str:
-    return response.headers["x-request-id"]
+    return response.headers["x-segue-request-id"]
 
 
 def stream_through_the_death_of_a_decode_worker(running: LocalDeployment, client: httpx2.Client) -> str:

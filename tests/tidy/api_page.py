@@ -54,6 +54,8 @@ HEADERS = {
     ),
 }
 ANSWER_HEADERS = {
+    "x-segue-request-id": "the request's id in logs and on `/debug/requests/{id}`",
+    "x-request-id": "the same, or the client's own `x-request-id` if that is a plain word of up to 128 characters",
     "x-segue-ignored": "names what of the body was passed over, up to 32 of this program's names and 8 of the client's",
 }
 TITLES: dict[FieldState, str] = {

@@ -17,7 +17,7 @@ ANTHROPIC_FIELDS = (
             "max_tokens": "required; what the context leaves where that is less (model_context_window_exceeded)",
             "system": "a string, or blocks of text",
             "stream": "typed events",
-            "temperature": "0 to 2; 0 is greedy",
+            "temperature": "0 to 1,000; 0 is greedy",
             "top_p": "above 0, up to 1",
             "top_k": "0 or -1: all",
             "stop_sequences": "up to 16 strings of up to 1,024 characters; stop_sequence tells which one was found",

@@ -65,7 +65,7 @@ def router(
             if clients is not None:
                 clients.add(self.client_address)
             self.send_response(status)
-            self.send_header("x-request-id", "r1")
+            self.send_header("x-segue-request-id", "r1")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())

@@ -236,6 +236,7 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
         assert answer.headers["access-control-allow-origin"] == page
         assert set(answer.headers["access-control-expose-headers"].split(", ")) == {
             "x-request-id",
+            "x-segue-request-id",
             "x-segue-ignored",
             "retry-after",
             *RATE_HEADERS,

@@ -37,7 +37,7 @@ def test_an_unknown_path_is_told_all_paths(router: RunningRouter, path: str) -> 
     assert all(known in message(response) for known in SERVED)
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/", "/chat/completions/"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions//", "/chat/completions/"])
 def test_an_address_that_is_nearly_right_is_told_the_right_one(router: RunningRouter, path: str) -> None:
     response = httpx2.post(router.url + path, json={})
     assert response.status_code == 404

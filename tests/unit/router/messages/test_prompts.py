@@ -333,7 +333,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "1,000 stop sequences": ({"stop_sequences": ["x"] * 1000}, "stop_sequences takes"),
     "an empty stop sequence": ({"stop_sequences": [""]}, "stop_sequences"),
-    "temperature 3": ({"temperature": 3}, "temperature"),
+    "temperature 1001": ({"temperature": 1001}, "temperature"),
     "top_k -2": ({"top_k": -2}, "top_k"),
     "a format of no known type": ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type"),
     "thinking that is true": ({"thinking": True}, "thinking"),
