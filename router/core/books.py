@@ -8,6 +8,7 @@ live requests. Neither is called while all goes well.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import Any, get_args
 
@@ -32,6 +33,7 @@ def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) 
         queue.discard(live)
     for kind in get_args(Deadline):
         claims.deadlines.clear((kind, live.rid))
+    claims.close(live)
     live.state = RequestState.FAILED
     live.worker = live.holder = live.target = None
     live.baton = None
@@ -40,6 +42,8 @@ def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) 
     _count_anew(requests)
     if not live.tenant.live:
         requests.tenants.forget(live.tenant, now)
+    with contextlib.suppress(Exception):  # the step may have broken off at what is shown of it
+        requests.ended.add(live)
 
 
 def check(requests: RequestTable, fleet: Fleet) -> None:

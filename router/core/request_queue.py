@@ -52,7 +52,7 @@ class RequestQueue:
 
     def ended(self, live: LiveRequest, unused: int) -> None:
         """It has ended, and needed so many tokens less than it was charged."""
-        if self._state in live.starts:
+        if live.starts.pop(self._state, None) is not None:
             self.clock.give_back(live.tenant.name, unused / live.tenant.weight)
             self._forget(live)
 

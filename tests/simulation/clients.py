@@ -17,8 +17,9 @@ from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
 from router.core.siblings import siblings
 from shared.effects import Note
+from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, Received
-from shared.messages import FinishReason, Hello, Message
+from shared.messages import Decode, FinishReason, Hello, Message
 from shared.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
@@ -44,6 +45,9 @@ class SimulatedClient:
     disconnected: bool = False  # its router crashed, or no longer listens: there is no answer
     ended_at: float | None = None  # seconds
     attempts: int = 0  # that its router needed
+    deceived: bool = (
+        False  # a worker has lied about it: its tokens may be wrong, but not more than it asked for
+    )
     cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
@@ -55,6 +59,11 @@ class SimulatedClient:
         rid, known = self.planned.rid, len(self.output)
         assert self.outcome is None, f"{rid}: tokens after the end"
         assert index == known, f"{rid}: tokens {index} … after {known}"
+        if self.deceived:
+            self.output.extend(token_ids)
+            most = self.planned.params.max_new_tokens
+            assert len(self.output) <= most, f"{rid}: {len(self.output)} tokens, asked for {most}"
+            return
         assert len(self.scores) == len(self.expected_scores), f"{rid}: tokens after {len(self.scores)} scores"
         self.output.extend(token_ids)
         expected = self.answer[0][: len(self.output)]
@@ -67,6 +76,9 @@ class SimulatedClient:
         rid, known = self.planned.rid, len(self.scores)
         assert not self.output, f"{rid}: scores after tokens"
         self.scores.extend(logprobs)
+        if self.deceived:
+            assert len(self.scores) < len(self.planned.prompt), f"{rid}: {len(self.scores)} scores"
+            return
         told = self.expected_scores[known : len(self.scores)]
         assert logprobs == told, f"{rid}: scores {logprobs} from {known} on"
 
@@ -77,13 +89,14 @@ class SimulatedClient:
         self.outcome = outcome
         match outcome:
             case RequestCompleted(reason, usage):
-                if not self.stopped:
+                if not (self.stopped or self.deceived):
                     assert (tuple(self.output), reason) == self.answer, f"{rid}: ended early, {outcome}"
                 assert usage.completion_tokens == len(self.output), f"{rid}: {usage}"
-            case RequestFailed(code="grammar_too_complex"):
+                assert usage.cached_tokens <= usage.prompt_tokens, f"{rid}: {usage}"
+            case RequestFailed(code="grammar_too_complex") if not self.deceived:
                 assert (tuple(self.output), None) == self.answer, f"{rid}: {outcome}"
             case RequestFailed(status):
-                assert status in REFUSALS, f"{rid}: {outcome}"
+                assert status in REFUSALS or self.deceived, f"{rid}: {outcome}"
             case RequestAborted():
                 assert self.aborts or self.cut, f"{rid}: aborted by nobody"
 
@@ -128,6 +141,7 @@ class Router:
         self._accepted: dict[str, SimulatedClient] = {}
         self.core = JudgedRouterCore(router_config(sizes), process.now)
         self._network = world.network
+        self.core.liars = world.network.lies.liars
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
@@ -146,6 +160,7 @@ class Router:
         return True
 
     def deliver(self, event: LinkEvent) -> None:
+        self.core.fails_at = self._network.fails_at
         self.core.link(event, self.process.now)
         self.core.settle(self.process.now)
         self._pass.run()
@@ -262,7 +277,19 @@ class Router:
     # ---- effects: the pass calls these ----
 
     def send(self, peer: str, message: Message) -> None:
+        if isinstance(message, Decode):
+            self._prove_baton(message)
         self._network.send(self, peer, message)
+
+    def _prove_baton(self, decode: Decode) -> None:
+        """What a worker is told to read is the request's, at a worker that this router knows."""
+        baton, rid = decode.baton, decode.rid
+        holder = self.core.fleet.workers.get(baton.holder.name)
+        assert holder is not None, f"{rid}: pages at {baton.holder.name}, which nobody knows"
+        assert (baton.rid, baton.attempt, baton.kv_format) == (rid, decode.attempt, holder.hello.kv_format)
+        assert (baton.kv_len, baton.prompt_len) == (len(decode.token_ids) - 1, decode.prompt_len), rid
+        pages = pages_for_tokens(baton.kv_len, self._sizes.page_size)
+        assert len(baton.pages) == pages, f"{rid}: {len(baton.pages)} pages for {baton.kv_len} tokens"
 
     def note(self, note: Note) -> None:
         self._journal("", note)

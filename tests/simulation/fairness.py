@@ -21,7 +21,7 @@ that comes free, and only its turn is judged. Which request is light is computed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from router.config import RouterConfig
-from router.core import placement
+from router.core import books, placement
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
 from router.core.fleet import Worker
@@ -45,6 +45,7 @@ from shared.links.events import LinkEvent
 from shared.req import Req
 from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
+from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation import judged_waits
 from tests.simulation.judged_places import prove_nobody_waits_beside_a_free_place
 
@@ -55,10 +56,22 @@ class JudgedRouterCore(RouterCore):
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
         self.judged: Counter[str] = Counter()
+        self.liars: Collection[str] = ()  # peers
+        self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
     def link(self, event: LinkEvent, now: float) -> None:
         """What an honest worker says may not fail: without the guard, so that every error is a finding."""
-        self._link(event, now)
+        if event.peer not in self.liars:
+            self._link(event, now)
+        elif self.fails_at:
+            try:
+                broken = broken_off_at(self.fails_at, lambda: RouterCore.link(self, event, now))
+            except BrokenOffError:
+                raise AssertionError(f"a message of {event.peer} ended a router") from None
+            self.judged["a worker was dropped"] += broken
+            books.check(self._requests, self.fleet)
+        else:
+            super().link(event, now)
 
     def settle(self, now: float) -> None:
         super().settle(now)

@@ -23,7 +23,8 @@ FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
 FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
 THEFT = "theft"  # a worker that was taken over reads what is not its own
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT)
+LIE = "lie"  # a worker says what is not so
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT, LIE)
 
 
 @dataclass(frozen=True, slots=True)

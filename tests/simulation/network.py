@@ -17,6 +17,7 @@ from typing import Protocol
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.messages import Hello, Message
 from tests.doubles.novelty import Novelty
+from tests.simulation.lies import Lies
 from tests.simulation.timeline import TimelineProcess
 from tests.simulation.versions import read, written
 
@@ -107,6 +108,8 @@ class SimulatedLink:
             self.network.count("message lost")
             return
         wire, session = written(message, side.endpoint.hello), self.session
+        if side is self.worker:
+            wire = self.network.lies.tell(side.endpoint.hello, message, wire)
         self._transport(side, lambda: self._arrive(other, session, wire))
 
     def break_off(self, reason: str, *, both_ways: bool) -> bool:
@@ -177,14 +180,21 @@ class SimulatedLink:
         if sender.gap:
             self.network.count("message lost")
             return
-        message = read(wire, side.endpoint.hello)
+        message = self.network.lies.read(wire, lambda: read(wire, side.endpoint.hello))
+        if message is None:
+            self.end("it cannot be read")
+            return
+        if side is self.worker and self.network.lies.swallows(side.endpoint.hello, message):
+            return
         self.network.count(f"message {type(message).__name__}")
         if sender.endpoint.hello.understands and not side.endpoint.hello.understands:
             self.network.count("path a field of a later version is ignored")
         if side is self.router:
             self.network.on_answer(message)
         if not isinstance(message, Novelty):  # the cores of today know no such message
+            self.network.fails_at = self.network.lies.errors.get(wire, 0)
             side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
+            self.network.fails_at = 0
 
     def _down_later(self, side: Side, reason: str) -> None:
         session = self.session
@@ -215,8 +225,10 @@ class Network:
     faults: NetworkFaults
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
+    lies: Lies
     on_answer: Callable[[Message], None] = lambda _: None  # what a worker says, as it arrives
     links: list[SimulatedLink] = field(default_factory=list)
+    fails_at: int = 0  # the line of a core that fails at the message which arrives now; 0: it does not fail
 
     def connect(self, router: SimulatedEndpoint, worker: SimulatedEndpoint) -> None:
         """A router has discovered a worker: dial it."""
@@ -253,6 +265,12 @@ class Network:
 
     def links_of(self, process: TimelineProcess) -> list[SimulatedLink]:
         return [link for link in self.links if process in (link.router.process, link.worker.process)]
+
+    @property
+    def sessions(self) -> list[tuple[str, str]]:
+        """Those that routers have: the uid of the router, and the worker's peer name."""
+        sides = [(link.router.endpoint.hello.uid, link.worker) for link in self.links if link.router.up]
+        return [(uid, peer_name(worker.endpoint.hello)) for uid, worker in sides]
 
     def latency(self) -> float:
         """Of one message, in seconds."""

@@ -19,6 +19,7 @@ from router.core.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.faults import FAULTS
+from tests.simulation.lies import WAYS
 from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import World
 
@@ -105,6 +106,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: enough stands before decode",
     "judged at router: a wait would be too long",
     "judged at router: pages are fetched by another worker",
+    "judged at router: a worker was dropped",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",
@@ -132,6 +134,8 @@ EXPECTED = [
     "path a field of a later version is ignored",
     "path a process came again in a newer version",
     "path joined in DECODE",
+    *(f"lie: {way}" for way in dict.fromkeys(WAYS)),
+    "path a lie ended its session",
     "path a fleet is divided into cells",
     "path a lease opened its own pages",
     "path a word was told to a thief",

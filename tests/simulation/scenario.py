@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.config import Policy
+from router.discovery.cells import ROUTERS_MIN, workers_of
 from shared.messages import Role
 from shared.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
@@ -118,3 +119,17 @@ class SimulationScenario:
     def random(self, purpose: str) -> random.Random:
         """A generator of its own for each purpose, so that one more draw here changes nothing there."""
         return random.Random(f"{self.seed} {purpose}")
+
+
+def dialed(sizes: ScenarioSizes) -> dict[str, frozenset[str]]:
+    """The workers that each router dials, by name."""
+    routers = [f"router-{number}" for number in range(sizes.routers)]
+    prefill = [f"prefill-{number}" for number in range(sizes.prefill_workers)]
+    decode = [f"decode-{number}" for number in range(sizes.decode_workers)]
+    cells = {
+        router: workers_of(router, routers, prefill, decode, sizes.cell_workers_max) for router in routers
+    }
+    for worker in (*prefill, *decode):
+        dialing = sum(worker in workers for workers in cells.values())
+        assert dialing >= min(ROUTERS_MIN, sizes.routers), f"{dialing} routers dial {worker}"
+    return cells

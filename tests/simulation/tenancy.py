@@ -77,7 +77,7 @@ class TenantWitness:
 def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSizes) -> None:
     """What a client is told of the cache is explained by requests that share its tenant and its salt."""
     for client in clients:
-        if isinstance(client.outcome, RequestCompleted) and client.attempts == 1:
+        if isinstance(client.outcome, RequestCompleted) and client.attempts == 1 and not client.deceived:
             own = _sharers(client, clients, sizes)
             longest = max((_shared_len(client.planned.prompt, _tokens(other)) for other in own), default=0)
             told = client.outcome.usage.cached_tokens

@@ -34,6 +34,7 @@ AREAS = {
     "fleets",
     "grammars",
     "masks",
+    "lies",
     "room",
     "siblings",
     "steps",

@@ -11,6 +11,7 @@ import pytest
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Hello, Role
 from tests.doubles.novelty import Novelty
+from tests.simulation.lies import Lies
 from tests.simulation.network import Network, NetworkFaults, SimulatedLink
 from tests.simulation.timeline import Timeline, TimelineProcess
 
@@ -44,7 +45,8 @@ class EchoWire:
 
     def __init__(self, seed: int = 0):
         self.timeline = Timeline()
-        self.network = Network(NetworkFaults(spike=0.3), random.Random(seed), lambda _: None)
+        lies = Lies(lambda _: None, lambda _: None)
+        self.network = Network(NetworkFaults(spike=0.3), random.Random(seed), lambda _: None, lies)
         self.router, self.worker = self.peer("router"), self.peer("decode")
         self.network.connect(self.router, self.worker)
         self.settle()

@@ -12,7 +12,17 @@ import msgspec
 from router.config import Policy
 from shared.sampling_params import SamplingParams
 from tests.simulation.bounds import bounds
-from tests.simulation.faults import FORGET, HANG, NONSENSE, ROUTER_DRAINS, THEFT, drawn_faults, rollout
+from tests.simulation.faults import (
+    FORGET,
+    HANG,
+    LIE,
+    NONSENSE,
+    ROUTER_DRAINS,
+    THEFT,
+    Fault,
+    drawn_faults,
+    rollout,
+)
 from tests.simulation.groups import with_groups
 from tests.simulation.oracle import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.scenario import (
@@ -118,6 +128,19 @@ def thefts(scenario: SimulationScenario) -> SimulationScenario:
         return scenario
     faults = sorted((*scenario.faults, *drawn_faults(rng, (THEFT,) * 2)), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))
+
+
+def lying(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds workers lie, again and again; there a router waits for a row less than a minute."""
+    rng = scenario.random("lies")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    lies = [
+        Fault(rng.uniform(0.1, 2.0), LIE, rng.randrange(1_000_000), 0.0) for _ in range(rng.randint(4, 30))
+    ]
+    faults = sorted((*scenario.faults, *lies), key=lambda fault: fault.at)
+    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
+    return replace(scenario, sizes=sizes, faults=tuple(faults))
 
 
 def short_share(scenario: SimulationScenario) -> SimulationScenario:
@@ -343,6 +366,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     forgetful,
     nonsense,
     thefts,
+    lying,
     rollout_of_workers,
     with_groups,
     grammars,

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
-from router.discovery.cells import ROUTERS_MIN, workers_of
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
 from shared.links.events import Received
@@ -21,11 +20,12 @@ from shared.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.fairness import JudgedPrefill
-from tests.simulation.faults import FORGET, HANG, NONSENSE, THEFT, Fault
+from tests.simulation.faults import FORGET, HANG, LIE, NONSENSE, THEFT, Fault
 from tests.simulation.groups import prove_prompts_are_computed_once
+from tests.simulation.lies import Lies
 from tests.simulation.network import Network, SimulatedLink
 from tests.simulation.nonsense import RefusedNonsense, unsound_command
-from tests.simulation.scenario import ScenarioSizes, SimulationScenario
+from tests.simulation.scenario import SimulationScenario, dialed
 from tests.simulation.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.thief import Thief
 from tests.simulation.timeline import Journal, Timeline, TimelineProcess
@@ -64,7 +64,10 @@ class World:
         self.clients = [SimulatedClient(planned) for planned in scenario.requests]
         self._rng = scenario.random("world")
         self._nonsense = RefusedNonsense(self.count)
-        self.network = Network(scenario.network, scenario.random("network"), self.count, self._nonsense.judge)
+        self.lies = Lies(self.count, self._note_deceived)
+        self.network = Network(
+            scenario.network, scenario.random("network"), self.count, self.lies, self._nonsense.judge
+        )
         self.fabric = Fabric(
             scenario.fabric, scenario.random("fabric"), self.count, scenario.random("renewals")
         )
@@ -95,11 +98,15 @@ class World:
         self.counts[name] += 1
         self.journal.note("", name)
 
+    def _note_deceived(self, rid: str) -> None:
+        for client in self.clients:
+            client.deceived |= client.planned.rid == rid
+
     # ---- what happens ----
 
     def _start(self) -> None:
         sizes = self.scenario.sizes
-        self._dialed = _dialed(sizes)
+        self._dialed = dialed(sizes)
         if len(set(self._dialed.values())) > 1:
             self.count("path a fleet is divided into cells")
         for number in range(sizes.prefill_workers):
@@ -167,7 +174,7 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
-            case kind if kind in (FORGET, NONSENSE, THEFT):
+            case kind if kind in (FORGET, LIE, NONSENSE, THEFT):
                 self._confuse(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
@@ -283,6 +290,8 @@ class World:
         elif fault.kind == THEFT:
             self.count(f"fault {fault.kind}")
             self.thief.steal()
+        elif fault.kind == LIE:
+            self.lies.plan(self._victim(fault, list(self.workers.values())), fault)
         else:
             self._forget(fault)
 
@@ -346,6 +355,11 @@ class World:
                 assert not known.assigned, f"{router.hello.uid} counts {known.assigned} at {known.peer}"
                 assert not known.leases, f"{router.hello.uid} counts leases {known.leases} at {known.peer}"
                 assert not known.reserved, f"{router.hello.uid} keeps room {known.reserved} at {known.peer}"
+        for (
+            uid,
+            peer,
+        ) in self.network.sessions:  # else a router would give a worker nothing that is linked to it
+            assert peer in self.routers[uid].core.fleet.workers, f"{peer} has a session, and nobody knows it"
         for worker in self.workers.values():
             self._prove_empty(worker)
         prove_caches_are_apart(self.clients, self.scenario.sizes)
@@ -384,17 +398,3 @@ class World:
         assert not cache.locks, f"{uid} still has {cache.locks} locks"
         assert not scheduler.slots_used, f"{uid} still uses {scheduler.slots_used} slots"
         assert not any(worker.agent.words.values), f"{uid} still has lease words"
-
-
-def _dialed(sizes: ScenarioSizes) -> dict[str, frozenset[str]]:
-    """The workers that each router dials, by name."""
-    routers = [f"router-{number}" for number in range(sizes.routers)]
-    prefill = [f"prefill-{number}" for number in range(sizes.prefill_workers)]
-    decode = [f"decode-{number}" for number in range(sizes.decode_workers)]
-    dialed = {
-        router: workers_of(router, routers, prefill, decode, sizes.cell_workers_max) for router in routers
-    }
-    for worker in (*prefill, *decode):
-        dialing = sum(worker in workers for workers in dialed.values())
-        assert dialing >= min(ROUTERS_MIN, sizes.routers), f"{dialing} routers dial {worker}"
-    return dialed

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from shared.links.events import PeerDown, PeerUp, Received
 from shared.links.session import seal
 from shared.messages import Generated, Hello, Row, WorkerToRouter, decode_from_worker, encode
 from shared.sampled import LOGPROB_MIN, TokenLogprobs, told_logprobs
+from tests.simulation.lies import Path, changed, numbers_in
 from tests.unit.links.cable import Cable, connected, downs, kinds
 from tests.unit.links.two_peers import Dialing
 from tests.unit.links.wire import INSTANCES
@@ -32,8 +33,6 @@ WITHOUT_CEILING = {
 SAID = [message for message in INSTANCES if isinstance(message, get_args(WorkerToRouter))]
 BODIES = {type(message).__name__: msgspec.msgpack.decode(encode(message)) for message in SAID}
 LIES = (-1, -(2**63), 2**63, 2**64 - 1, math.nan, math.inf)
-
-Path = tuple[str | int, ...]
 
 
 def numbers(kind: inspect.Type, name: str) -> Iterator[tuple[str, inspect.IntType | inspect.FloatType]]:
@@ -67,26 +66,8 @@ def test_every_number_of_a_worker_has_bounds() -> None:
         assert not isinstance(kind, inspect.FloatType) or ceiling, f"{name} may be infinite"
 
 
-def places(plain: Any, path: Path = ()) -> Iterator[Path]:
-    """Where the numbers of a message are, as plain data."""
-    if isinstance(plain, int | float) and not isinstance(plain, bool):
-        yield path
-    pairs = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
-    for key, value in pairs:
-        yield from places(value, (*path, key))
-
-
-def changed(plain: Any, path: Path, value: object) -> Any:
-    """A copy with another value at one place."""
-    if not path:
-        return value
-    copied: Any = dict(plain) if isinstance(plain, dict) else list(plain)
-    copied[path[0]] = changed(plain[path[0]], path[1:], value)
-    return copied
-
-
 @pytest.mark.parametrize(
-    ("name", "path"), [(name, path) for name, plain in BODIES.items() for path in places(plain)], ids=str
+    ("name", "path"), [(name, path) for name, plain in BODIES.items() for path in numbers_in(plain)], ids=str
 )
 def test_a_number_at_its_extremes_is_within_its_bounds_or_cannot_be_read(name: str, path: Path) -> None:
     refused = 0

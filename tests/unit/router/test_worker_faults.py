@@ -7,9 +7,7 @@ half done, the router lives, its books agree, and the requests of others go on.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,40 +17,10 @@ from router.core.effects import EndSession, RequestCompleted, RequestFailed
 from router.core.worker_replies import WorkerReplies
 from shared.errors import InvariantError
 from shared.messages import Draining, Generated, Joined, Row
+from tests.doubles.breaking import broken_off_at
 from tests.unit.router.deployment import ScriptedDeployment, request
 
 LINES_MAX = 2000
-
-
-class BrokenOffError(Exception):
-    """Raised in the middle of a step."""
-
-
-def broken_off_at(line: int, act: Callable[[], None]) -> bool:
-    """Raise at the `line`-th line of router/core that takes a message within `act`; returns whether there was one."""
-    left, taking = line, False
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left, taking
-        del argument
-        code = frame.f_code
-        if "/router/core/" not in code.co_filename:
-            return None
-        if code.co_name == "_link" and event in ("call", "return"):
-            taking = event == "call"
-        elif event == "line" and taking:
-            left -= 1
-            if left == 0:
-                raise BrokenOffError
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return left <= 0
 
 
 def prefilling() -> ScriptedDeployment:
