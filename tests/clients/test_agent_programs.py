@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +60,12 @@ def scripted_model(folder: Path, name: str) -> Iterator[ScriptedModel]:
         yield ScriptedModel(router, Tokenizer(folder, template_seconds_max=5))
 
 
-def run_agent(command: list[str | Path], home: Path) -> str:
+def run_agent(command: list[str | Path], home: Path, **variables: str) -> str:
     """What an agent tells on its standard output. Its home and its folder of work are its own."""
     work = home / "work"
     work.mkdir(parents=True)
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home / ".codex")}
+    environment |= variables
     ended = subprocess.run(
         command,
         check=False,
@@ -106,6 +108,21 @@ def opencode(home: Path, url: str, model: str) -> str:
     file.write_text(json.dumps(settings))
     (program,) = client_folder("opencode").glob("node_modules/opencode-linux-*64/bin/opencode")
     return run_agent([program, "run", "--model", f"segue/{model}", "Do what there is to do."], home)
+
+
+def claude_code(home: Path, url: str, model: str) -> list[dict[str, Any]]:
+    """What it tells of its run, a line each."""
+    program = client_folder("claude_code") / "node_modules" / ".bin" / "claude"
+    asked = ["-p", "Do what there is to do.", "--allowedTools", "Bash"]
+    told = run_agent(
+        [program, *asked, "--output-format", "stream-json", "--verbose"],
+        home,
+        ANTHROPIC_BASE_URL=url.removesuffix("/v1"),
+        ANTHROPIC_API_KEY="any",
+        ANTHROPIC_MODEL=model,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+    )
+    return [json.loads(line) for line in told.splitlines() if line.startswith('{"')]
 
 
 @pytest.mark.timeout(900)
@@ -167,3 +184,26 @@ def test_opencode_runs_what_the_model_calls_and_sends_it_back(tmp_path: Path) ->
         model.answers(turn)
         assert "All is done." in opencode(tmp_path / "home", model.url, "smollm2")
         assert any("segue-42" in prompt for prompt in model.prompts)
+
+
+@pytest.mark.timeout(900)
+def test_claude_code_runs_what_the_model_calls_and_sends_it_back(tmp_path: Path) -> None:
+    def turn(prompt: str) -> str:
+        if "segue-42" in prompt:
+            return "All is done."
+        asked = call("Bash", command="echo segue-$((40 + 2))", description="Says a word")
+        return f"I look: {asked}"
+
+    with scripted_model(tmp_path / "model", "smollm2") as model:
+        model.answers(turn)
+        told = claude_code(tmp_path / "home", model.url, "smollm2")
+        last = model.prompts[-1]
+    blocks = [block for line in told if line["type"] == "assistant" for block in line["message"]["content"]]
+    assert [block["type"] for block in blocks] == ["text", "tool_use", "text"], (
+        "it asks for thoughts to be omitted"
+    )
+    ended = next(line for line in told if line["type"] == "result")
+    assert (ended["is_error"], ended["result"], ended["stop_reason"]) == (False, "All is done.", "end_turn")
+    assert ended["usage"]["input_tokens"] > 1000
+    assert '<Bash {"command": "echo segue-$((40 + 2))"' in last
+    assert "x-anthropic-billing-header" not in last
