@@ -84,7 +84,7 @@ class AnswerWriter:
             if answer.failure:
                 await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
             elif not answer.abandoned:
-                usage = usage_json(answer.usage.values())
+                usage = usage_json(answer.usage.values(), answer.reasoning_tokens)
                 await writer.send(send, gone, self._objects.whole(kept.choices(), usage), self._headers)
 
     async def _stream(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
@@ -194,7 +194,8 @@ def _event(event: Event) -> bytes:
 def _last_events(answer: ResponseStream, objects: AnswerObjects, with_usage: bool) -> bytes:
     if answer.failure:
         return _event(objects.failed(answer.failure))
-    usage = _event(objects.usage_chunk(usage_json(answer.usage.values()))) if with_usage else b""
+    counted = usage_json(answer.usage.values(), answer.reasoning_tokens)
+    usage = _event(objects.usage_chunk(counted)) if with_usage else b""
     return usage + DONE if objects.done else usage
 
 

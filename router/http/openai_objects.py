@@ -253,7 +253,7 @@ def _extended(choice: Json, piece: TextDelta, token_ids: tuple[int, ...] | msgsp
     return choice
 
 
-def usage_json(usages: Iterable[Usage]) -> Json:
+def usage_json(usages: Iterable[Usage], reasoning_tokens: int = 0) -> Json:
     """OpenAI's usage object for all choices of an answer together."""
     listed = list(usages)
     prompt = sum(usage.prompt_tokens for usage in listed)
@@ -263,4 +263,5 @@ def usage_json(usages: Iterable[Usage]) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in listed)},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }

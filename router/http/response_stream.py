@@ -17,6 +17,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
@@ -24,6 +25,7 @@ from router.http.logprobs.packed_list import TokenEntry
 from router.text.answer_parser import AnswerDelta, AnswerParser
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
+from router.text.thought_tokens import ThoughtTokens
 from shared.errors import InvariantError
 from shared.sampled import Logprobs
 
@@ -57,6 +59,7 @@ class ResponseStream:
         self.abandoned = False
         self.cut = False
         self.usage: dict[int, Usage] = {}  # of the choices that are complete
+        self.reasoning_tokens = 0  # of all of them
         self._choices = choices
         self._backlog_bytes_max = backlog_bytes_max
         self._allowed_bytes = backlog_bytes_max  # of backlog, with the burst that is being written
@@ -92,9 +95,10 @@ class ResponseStream:
         self.failure = self.failure or failure
         self._changed.set()
 
-    def end(self, index: int, usage: Usage) -> None:
-        """Choice `index` is complete."""
+    def end(self, index: int, usage: Usage, reasoning_tokens: int = 0) -> None:
+        """Choice `index` is complete; so many of its tokens were thoughts."""
         self.usage[index] = usage
+        self.reasoning_tokens += reasoning_tokens
         self._changed.set()
 
     def abandon(self) -> None:
@@ -186,6 +190,7 @@ class Choice:
         self._last: int | None = None
         self._chars = begins_at  # of the text so far, counted where logprobs are asked for
         self._parser = parser
+        self._thoughts = ThoughtTokens(parser) if parser and parser.reads_thoughts else None
         self._shows_thoughts = shows_thoughts
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
@@ -194,8 +199,13 @@ class Choice:
             return
         self._last = token_ids[-1]
         entries: list[TokenEntry] = []
-        new = self._told(token_ids, logprobs, entries) if logprobs else self._detokenizer.push(token_ids)
-        delta = self._text(new) if self._parser is None else self._parsed(self._parser.push(new))
+        if logprobs:
+            texts = self._told(token_ids, logprobs, entries)
+        elif self._thoughts is None or len(token_ids) == 1:
+            texts = [self._detokenizer.push(token_ids)]
+        else:
+            texts = [self._detokenizer.push((token_id,)) for token_id in token_ids]
+        delta = self._read(texts)
         delta.token_ids = token_ids if self._with_token_ids else ()
         delta.entries = tuple(entries)
         if delta.text or entries or self._with_token_ids or delta.reasoning or delta.calls:
@@ -207,14 +217,21 @@ class Choice:
         """A `ToldChoice` takes what is known of a prompt, if it was asked for."""
         raise InvariantError(f"choice {self._index} was told {len(logprobs)} scores that nobody asked for")
 
-    def _told(self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]) -> str:
+    def _read(self, texts: list[str]) -> TextDelta:
+        """What passes of new text; of thoughts that are counted, each token's text is one of `texts`."""
+        if self._thoughts is not None:
+            return self._parsed(self._thoughts.push(texts))
+        new = "".join(texts)
+        return self._text(new) if self._parser is None else self._parsed(self._parser.push(new))
+
+    def _told(self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]) -> list[str]:
         """The new text, token by token, because each has a place in it."""
         texts = []
         for token_id, told in zip(token_ids, logprobs, strict=True):
             entries.append(TokenEntry(token_id, self._chars, told))
             texts.append(self._detokenizer.push((token_id,)))
             self._chars += len(texts[-1])
-        return "".join(texts)
+        return texts
 
     def ended(self, outcome: Outcome) -> None:
         """The core has ended this choice."""
@@ -227,7 +244,7 @@ class Choice:
                 last.finish_reason = "tool_calls"
             last.stop_reason = self._stop_reason()
             self._answer.put(last)
-            self._answer.end(self._index, outcome.usage)
+            self._answer.end(self._index, outcome.usage, self._thoughts.count if self._thoughts else 0)
 
     def _stop_reason(self) -> str | int | None:
         if self._stopped:
@@ -252,15 +269,27 @@ class Choice:
                 calls.append(part)
             elif self._shows_thoughts:
                 delta.reasoning += part.text
-        delta.calls = tuple(calls)
+        delta.calls = _joined(calls)
         return delta
 
     def _rest(self) -> TextDelta:
         text = self._detokenizer.finish()
         if self._parser is None:
             delta = self._text(text)
-        else:
+        elif self._thoughts is None:
             delta = self._parsed(self._parser.push(text) + self._parser.finish())
+        else:
+            delta = self._parsed(self._thoughts.finish(text))
         if not self._stopped:
             delta.text += self._stop_strings.finish()
         return delta
+
+
+def _joined(calls: list[AnswerDelta]) -> tuple[AnswerDelta, ...]:
+    """With what follows in one call's arguments, or in its input, as one."""
+    if len(calls) < 2:
+        return tuple(calls)
+    joined = []
+    for (kind, call), parts in groupby(calls, key=lambda part: (part.kind, part.call)):
+        joined.append(AnswerDelta(kind, "".join(part.text for part in parts), call))
+    return tuple(joined)

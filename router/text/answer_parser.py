@@ -123,13 +123,16 @@ class AnswerParser:
         self._input: CustomInput | None = None  # of the last call, if its tool takes a text
         self._content = _Blank(keep_first=True)
         self._thoughts = _Blank(keep_first=False)
+        self.reads_thoughts = "reasoning_content" in template.fields
+        self.in_thoughts = False  # behind what was read so far
+        self.thought_pieces = 0  # that were read so far, those of blank space too
         self._body: list[str] = []  # of a call that is read at its end
         self._scanner: CallScanner | None = None
         for event in self._parser.initial_events:  # the prompt's own, but for what is open behind it
             self._event(event, at_end=False)
         self._deltas.clear()
         self._content = self._content.continued()
-        self.begins_in_thoughts = bool(self._parser.initial_events) and self._in_thoughts()
+        self.begins_in_thoughts = self.in_thoughts
 
     @property
     def calls(self) -> int:
@@ -155,10 +158,6 @@ class AnswerParser:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def _in_thoughts(self) -> bool:
-        last = self._parser.initial_events[-1]
-        return bool(last["field"] == "reasoning_content" and last["type"] != "region_close")
-
     def _read(self, text: str | None) -> None:
         """Feed the parser; what it cannot take at all is content from there on."""
         if self._broken:
@@ -167,7 +166,7 @@ class AnswerParser:
         try:
             events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
         except Exception:  # of a content parser: numbers with 5,000 digits, 1,000 nested lists
-            self._broken = True
+            self._broken, self.in_thoughts = True, False
             self._say_content("".join(self._body) + (text or ""))
             return
         for event in events:
@@ -183,9 +182,11 @@ class AnswerParser:
             else:
                 self._end_calls(event["value"], at_end)
         elif region == "reasoning_content":
+            self.in_thoughts = kind != "region_close"
             if kind == "region_open":
                 self._thoughts = _Blank(keep_first=False)
             elif kind == "region_chunk":
+                self.thought_pieces += 1
                 self._put("reasoning", self._thoughts.push(event["text"]))
             else:
                 self._content = _Blank(keep_first=False)
