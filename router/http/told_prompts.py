@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from router.core.effects import Outcome
+from router.core.effects import Outcome, RequestCompleted
 from router.http.logprobs.packed_list import PackedList, TokenEntry
 from router.http.response_stream import Choice, ResponseStream, TextDelta
 from router.text.detokenizer import Detokenizer
@@ -101,7 +101,9 @@ class ToldChoice:
             self._choice.tokens(token_ids, logprobs)
 
     def ended(self, outcome: Outcome) -> None:
-        """The core has ended this choice."""
+        """The core has ended this choice. The token that was computed for an answer without one is not told."""
+        if isinstance(outcome, RequestCompleted) and not self._prompt.keeps_output:
+            outcome = replace(outcome, usage=replace(outcome.usage, completion_tokens=0))
         self._choice.ended(outcome)
 
 

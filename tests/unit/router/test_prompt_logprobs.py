@@ -86,6 +86,7 @@ def test_no_tokens_at_all_may_be_asked_for_with_an_echo(
     answer = asked(client, echo=True, logprobs=0, max_tokens=0)
     assert answer.choices[0].text == PROMPT
     assert len(answer.choices[0].logprobs.tokens) == len(prompt_ids)
+    assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (0, len(prompt_ids))
     assert router.workers.prefills[-1].params.max_new_tokens == 1
 
 
