@@ -158,7 +158,7 @@ class LocalSettings:
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""
     own, of_roles = _split(argv)
-    flags, path = read_flags(LocalConfig, own, EPILOG, _flags_of_roles())
+    flags, path = read_flags(LocalConfig, own, EPILOG, _flags_of_roles(), words="[MODEL]")
     if flags.get("api_key") == "":
         raise ConfigError("--api-key is empty: give a key, or leave it out to serve without one")
     values, file = read_yaml(path) if path else {}, str(path)

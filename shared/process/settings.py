@@ -87,16 +87,20 @@ def combine(
 
 
 def read_flags(
-    model: type[Settings], argv: Sequence[str], epilog: str = "", elsewhere: Mapping[str, str] | None = None
+    model: type[Settings],
+    argv: Sequence[str],
+    epilog: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+    words: str = "",
 ) -> tuple[dict[str, Any], Path | None]:
     """Flags as text by field name, and the file given with `--config`. Repeated, lists grow, and else the last wins.
 
     `epilog` ends the help. `elsewhere` says where a flag belongs that is a setting of others than `model`: the end
-    of a sentence that begins with the flag.
+    of a sentence that begins with the flag. `words`: what may stand before the flags, as the usage line has it.
     """
     parser = FlagParser(
         prog=_program_name(),
-        usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
+        usage=f"%(prog)s {words} ".rstrip() + " [--config FILE] [--SETTING VALUE ...]",
         description=(model.__doc__ or "").strip(),
         epilog=epilog,
         allow_abbrev=False,

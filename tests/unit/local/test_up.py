@@ -240,6 +240,8 @@ def test_the_example_in_the_help_is_a_file_that_is_accepted(
 ) -> None:
     with pytest.raises(SystemExit):
         load_local(["--help"], {})
-    example = re.search(r"router: \{.*\}\}", " ".join(capsys.readouterr().out.split()))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.match(r"usage: .* \[MODEL\] \[--config FILE\] \[--SETTING VALUE \.\.\.\]", shown), shown[:100]
+    example = re.search(r"router: \{.*\}\}", shown)
     assert example
     assert given(values, example[0]).roles["router"].flags == ["--allowed-origins=http://localhost:3000"]
