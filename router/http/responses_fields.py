@@ -13,6 +13,7 @@ import msgspec
 from router.http.fields.ignored import Ignored
 from router.http.fields.spelling import UNKNOWN
 from router.http.fields.table import read_by_table
+from router.http.fields.thinking import ThinkingObject
 from router.http.request_body import decode
 from router.http.request_fields import ChatFields
 from router.http.responses_input import chat_messages
@@ -80,6 +81,9 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | str | ThinkingObject | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
@@ -120,6 +124,9 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         parallel_tool_calls=asked.parallel_tool_calls,
         response_format=_response_format(asked.text),
         reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
+        enable_thinking=asked.enable_thinking,
+        thinking=asked.thinking,
+        chat_template_kwargs=asked.chat_template_kwargs,
         logprobs=True if told else None,
         top_logprobs=asked.top_logprobs if told else None,
         prompt_cache_key=asked.prompt_cache_key,

@@ -25,7 +25,7 @@ OBJECTS_PER_TOKEN_MAX = 4  # of the context: an item, and each of its parts, is 
 
 Json = dict[str, Any]
 
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _SYSTEM = ("system", "developer")
 _OF_SERVERS = (  # what tools of other servers did, and what only they can read
     *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
@@ -39,6 +39,7 @@ class PartFields(msgspec.Struct):
 
     type: str = "input_text"
     text: str | None = None
+    refusal: str | None = None
 
 
 class ItemFields(msgspec.Struct):
@@ -79,7 +80,8 @@ def chat_messages(
 def _add(messages: list[Json], item: ItemFields, param: str, ignored: Ignored) -> None:
     if item.type == "message":
         role = item.role or _missing(f"{param}.role")
-        content = _text(item.content, f"{param}.content")
+        may_be_empty = role == "assistant"
+        content = _text(item.content, f"{param}.content", may_be_empty=may_be_empty)
         if role == "assistant":
             _assistant(messages, "content")["content"] = content
         else:
@@ -88,7 +90,7 @@ def _add(messages: list[Json], item: ItemFields, param: str, ignored: Ignored) -
         _assistant(messages).setdefault("tool_calls", []).append(_call(item, param))
     elif item.type in ("function_call_output", "custom_tool_call_output"):
         called = item.call_id or _missing(f"{param}.call_id")
-        output = _text(item.output, f"{param}.output")
+        output = _text(item.output, f"{param}.output", may_be_empty=True)
         messages.append({"role": "tool", "tool_call_id": called, "content": output})
     elif item.type == "reasoning":
         if item.content:
@@ -128,7 +130,10 @@ def _with_one_system(messages: list[Json]) -> list[Json]:
     return messages
 
 
-def _text(content: str | list[PartFields] | None, param: str) -> str:
+def _text(content: str | list[PartFields] | None, param: str, *, may_be_empty: bool = False) -> str:
+    """The text of a content. As in chats, what an assistant said and a tool gave may be null or an empty list."""
+    if may_be_empty and not content:
+        return ""
     if content is None:
         raise missing_field(param)
     if isinstance(content, str):
@@ -139,9 +144,13 @@ def _text(content: str | list[PartFields] | None, param: str) -> str:
                 f"{param}[{at}].type must be a part of text: this server reads text only",
                 param=f"{param}[{at}].type",
             )
-        if part.text is None:
-            raise missing_field(f"{param}[{at}].text")
-    return "\n".join(part.text or "" for part in content)
+        if _said(part) is None:
+            raise missing_field(f"{param}[{at}].{'refusal' if part.type == 'refusal' else 'text'}")
+    return "\n".join(_said(part) or "" for part in content)
+
+
+def _said(part: PartFields) -> str | None:
+    return part.refusal if part.type == "refusal" else part.text
 
 
 def _missing(param: str) -> str:

@@ -12,7 +12,7 @@ ANTHROPIC_FIELDS = (
         "Anthropic",
         MESSAGES,
         {
-            "model": "required; /v1/models has the name",
+            "model": "may be left out: there is one; /v1/models has its names",
             "messages": "text, tool_use, tool_result, thinking, documents that are text; images are refused",
             "max_tokens": "required; what the context leaves where that is less (model_context_window_exceeded)",
             "system": "a string, or blocks of text",

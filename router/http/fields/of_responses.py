@@ -38,7 +38,13 @@ RESPONSES_FIELDS = (
             "repetition_penalty": "0.01 to 10",
             "seed": "as in a chat",
             "cache_salt": "requests of different salts share no prefix cache",
+            "chat_template_kwargs": "as in a chat",
         },
+    ),
+    *served(
+        "others",
+        RESPONSES,
+        {"enable_thinking": "as in a chat", "thinking": "as in a chat"},
     ),
     *refused(
         "OpenAI",

@@ -58,7 +58,7 @@ class OutputFields(msgspec.Struct):
 class MessagesFields(msgspec.Struct, kw_only=True):
     """The body of POST /v1/messages, and of its count_tokens; null means the default everywhere."""
 
-    model: str
+    model: str | None = None  # there is one
     messages: msgspec.Raw
     max_tokens: int | None = None  # required, but where tokens are counted
     system: msgspec.Raw = NULL

@@ -267,6 +267,49 @@ def test_what_is_not_served_is_refused_by_its_own_name(
     assert len(served.workers.prefills) == heard
 
 
+SWITCHES: dict[str, Any] = {
+    "enable_thinking": {"enable_thinking": True},
+    "thinking": {"thinking": {"type": "enabled"}},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": True}},
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES.values(), ids=SWITCHES)
+def test_thoughts_have_the_switches_of_chats(
+    served: RunningRouter, tokenizer: Tokenizer, switch: dict[str, Any]
+) -> None:
+    says(served, tokenizer, "So.\n</think>\n\nthe fox")
+    thoughts, message = whole(served, **switch)["output"]
+    assert prompt(served, tokenizer).endswith("<think>\n")
+    assert (thoughts["content"][0]["text"], message["content"][0]["text"]) == ("So.", "the fox")
+    answer = httpx2.post(f"{served.url}/v1/responses", json=body(enable_thinking=False))
+    assert answer.status_code == 200
+    assert "x-segue-ignored" not in answer.headers
+    assert not prompt(served, tokenizer).endswith("<think>\n")
+
+
+def test_what_an_assistant_and_a_tool_said_may_be_empty_or_a_refusal(
+    served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    says(served, tokenizer, TEXTS["text"])
+    call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Paris"}'}
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]},
+        {"role": "user", "content": "why"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": []},
+        call,
+        {"type": "function_call_output", "call_id": "1", "output": None},
+    ]
+    whole(served, input=history)
+    shown = prompt(served, tokenizer)
+    assert "<|start|>assistant\nI will not.<|end|>" in shown
+    assert "<|start|>assistant\n<|end|>" in shown
+    assert "<|start|>tool\n of 1<|end|>" in shown
+
+
 def test_more_items_than_the_context_could_hold_are_not_read(served: RunningRouter) -> None:
     error = refusal(served, input=[{}] * (5 * CONTEXT_LEN))
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")

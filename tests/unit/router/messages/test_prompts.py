@@ -215,6 +215,14 @@ def test_a_choice_of_tools_is_kept(served: RunningRouter, tokenizer: Tokenizer) 
     assert "weather" not in prompt_of(served, tokenizer, tools=[TOOL], tool_choice={"type": "none"})
 
 
+@pytest.mark.parametrize("path", ["messages", "messages/count_tokens"])
+def test_the_model_may_be_left_out(served: RunningRouter, path: str) -> None:
+    asked = {name: value for name, value in body().items() if name != "model"}
+    answer = httpx2.post(f"{served.url}/v1/{path}", json=asked, headers=HEADERS, timeout=20)
+    assert answer.status_code == 200, answer.text
+    assert answer.json().get("model", MODEL) == MODEL
+
+
 def test_sampling_is_the_clients(served: RunningRouter) -> None:
     whole(served, temperature=0.5, top_p=0.4, top_k=3, seed=7, min_p=0.1, repetition_penalty=1.5)
     params = served.workers.prefills[-1].params
