@@ -99,7 +99,12 @@ class AnswerWriter:
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            await self._send_events(send, answer, pieces, opened)
+            if len(pieces) <= 1:  # as nearly always
+                new = self._events(pieces[0], opened) if pieces else ()
+                await send(_body(b"".join(new) or self._objects.waiting))
+                answer.written(pieces)
+            else:
+                await self._send_portions(send, answer, pieces, opened)
             if self._objects.held_bytes:
                 self._settle(answer)
             pieces = await answer.take(silence)
@@ -115,7 +120,7 @@ class AnswerWriter:
         except RequestError as error:
             answer.fail(RequestFailed(error.status, error.message, code=error.code, param=error.param))
 
-    async def _send_events(
+    async def _send_portions(
         self, send: Send, answer: ResponseStream, pieces: list[TextDelta], opened: set[int]
     ) -> None:
         """All that the client does not have of some pieces, or a comment; of much, a portion at a time."""

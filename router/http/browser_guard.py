@@ -20,6 +20,8 @@ leaves it out is stopped by its Origin. vLLM refuses other Content-Types as well
 from __future__ import annotations
 
 import re
+from collections.abc import Coroutine
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
@@ -76,13 +78,12 @@ def guarded(app: ASGIApp, settings: RouterConfig) -> ASGIApp:
 class AllowedOrigins(CORSMiddleware):
     """CORS for allowed origins; other origins, a preflight of theirs included, are left to the guard."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        origin = dict(scope["headers"]).get(b"origin")
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Serve one request. No coroutine of its own: each would be resumed for every piece of a stream."""
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is not None and self.is_allowed_origin(origin.decode("latin-1")):
-            await super().__call__(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+            return super().__call__(scope, receive, send)
+        return cast(Coroutine[Any, Any, None], self.app(scope, receive, send))
 
 
 class BrowserGuard:
