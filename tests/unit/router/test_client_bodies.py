@@ -3,25 +3,71 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.unit.router.scripted_workers import RunningRouter
+from router.text.tokenizer import Tokenizer
+from shared.messages import Limits
+from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
+from tests.unit.router.test_tools_over_http import says
+from tests.unit.router.tiny_model import write_folder
+from tests.unit.router.tools.agents import TEMPLATE
 
+SWITCH = (
+    "{% if add_generation_prompt and enable_thinking %}<think>\n{% endif %}"  # as Qwen's template has one
+)
+CONTEXT_LEN = 64_000  # Claude Code leaves 32,000 tokens for an answer
+LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_000, vocab_size=400)
 FOLDER = Path(__file__).parents[2] / "clients" / "bodies"
-BODIES = {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
+BODIES: dict[str, dict[str, Any]] = {
+    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
+}
+KEYS = ["client", "version", "source", "path", "ignored", "body"]
+ENDS = {  # the last line of a stream that came to its end
+    "/v1/chat/completions": "data: [DONE]",
+    "/v1/completions": "data: [DONE]",
+    "/v1/responses": 'data: {"type":"response.completed"',
+    "/v1/messages": 'data: {"type":"message_stop"}',
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
+    folder = write_folder(
+        tmp_path_factory.mktemp("bodies"), chat_template=TEMPLATE + SWITCH, context_len=CONTEXT_LEN
+    )
+    with RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as running:
+        says(running, Tokenizer(folder, template_seconds_max=5), "the fox")
+        yield running
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_a_client_sends_by_default_is_served(router: RunningRouter, name: str) -> None:
-    said: dict[str, Any] = json.loads(BODIES[name].read_text(encoding="utf-8"))
-    answer = httpx2.post(f"{router.url}{said['path']}", json=said["body"], timeout=20)
+def test_what_a_client_sends_by_default_is_served(served: RunningRouter, name: str) -> None:
+    said = BODIES[name]
+    answer = httpx2.post(f"{served.url}{said['path']}", json=said["body"], timeout=20)
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-segue-ignored", "") == said["ignored"]
+    if said["body"].get("stream"):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.text.rstrip().rpartition("\n")[2].startswith(ENDS[said["path"].partition("?")[0]])
+    else:
+        assert answer.json().get("error") is None
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_says_whose_it_is(name: str) -> None:
+    said = BODIES[name]
+    assert list(said) == KEYS
+    assert all(isinstance(said[key], str) for key in KEYS[:-1])
+    assert said["client"]
+    assert said["version"]
+    assert said["source"]
+    assert said["body"]["model"] == MODEL
 
 
 def test_there_are_bodies() -> None:
-    assert len(BODIES) >= 17
+    assert len({said["client"].partition(",")[0] for said in BODIES.values()}) >= 30
