@@ -39,6 +39,7 @@ from router.http.request_fields import (
     chat_options,
     check_told,
     choice_count,
+    continuous_usage,
     include_usage,
     max_new_tokens,
     read_fields,
@@ -267,12 +268,14 @@ class CompletionEndpoint:
         """Of an answer that has this rid, or that a ticket tells of."""
         fields = wanted.fields
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
+        prompt_tokens = tuple(len(request.token_ids) for request in wanted.requests)
         head = ObjectHead(
             answer_id=f"{PREFIXES[self._endpoint]}{rid}",
             created=created,
             model=self._settings.model_name,
             system_fingerprint=self._serving.system_fingerprint(),
             chunk_usage=include_usage(fields),
+            prompt_tokens=prompt_tokens if continuous_usage(fields, wanted.ignored) else (),
             logprobs=self._logprobs(fields),
         )
         if isinstance(fields, ChatOfResponses):

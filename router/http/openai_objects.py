@@ -58,11 +58,19 @@ class ObjectHead:
     model: str
     system_fingerprint: str | None
     chunk_usage: bool  # chunks say `usage: null` when the last one has it
+    prompt_tokens: tuple[int, ...] = ()  # of each choice; if they are there, chunks have the usage so far
     logprobs: LogprobObjects | None = None  # if they were asked for
 
     def chunk(self, kind: str) -> Json:
         """A chunk without choices."""
         return self.whole(kind, []) | ({"usage": None} if self.chunk_usage else {})
+
+    def usage_so_far(self, index: int, tokens: int) -> Json | None:
+        """Of one choice, as vLLM's chunks have it; None where the last chunk alone has usage."""
+        if not self.prompt_tokens:
+            return None
+        prompt = self.prompt_tokens[index]
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
     def whole(self, kind: str, choices: list[Json] | Parts) -> Json:
         return {
@@ -83,8 +91,11 @@ class ChunkFrame:
         self._before, choices, self._after = msgspec.json.encode(chunk).rpartition(b"[]")
         assert choices, chunk
 
-    def around(self, choice: Json) -> msgspec.Raw:
-        """The chunk of one choice."""
+    def around(self, choice: Json, usage: Json | None = None) -> msgspec.Raw:
+        """The chunk of one choice, maybe with the usage so far."""
+        if usage is not None:
+            both = msgspec.json.encode(choice), msgspec.json.encode(usage)
+            return msgspec.Raw(b'%b[%b],"usage":%b}' % (self._before, *both))
         return msgspec.Raw(b"%b[%b]%b" % (self._before, msgspec.json.encode(choice), self._after))
 
 
@@ -105,7 +116,7 @@ class CompletionObjects:
         return None
 
     def chunk(self, piece: TextDelta) -> Event:
-        return self._frame.around(self._choice(piece))
+        return self._frame.around(self._choice(piece), self._head.usage_so_far(piece.index, piece.tokens))
 
     def usage_chunk(self, usage: Json) -> Json:
         return self._empty | {"usage": usage}
@@ -159,7 +170,8 @@ class ChatObjects:
 
     def opening(self, index: int) -> Event | None:
         delta = {"role": "assistant", "content": ""}
-        return self._frame.around({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._frame.around(choice, self._head.usage_so_far(index, 0))
 
     def chunk(self, piece: TextDelta) -> Event:
         delta: Json = {"content": piece.text} if piece.text else {}
@@ -173,7 +185,8 @@ class ChatObjects:
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
-        return self._frame.around(_extended(choice, piece, piece.token_ids))
+        usage = self._head.usage_so_far(piece.index, piece.tokens)
+        return self._frame.around(_extended(choice, piece, piece.token_ids), usage)
 
     def usage_chunk(self, usage: Json) -> Json:
         return self._empty | {"usage": usage}

@@ -41,6 +41,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries beside its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(StructuredFields, kw_only=True):
@@ -273,6 +274,15 @@ def include_usage(fields: GenerationFields) -> bool:
     if not fields.stream:
         raise RequestError("stream_options is only allowed when stream is true", param="stream_options")
     return bool(fields.stream_options.include_usage)
+
+
+def continuous_usage(fields: GenerationFields, ignored: Ignored) -> bool:
+    """Whether each chunk has the usage so far; as in vLLM, only where the last one has usage."""
+    if fields.stream_options is None or not fields.stream_options.continuous_usage_stats:
+        return False
+    if not include_usage(fields):
+        ignored.own("stream_options.continuous_usage_stats")
+    return include_usage(fields)
 
 
 def choice_count(fields: GenerationFields, most: int) -> int:

@@ -45,6 +45,7 @@ class TextDelta:
     entries: tuple[TokenEntry, ...] = ()  # of these tokens, if logprobs were asked for
     reasoning: str = ""  # thoughts, where they are told apart
     calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
+    tokens: int = 0  # of the choice, with those of this piece
     size_bytes: int = 0  # what it takes while nobody reads it, at most; counted when it is put in
 
 
@@ -188,6 +189,7 @@ class Choice:
         self._stop_token_ids = stop_token_ids
         self._with_token_ids = with_token_ids
         self._last: int | None = None
+        self._tokens = 0  # that came so far
         self._chars = begins_at  # of the text so far, counted where logprobs are asked for
         self._parser = parser
         self._thoughts = ThoughtTokens(parser) if parser and parser.reads_thoughts else None
@@ -198,6 +200,7 @@ class Choice:
         if self._stopped:
             return
         self._last = token_ids[-1]
+        self._tokens += len(token_ids)
         entries: list[TokenEntry] = []
         if logprobs:
             texts = self._told(token_ids, logprobs, entries)
@@ -206,6 +209,7 @@ class Choice:
         else:
             texts = [self._detokenizer.push((token_id,)) for token_id in token_ids]
         delta = self._read(texts)
+        delta.tokens = self._tokens
         delta.token_ids = token_ids if self._with_token_ids else ()
         delta.entries = tuple(entries)
         if delta.text or entries or self._with_token_ids or delta.reasoning or delta.calls:
@@ -243,6 +247,7 @@ class Choice:
             if last.finish_reason == "stop" and self._parser and self._parser.calls:
                 last.finish_reason = "tool_calls"
             last.stop_reason = self._stop_reason()
+            last.tokens = outcome.usage.completion_tokens
             self._answer.put(last)
             self._answer.end(self._index, outcome.usage, self._thoughts.count if self._thoughts else 0)
 

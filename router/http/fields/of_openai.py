@@ -14,7 +14,8 @@ OPENAI_FIELDS = (
         {
             "model": "may be left out: there is one; /v1/models has its names",
             "stream": "",
-            "stream_options": "include_usage",
+            "stream_options": "include_usage; with it, as in vLLM, continuous_usage_stats: each chunk has the "
+            "usage of its choice so far",
             "max_tokens": "at least 1; a completion has 16 by default, a chat all that the context leaves",
             "temperature": "0 to 1,000; 0 is greedy",
             "top_p": "above 0, up to 1",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -71,9 +74,52 @@ def test_choices_of_a_chat_are_streamed_side_by_side(client: openai.OpenAI) -> N
 def test_n_is_refused_before_anything_is_computed(client: openai.OpenAI, router: RunningRouter) -> None:
     """CVE-2024-8939: another server copied the request that often before it looked at the number."""
     before = len(router.workers.prefills)
-    for number in (65, 10**9, 2**63):
-        with pytest.raises(openai.BadRequestError, match="n must be between 1 and 64"):
+    for number in (129, 10**9, 2**63):
+        with pytest.raises(openai.BadRequestError, match="n must be between 1 and 128"):
             client.completions.create(model=MODEL, prompt="fox", n=number)
     with pytest.raises(openai.BadRequestError, match="answers are not ranked"):
         client.completions.create(model=MODEL, prompt="fox", n=1, best_of=20)
     assert len(router.workers.prefills) == before
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_each_chunk_has_the_usage_of_its_choice_so_far_if_that_is_asked_for(
+    router: RunningRouter, tokenizer: Tokenizer, path: str
+) -> None:
+    output = tokenizer.encode("the quick brown fox, the lazy dog", add_special_tokens=False)
+    router.workers.script = Script(output=lambda _: output, tokens_a_row=3)
+    message = {"messages": [{"role": "user", "content": "fox"}]}
+    asked = {**(message if path.startswith("chat") else {"prompt": "fox"}), "n": 2, "max_tokens": 8}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = chunks_of(router, path, asked | {"stream_options": options})
+    prompt = len(router.workers.prefills[-1].token_ids)
+    counted: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        usage, (choice,) = chunk["usage"], chunk["choices"]
+        counted[choice["index"]].append(usage["completion_tokens"])
+        assert usage["prompt_tokens"] == prompt
+        assert usage["total_tokens"] == prompt + usage["completion_tokens"]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 16)
+    for counts in counted.values():
+        assert counts == sorted(counts)
+        assert counts[-1] == 8
+        assert len({*counts} - {0, 8}) >= 1, "on the way"
+    *chunks, last = chunks_of(router, path, asked | {"stream_options": {"include_usage": True}})
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert last["usage"]["completion_tokens"] == 16
+
+
+def test_usage_in_each_chunk_is_passed_over_without_one_at_the_end(router: RunningRouter) -> None:
+    asked = {"prompt": "fox", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    answer = httpx2.post(f"{router.url}/v1/completions", json={"model": MODEL, **asked}, timeout=20)
+    assert answer.headers["x-segue-ignored"] == "stream_options.continuous_usage_stats"
+    assert '"usage"' not in answer.text
+
+
+def chunks_of(router: RunningRouter, path: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    body = {"model": MODEL, "stream": True, **asked}
+    answer = httpx2.post(f"{router.url}/v1/{path}", json=body, timeout=20)
+    assert answer.status_code == 200, answer.text
+    assert "x-segue-ignored" not in answer.headers
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
