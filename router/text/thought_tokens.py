@@ -7,7 +7,7 @@ without text counts with the thought that comes behind it. This file knows no to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from router.text.answer_parser import AnswerDelta, AnswerParser
 
@@ -20,15 +20,21 @@ class ThoughtTokens:
         self._parser = parser
         self._held = 0  # tokens in thoughts, of whose text none was certain
 
-    def push(self, texts: Iterable[str]) -> list[AnswerDelta]:
+    def push(self, texts: Sequence[str]) -> list[AnswerDelta]:
         """What is certain now. Each text is what one token has added, maybe nothing."""
-        deltas: list[AnswerDelta] = []
-        for text in texts:
-            was_open, pieces = self._parser.in_thoughts, self._parser.thought_pieces
-            deltas += self._parser.push(text)
-            new = self._parser.thought_pieces > pieces
-            if was_open or new:
-                self._settle(1, new=new)
+        if len(texts) == 1:  # nearly always
+            return self._push(texts[0])
+        return [delta for text in texts for delta in self._push(text)]
+
+    def _push(self, text: str) -> list[AnswerDelta]:
+        parser = self._parser
+        was_open, pieces = parser.in_thoughts, parser.thought_pieces
+        deltas = parser.push(text)
+        new = parser.thought_pieces > pieces
+        if new and not self._held:
+            self.count += 1
+        elif new or was_open:
+            self._settle(1, new=new)
         return deltas
 
     def finish(self, text: str) -> list[AnswerDelta]:
