@@ -12,6 +12,8 @@ SegueError
 
 from __future__ import annotations
 
+import copy
+
 
 class SegueError(Exception):
     """Base of every error that Segue raises on purpose."""
@@ -54,6 +56,12 @@ class RequestError(SegueError):
         self.status = status
         self.param = param
         self.code = code
+
+    def reworded(self, message: str, param: str | None) -> RequestError:
+        """The same error in the words of another API, with all else that it carries."""
+        same = copy.copy(self)
+        same.args, same.message, same.param = (message,), message, param
+        return same
 
 
 class InvariantError(SegueError):

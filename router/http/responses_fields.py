@@ -142,7 +142,7 @@ def in_responses_words(error: RequestError) -> RequestError:
     for name, own in _CHAT_NAMES.items():
         message = message.replace(name, own)
         param = param.replace(name, own) if param else param
-    return RequestError(message, status=error.status, param=param, code=error.code)
+    return error.reworded(message, param)
 
 
 def tools_of(asked: ResponsesFields) -> list[Json]:

@@ -77,11 +77,13 @@ class ChatSession:
         self.turns += [asked, {"role": "assistant", "content": answered}]
 
     def _only_model(self) -> str:
+        """The name of the model, the first where it has several."""
         with self._request("GET", "/models", None) as answer:
-            models = [str(entry["id"]) for entry in json.loads(answer.read())["data"]]
+            listed = json.loads(answer.read())["data"]
+        models = {str(entry.get("root") or entry["id"]): str(entry["id"]) for entry in reversed(listed)}
         if len(models) != 1:
             raise StartError(f"{self._url} serves {len(models)} models; name one with --model")
-        return models[0]
+        return models.popitem()[1]
 
     def _events(self, method: str, path: str, body: bytes) -> Iterator[dict[str, Any]]:
         """The chunks of a stream. Raises StartError unless it comes to `[DONE]`."""

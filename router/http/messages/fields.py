@@ -142,7 +142,7 @@ def in_messages_words(error: RequestError) -> RequestError:
         message, param = message.replace("stop", "stop_sequences", 1), "stop_sequences"
     if error.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
-    return RequestError(message, status=error.status, param=param, code=error.code)
+    return error.reworded(message, param)
 
 
 def _thinking(asked: ThinkingFields | None, ignored: Ignored) -> tuple[bool, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +13,20 @@ from shared.errors import StartError
 from shared.local.chat_session import ChatSession
 
 
+def listed(*models: tuple[str, str]) -> bytes:
+    """What `/v1/models` says, of names and what they are names of."""
+    return json.dumps({"data": [{"id": name, "root": root} for name, root in models]}).encode()
+
+
+ANSWERS = {
+    "html": b"<html>",
+    "object": b"{}",
+    "list": b"[1]",
+    "aliases": listed(("qwen", "qwen"), ("Qwen/Qwen3-0.6B", "qwen")),
+    "two": listed(("qwen", "qwen"), ("llama", "llama")),
+}
+
+
 class SomethingElse(BaseHTTPRequestHandler):
     """Answers each path with what the path says."""
 
@@ -19,7 +34,7 @@ class SomethingElse(BaseHTTPRequestHandler):
         """Answer `/html/v1/models` with HTML."""
         self.send_response_only(200)
         self.end_headers()
-        self.wfile.write({"html": b"<html>", "object": b"{}", "list": b"[1]"}[self.path.split("/")[1]])
+        self.wfile.write(ANSWERS[self.path.split("/")[1]])
 
 
 @pytest.fixture
@@ -40,3 +55,12 @@ def test_what_is_no_router_is_said_to_be_none(other_server: str, what: str) -> N
 def test_a_port_that_cannot_be_is_no_url(port: str) -> None:
     with pytest.raises(StartError, match="is no URL of a router"):
         ChatSession(f"http://127.0.0.1:{port}")
+
+
+def test_a_model_of_several_names_is_one(other_server: str) -> None:
+    assert ChatSession(f"{other_server}/aliases").model == "qwen"
+
+
+def test_of_two_models_one_must_be_named(other_server: str) -> None:
+    with pytest.raises(StartError, match="serves 2 models; name one with --model"):
+        ChatSession(f"{other_server}/two")
