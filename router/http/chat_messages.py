@@ -95,18 +95,24 @@ def without_late_system(messages: list[Message]) -> list[Message]:
     A second one there is a part of the first. A later one becomes text of the user, joined with what the user says
     beside it, because such templates want the roles to take turns.
     """
-    made: list[dict[str, Any]] = []
-    moved = False  # whether the last message has a system message's text, which what follows may join
+    turns: list[tuple[str, list[Message]]] = []  # the role of each, and the messages that become one
+    moved = False  # whether the last turn has a system message's text, which what follows may join
     for message in messages:
-        late = message["role"] == "system" and bool(made)
-        role = message["role"] if not late or made[-1]["role"] == "system" else "user"
-        if made and made[-1]["role"] == role and (late or (moved and role == "user")):
-            made[-1]["content"] += f"\n\n{message['content']}"
+        late = message["role"] == "system" and bool(turns)
+        role = message["role"] if not late or turns[-1][0] == "system" else "user"
+        if turns and turns[-1][0] == role and (late or (moved and role == "user")):
+            turns[-1][1].append(message)
         else:
-            made.append({**message, "role": role})
+            turns.append((role, [message]))
             moved = False
         moved = moved or late
-    return [*made]
+    return [_turn(role, joined) for role, joined in turns]
+
+
+def _turn(role: str, messages: list[Message]) -> Message:
+    """One message of several; what else the first one has stays."""
+    content = "\n\n".join(message["content"] for message in messages)
+    return {**messages[0], "role": role, "content": content}
 
 
 def template_message(message: MessageFields, param: str) -> Message:

@@ -122,13 +122,13 @@ class Prompts:
         if len(decoded) > context_len:  # their roles may be spelled with escapes
             raise _too_long(f"messages has {len(decoded)} messages", context_len, "messages")
         parsed = [template_message(message, f"messages[{at}]") for at, message in enumerate(decoded)]
+        chars = sum(len(text) for message in parsed for text in client_texts(message))
+        self._check_chars(chars, context_len, "messages")
         if (
             any(message["role"] == "system" for message in parsed[1:])
             and not self._tokenizer.takes_late_system
         ):
             parsed = without_late_system(parsed)
-        chars = sum(len(text) for message in parsed for text in client_texts(message))
-        self._check_chars(chars, context_len, "messages")
         parsed, options = self._with_tools(parsed, options)
         try:
             ids = self._tokenizer.encode_chat(

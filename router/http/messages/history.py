@@ -13,6 +13,7 @@ the assistant is continued by the answer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -54,15 +55,36 @@ def read_history(given: msgspec.Raw, system: msgspec.Raw, context_len: int, igno
         raise RequestError("messages must be a list of at least one message", param="messages")
     for at, message in enumerate(told):
         history.add(message, f"messages[{at}]")
+    history.end()
     return history
 
 
+@dataclass(slots=True)
+class Turn:
+    """What messages of one role say in a row, in pieces: they are joined once, when all are there."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Json] = field(default_factory=list)
+
+    def message(self) -> Json:
+        """The message of the chat."""
+        made: Json = {"role": self.role, "content": "\n".join(self.texts)}
+        if self.calls:
+            made["tool_calls"] = self.calls
+        if self.thoughts:
+            made["reasoning_content"] = "\n".join(self.thoughts)
+        return made
+
+
 class History:
-    """The messages of the chat so far, and what they say about tools."""
+    """The messages of the chat so far, and what they say about tools. The last turn is among them after `end`."""
 
     def __init__(self, ignored: Ignored):
         self.messages: list[Json] = []
         self.removed_tools: set[str] = set()
+        self._turn: Turn | None = None  # the last, which may go on
         self._reader = BlockReader(ignored)
         self._ignored = ignored
 
@@ -84,7 +106,7 @@ class History:
         if len(kept) < len(texts):
             self._ignored.own(BILLING)
         if kept:
-            self.messages.append({"role": "system", "content": "\n".join(kept)})
+            self._say("system").texts += kept
 
     def add(self, message: TurnFields, param: str) -> None:
         """One message more."""
@@ -96,6 +118,7 @@ class History:
         for at, block in enumerate(blocks):
             where = f"{param}.content[{at}]"
             if block.type == "tool_result" and message.role == "user":
+                self._close_turn()
                 self.messages.append(self._result(block, where))
                 others += 1
             elif block.type in ("tool_addition", "tool_removal"):
@@ -104,32 +127,35 @@ class History:
             elif text := self._reader.text(block, where):
                 texts.append(text)
         if texts or not others:
-            self._say(message.role, "\n".join(texts))
+            self._say(message.role).texts += texts
+
+    def end(self) -> None:
+        """No message follows; raises `RequestError` if there was nothing but changes of tools."""
+        self._close_turn()
+        if not self.messages:
+            raise RequestError("messages must hold text, a call or a result", param="messages")
 
     def _add_assistant(self, blocks: list[BlockFields], param: str) -> None:
-        texts, thoughts, calls = [], [], []
+        turn = self._say("assistant")
         for at, block in enumerate(blocks):
             if block.type == "tool_use":
-                calls.append(_call(block, f"{param}[{at}]"))
+                turn.calls.append(_call(block, f"{param}[{at}]"))
             elif block.type == "thinking":
-                thoughts.append(block.thinking or "")
+                turn.thoughts += [block.thinking] if block.thinking else []
             elif text := self._reader.text(block, f"{param}[{at}]"):
-                texts.append(text)
-        message = self._say("assistant", "\n".join(texts))
-        if calls:
-            message["tool_calls"] = [*message.get("tool_calls", ()), *calls]
-        if any(thoughts):
-            earlier = message.get("reasoning_content", "")
-            message["reasoning_content"] = "\n".join(filter(None, (earlier, *thoughts)))
+                turn.texts.append(text)
 
-    def _say(self, role: str, text: str) -> Json:
-        """The last message, if it is of this role, with more text; else a new one."""
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": text})
-            return self.messages[-1]
-        last = self.messages[-1]
-        last["content"] = "\n".join(filter(None, (last["content"], text)))
-        return last
+    def _say(self, role: str) -> Turn:
+        """The last turn, if it is of this role; else a new one."""
+        if self._turn is None or self._turn.role != role:
+            self._close_turn()
+            self._turn = Turn(role)
+        return self._turn
+
+    def _close_turn(self) -> None:
+        if self._turn is not None:
+            self.messages.append(self._turn.message())
+            self._turn = None
 
     def _result(self, block: BlockFields, param: str) -> Json:
         """What a tool gave."""

@@ -323,6 +323,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [user({"type": "tool_use", "id": "a", "name": "f", "input": {}})]},
         "content[0].type",
     ),
+    "nothing but a tool that is removed": (
+        {
+            "messages": [
+                user({"type": "tool_removal", "tool": {"type": "tool_reference", "name": "a"}}),
+                user({"type": "tool_addition", "tool": {"type": "tool_reference", "name": "a"}}),
+            ]
+        },
+        "messages must hold text, a call or a result",
+    ),
     "a system prompt that is a number": ({"system": 5}, "system"),
     "an image as system prompt": ({"system": [{"type": "image"}]}, "system[0] is an image"),
     "a tool without a schema": ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
