@@ -82,9 +82,9 @@ REFUSED: dict[str, Post] = {
         COMPLETIONS, body("prompt", text("7", BODY_BYTES)), f"has {BODY_BYTES} characters"
     ),
     "digits without a seam": Post(COMPLETIONS, body("prompt", text("7", TEXT_CHARS)), UNCUT),
-    "texts": Post(COMPLETIONS, body("prompt", repeated(b'"a"')), "at most 64 prompts"),
+    "texts": Post(COMPLETIONS, body("prompt", repeated(b'"a"')), "at most 128 prompts"),
     "ids": Post(COMPLETIONS, body("prompt", repeated(b"300")), "tokens and leaves no room"),
-    "lists": Post(COMPLETIONS, body("prompt", repeated(b"[]")), "at most 64 prompts"),
+    "lists": Post(COMPLETIONS, body("prompt", repeated(b"[]")), "at most 128 prompts"),
     "messages": Post(CHAT, body("messages", repeated(b'{"role":"user","content":""}')), "messages has"),
     "small messages": Post(CHAT, body("messages", repeated(b'{"role":""}')), "messages has"),
     "stop strings": Post(COMPLETIONS, body("stop", repeated(b'"a"')), "beside the prompt"),
