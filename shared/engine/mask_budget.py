@@ -61,6 +61,8 @@ class MaskBudget:
         `slots` are those of all rows of the step. `compute` is given a row and how many seconds it has, and returns
         whether it is done. Not `bounded`: all are computed, whatever they take.
         """
+        if not rows and not self._owed and not self._all_owed:
+            return MaskShares()  # as nearly always: no row of a step without grammars costs anything
         tenants = {self._tenants.get(slot, "") for slot in slots}
         each = TENANT_SECONDS if len(tenants) > 1 else ALONE_SECONDS
         left = {tenant: each - self._owed.get(tenant, 0.0) for tenant in tenants}
