@@ -81,7 +81,9 @@ class ClientConnections:
         self.settings = settings
         self.counters = ClientCounters()
         self._places: Places[ClientConnection] = Places(
-            settings.connections_max, settings.connections_per_address_max
+            settings.connections_max,
+            settings.connections_per_address_max,
+            keys_asked=bool(settings.api_keys_file),
         )
         self._refused: set[ClientConnection] = set()
         self._displaced: set[ClientConnection] = set()  # and an answer has not left yet

@@ -58,7 +58,7 @@ def try_folder(folder: Path, template_seconds_max: float) -> None:
     own = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}  # what threads reserve would count as memory
     try:
         child = subprocess.run(
-            [sys.executable, "-m", __name__, str(folder), *bounds],
+            [sys.executable, "-P", "-m", __name__, str(folder), *bounds],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=WALL_SECONDS,

@@ -171,7 +171,7 @@ def cache() -> Finding:
 
 def transfer() -> Finding:
     """A process fetches KV pages from itself."""
-    words = [sys.executable, "-m", "shared.local.transfer_check"]
+    words = [sys.executable, "-P", "-m", "shared.local.transfer_check"]
     try:
         ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=CHILD_SECONDS_MAX)
     except subprocess.TimeoutExpired:

@@ -101,7 +101,7 @@ def _convert(source: str, target: Path, print_line: PrintLine) -> None:
     """Convert in a child process, whose stages are printed. Raises ModelError with the last thing that it says."""
     last = ""
     with subprocess.Popen(
-        [sys.executable, "-m", "shared.engine.gguf.convert", source, str(target)],
+        [sys.executable, "-P", "-m", "shared.engine.gguf.convert", source, str(target)],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -38,7 +38,7 @@ def run_once(words: Sequence[str]) -> None:
         raise ConfigError("the model comes first: segue run MODEL [PROMPT] [FLAGS]")
     prompt = rest.pop(0) if rest and not rest[0].startswith("-") else None
     key = secrets.token_urlsafe(16)  # nobody else on this machine is served meanwhile
-    up = [sys.executable, "-m", "shared.local.cli", "up", model, "-p", "0", *rest]
+    up = [sys.executable, "-P", "-m", "shared.local.cli", "up", model, "-p", "0", *rest]
     with subprocess.Popen(
         up,
         stdin=subprocess.DEVNULL,

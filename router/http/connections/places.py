@@ -3,6 +3,8 @@
 A connection counts for a *holder*: the address that it comes from, or, once a valid API key has come on it, that key.
 Those of keys have places of their own, up to KEYED_SHARE of all. A connection waits while no whole request of it is
 under way, and only one that waits is displaced: the one that has waited longest, of the holder with the most of these.
+Where keys are asked for, one on which no valid key has come waits whatever is under way: refusals and open pages, asked
+for one behind the other, would else keep all places.
 So a holder that opens more and more displaces its own, and others keep what they have. (Max-min fairness; a fixed
 share for each would keep out a proxy that may well have all of them.)
 
@@ -43,10 +45,16 @@ class _Crowd(Generic[C]):
 
 
 class Places(Generic[C]):
-    """The places of a router: `places_max` in all, `holder_max` for one address or key."""
+    """The places of a router: `places_max` in all, `holder_max` for one address or key.
 
-    def __init__(self, places_max: int, holder_max: int):
+    `keys_asked`: only a request on a connection with a valid key keeps its place.
+    """
+
+    def __init__(self, places_max: int, holder_max: int, *, keys_asked: bool = False):
         self._places_max = places_max
+        self._keys_asked = keys_asked
+        self._under_way: set[C] = set()  # those with a whole request
+        self._keyed: set[C] = set()  # those on which a valid key has come
         self._keyed_max = int(places_max * KEYED_SHARE)
         self._holder_max = holder_max
         self._addresses: _Crowd[C] = _Crowd()
@@ -68,7 +76,7 @@ class Places(Generic[C]):
     def to_displace(self, address: str | None = None) -> C | None:
         """The connection to end for a new one, of this address or of any; None: on each a request is under way.
 
-        Those with a key go last: a stranger cannot keep a request under way where keys are asked for.
+        Those with a key go last.
         """
         if address is not None:
             return self._addresses.waiting.oldest(address)
@@ -84,6 +92,8 @@ class Places(Generic[C]):
     def give_back(self, connection: C) -> bool:
         """A connection has ended; False if it had no place."""
         place = self._holders.pop(connection, None)
+        self._under_way.discard(connection)
+        self._keyed.discard(connection)
         if place is None:
             return False
         crowd, holder = place
@@ -92,11 +102,13 @@ class Places(Generic[C]):
 
     def request_under_way(self, connection: C) -> None:
         """A request has come whole: the connection is not displaced."""
-        if place := self._holders.get(connection):
-            place[0].waiting.discard(place[1], connection)
+        if connection in self._holders:
+            self._under_way.add(connection)
+            self._stop_waiting(connection)
 
     def request_ended(self, connection: C) -> None:
         """Its answer has ended: the connection waits."""
+        self._under_way.discard(connection)
         if place := self._holders.get(connection):
             place[0].waiting.add(place[1], connection)
 
@@ -106,7 +118,11 @@ class Places(Generic[C]):
         Without a free place for keys and one that waits to be displaced, the place stays the one that it was.
         """
         place = self._holders.get(connection)
-        if place is None or place == (self._keys, key):
+        if place is None:
+            return None
+        self._keyed.add(connection)
+        self._stop_waiting(connection)
+        if place == (self._keys, key):
             return None
         crowd, holder = place
         displaced: C | None = None
@@ -120,6 +136,11 @@ class Places(Generic[C]):
         if displaced is not None:
             self._move(connection, crowd, holder, key)
         return displaced
+
+    def _stop_waiting(self, connection: C) -> None:
+        if connection in self._under_way and (connection in self._keyed or not self._keys_asked):
+            crowd, holder = self._holders[connection]
+            crowd.waiting.discard(holder, connection)
 
     def _move(self, connection: C, crowd: _Crowd[C], holder: str, key: str) -> None:
         waits = crowd.waiting.has(holder, connection)

@@ -172,3 +172,15 @@ def test_a_hub_that_never_answers_is_left_within_fifteen_seconds(hub: str) -> No
     began_at = monotonic()
     assert "cannot be reached for org/silent" in refusal("org/silent", hub)
     assert monotonic() - began_at < 15
+
+
+def test_a_conversion_runs_no_module_of_the_folder_that_it_is_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("import os\nos.write(2, b'code of the folder\\n')\nos._exit(7)\n")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(100))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ModelError, match="is not a GGUF file of version 2 or 3"):
+        resolve("./x.gguf", lambda _line: None)

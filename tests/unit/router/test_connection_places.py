@@ -183,6 +183,40 @@ def test_when_crowded_silent_connections_go_sooner(
         assert is_open(spoken)
 
 
+def test_strangers_that_ask_without_end_keep_no_place_from_a_key(model_folder: Path, keys_file: str) -> None:
+    with (
+        RunningRouter(model_folder, connections_max=8, send_bytes=4096, api_keys_file=keys_file) as router,
+        ExitStack() as stack,
+    ):
+        for number in range(8):  # each has an answer under way that nobody reads, and many requests behind it
+            stranger = stack.enter_context(
+                connect(router, source=f"127.0.1.{number + 1}", receive_bytes=2048)
+            )
+            stranger.sendall(GET.replace(b"/health", b"/") * 300)
+        assert comes_true(lambda: len(router.clients) == 8)
+        keyed = stack.enter_context(connect(router, source="127.0.2.1"))
+        keyed.sendall(with_key())
+        assert one_answer(keyed).status == 200
+
+
+@pytest.mark.parametrize("first", ["key", "request"])
+def test_where_keys_are_asked_for_only_those_with_one_keep_their_place(first: str) -> None:
+    places: Places[str] = Places(4, 4, keys_asked=True)
+    for connection in ("stranger", "friend"):
+        places.take(connection, connection)
+    places.request_under_way("stranger")
+    if first == "key":
+        places.show_key("friend", "shop")
+    places.request_under_way("friend")
+    if first == "request":
+        places.show_key("friend", "shop")
+    assert places.to_displace() == "stranger"
+    places.give_back("stranger")
+    assert places.to_displace() is None
+    places.request_ended("friend")
+    assert places.to_displace() == "friend"
+
+
 class CountedPlaces:
     """`Places` beside plain lists that are counted anew each time; every operation compares the two."""
 
