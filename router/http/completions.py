@@ -21,11 +21,12 @@ from router.http.bad_words import bad_word_ids, check_bars
 from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
 from router.http.fields.ignored import Ignored
+from router.http.fields.own_words import errors_in_words_of
 from router.http.fields.states import Endpoint
 from router.http.fields.thinking import separates_thoughts, shows_thoughts
 from router.http.logprobs.logprob_objects import LogprobObjects
 from router.http.messages.answer import MessagesObjects
-from router.http.messages.fields import ChatOfMessages, in_messages_words, read_messages
+from router.http.messages.fields import ChatOfMessages, read_messages, told_too_long
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import TokenIds
 from router.http.replies import DisconnectedError, send_request_error
@@ -50,7 +51,7 @@ from router.http.request_fields import (
     truncation,
 )
 from router.http.responses_events import ResponsesObjects
-from router.http.responses_fields import ChatOfResponses, in_responses_words, read_responses
+from router.http.responses_fields import ChatOfResponses, read_responses
 from router.http.resuming import AskedStream
 from router.http.serving import OpenAIServing
 from router.http.stream_ids import StreamTicket
@@ -102,23 +103,13 @@ class CompletionEndpoint:
                 )
             await self._answer(scope, receive, send, wanted, asked)
         except RequestError as error:
-            await send_request_error(
-                scope, send, self._in_own_words(error), self._settings.retry_after_seconds
-            )
+            if self._endpoint == "messages":
+                error = told_too_long(error)
+            await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
             pass
 
-    def _in_own_words(self, error: RequestError) -> RequestError:
-        """With the names that the path's API has for the fields of a chat."""
-        match self._endpoint:
-            case "responses":
-                return in_responses_words(error)
-            case "messages":
-                return in_messages_words(error)
-        return error
-
-    def _fields(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
-        fields = self._read(body, context_len, ignored)
+    def _check(self, fields: GenerationFields) -> None:
         self._serving.check_model(fields.model)
         choice_count(fields, self._settings.prompts_max)
         asked_max_tokens(fields)
@@ -127,7 +118,6 @@ class CompletionEndpoint:
         truncation(fields)
         asked_logprobs(fields)
         check_told(fields)
-        return fields
 
     def _read(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
         match self._endpoint:
@@ -145,8 +135,16 @@ class CompletionEndpoint:
     ) -> WantedAnswer:
         """What a body asks for. On a thread, with all bounds checked."""
         ignored = Ignored()
-        fields = self._fields(body, context_len, ignored)
-        fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
+        fields = self._read(body, context_len, ignored)
+        ignored.chat_of = self._endpoint
+        with errors_in_words_of(self._endpoint):
+            self._check(fields)
+            fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
+            return self._wanted_of(rid, tenant, fields, context_len, ignored)
+
+    def _wanted_of(
+        self, rid: str, tenant: str, fields: GenerationFields, context_len: int, ignored: Ignored
+    ) -> WantedAnswer:
         grammar = asked_grammar(fields, ignored)
         use = fields.tool_use(ignored) if isinstance(fields, ChatFields) else NO_TOOLS
         reading = self._reading(fields, use, ignored, structured=grammar is not None)

@@ -11,24 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from router.http.fields.ignored import Ignored
-from router.http.fields.spelling import UNKNOWN
 from router.http.fields.table import read_by_table
 from router.http.fields.thinking import ThinkingObject
 from router.http.request_body import decode
 from router.http.request_fields import ChatFields
 from router.http.responses_input import chat_messages
-from shared.errors import RequestError
 
 Json = dict[str, Any]
 
 LOGPROBS = "message.output_text.logprobs"
-# What a client finds under another name in the sentences about chats.
-_CHAT_NAMES = {
-    "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
 _INCLUDABLE = (  # from answers of tools that this server does not run, and for those that store nothing
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
     *("message.input_image.image_url", "reasoning.encrypted_content"),
@@ -75,6 +66,9 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: str | list[str] | None = None
     seed: int | None = None
     tools: msgspec.Raw = _NULL
     tool_choice: msgspec.Raw = _NULL
@@ -118,6 +112,9 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         top_k=asked.top_k,
         min_p=asked.min_p,
         repetition_penalty=asked.repetition_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        stop=asked.stop,
         seed=asked.seed,
         tools=asked.tools,
         tool_choice=asked.tool_choice,
@@ -132,17 +129,6 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         prompt_cache_key=asked.prompt_cache_key,
         cache_salt=asked.cache_salt,
     )
-
-
-def in_responses_words(error: RequestError) -> RequestError:
-    """The same error with the names that this API has for the fields of a chat."""
-    if error.code == UNKNOWN:
-        return error
-    message, param = error.message, error.param
-    for name, own in _CHAT_NAMES.items():
-        message = message.replace(name, own)
-        param = param.replace(name, own) if param else param
-    return error.reworded(message, param)
 
 
 def tools_of(asked: ResponsesFields) -> list[Json]:

@@ -27,8 +27,13 @@ never breaks for what it asks beside its question, and is never answered another
 - what has **no effect** that a client could see is accepted in silence, as is any field with a value that asks for
   nothing: `null`, and those given below.
 
-A slip in a name of sampling (`tempreature`, `topP`, `max_token`) is refused with the name that was meant; so are slips
-within `tools`, `json_schema`, `stream_options` and `text`.
+A slip in a name of sampling (`tempreature`, `topP`, `max_token`), of tools, of the form of an answer or of its stream
+is refused with the name that was meant; so are slips within `tools`, `json_schema`, `stream_options`, `text`,
+`thinking`, `output_config` and `output_format`.
+
+The header may name a part of a field. `tools[0].web_search` is a tool that is left out. `response_format.not` is a
+keyword of its schema, `not`, that answers are not kept to, wherever in the schema it stands; /v1/responses has it as
+`text.format.not`, /v1/messages as `output_config.format.not`.
 """
 HEADERS = {
     "Authorization: Bearer KEY": ("all", "where API keys are asked for"),

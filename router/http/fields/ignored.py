@@ -12,6 +12,8 @@ import re
 
 import structlog
 
+from router.http.fields.own_words import own_place
+from router.http.fields.states import Endpoint
 from router.http.replies import Headers
 
 log = structlog.get_logger(__name__)
@@ -26,13 +28,14 @@ class Ignored:
     """Names of what one request asks for and does not get, in the order in which they are found."""
 
     def __init__(self) -> None:
+        self.chat_of: Endpoint = "chat"  # whose names the fields of a chat have, once it was read
         self._own: dict[str, None] = {}
         self._client: dict[str, None] = {}
         self._unnamed = 0
 
     def own(self, name: str) -> None:
         """Pass over a field that this program knows. `name` is this program's text, never the client's."""
-        self._own[name] = None
+        self._own[own_place(name, self.chat_of)] = None
 
     def client(self, name: str) -> None:
         """Pass over a field that nobody knows; one whose name is no plain word is counted alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.http.fields.of_openai import NO_TOOLS_OF_ITS_OWN
-from router.http.fields.states import MESSAGES, no_effect, passed_over, served
+from router.http.fields.states import MESSAGES, aliases, no_effect, passed_over, refused, served
 
 _OF_THE_ACCOUNT = "it belongs to accounts at Anthropic"
 
@@ -20,7 +20,7 @@ ANTHROPIC_FIELDS = (
             "temperature": "0 to 1,000; 0 is greedy",
             "top_p": "above 0, up to 1",
             "top_k": "0 or -1: all",
-            "stop_sequences": "up to 16 strings of up to 1,024 characters; stop_sequence tells which one was found",
+            "stop_sequences": "up to 16 strings of up to 1,024 characters; stop_sequence tells which was found",
             "tools": "with input_schema; bash, text editor and memory with the schemas that Anthropic documents; "
             "tools that Anthropic runs are left out and named in x-segue-ignored",
             "tool_choice": "auto, any, tool or none; disable_parallel_tool_use",
@@ -38,6 +38,16 @@ ANTHROPIC_FIELDS = (
             "repetition_penalty": "0.01 to 10",
             "seed": "as in a chat",
             "cache_salt": "requests of different salts share no prefix cache",
+        },
+    ),
+    *aliases(MESSAGES, {"stop": ("stop_sequences", ([], "")), "stop_sequence": ("stop_sequences", ([], ""))}),
+    *refused(
+        "others",
+        MESSAGES,
+        {
+            "response_format": ("the name here is output_config.format", ({"type": "text"},)),
+            "reasoning_effort": ("the name here is output_config.effort", ("none",)),
+            "n": ("a message is one answer: /v1/chat/completions has n", (1,)),
         },
     ),
     *passed_over(

@@ -36,6 +36,9 @@ RESPONSES_FIELDS = (
             "top_k": "0 or -1: all",
             "min_p": "0 to 1",
             "repetition_penalty": "0.01 to 10",
+            "frequency_penalty": "-2 to 2",
+            "presence_penalty": "-2 to 2",
+            "stop": "up to 16 strings of up to 1,024 characters",
             "seed": "as in a chat",
             "cache_salt": "requests of different salts share no prefix cache",
             "chat_template_kwargs": "as in a chat",
@@ -55,6 +58,15 @@ RESPONSES_FIELDS = (
             "prompt": "prompts are not stored here: send its text as instructions",
             "background": ("nothing is stored here: an answer comes on the connection", (False,)),
             "image": TEXT_ONLY,
+        },
+    ),
+    *refused(
+        "others",
+        RESPONSES,
+        {
+            "response_format": ("the name here is text.format", ({"type": "text"},)),
+            "reasoning_effort": "the name here is reasoning.effort",
+            "n": ("a response is one answer: /v1/chat/completions has n", (1,)),
         },
     ),
     *passed_over(

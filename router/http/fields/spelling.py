@@ -7,13 +7,13 @@ thousands of words of their own, and an application must not break because one o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from router.http.fields.ignored import Ignored
 from shared.errors import RequestError
 
 UNKNOWN = "unknown_parameter"  # OpenAI's word
-GUARDED = (  # where a slip is an error: sampling, and the form of an answer
+GUARDED = (  # where a slip is an error: sampling, tools, and the form of an answer
     *(
         "temperature",
         "top_p",
@@ -36,16 +36,23 @@ GUARDED = (  # where a slip is an error: sampling, and the form of an answer
         "bad_words",
     ),
     *("response_format", "structured_outputs", "tool_choice", "chat_template_kwargs", "reasoning_effort"),
+    *("tools", "functions", "stream", "stream_options"),
 )
 OBJECTS = {  # the names within fields, of which a slip would change the output
     "stream_options": ("include_usage", "continuous_usage_stats", "include_obfuscation"),
     "json_schema": ("name", "description", "schema", "strict"),
     "tool": ("type", "function", "name", "description", "parameters", "strict"),
     "function": ("name", "description", "parameters", "strict"),
+    "Anthropic's tool": ("type", "name", "description", "input_schema", "strict", "defer_loading"),
+    "thinking": ("type", "budget_tokens", "display"),
+    "output_config": ("effort", "format", "task_budget"),
+    "output_config.format": ("type", "schema"),
+    "output_format": ("type", "schema"),
     "text": ("format", "verbosity"),
     "text.format": ("type", "name", "description", "schema", "strict"),
 }
 ONE_EDIT_CHARS = 6  # of a name of which one edit is a slip; shorter ones are other words: stop, step
+ONE_EDIT_NAMES = frozenset({"tools"})  # shorter, and no other word is near
 TWO_EDITS_CHARS = 10
 NAMES_MAX = 64  # unknown names of one request that are compared: 20 ms at most
 
@@ -57,13 +64,24 @@ def check_names(given: Iterable[str], within: str, kind: str) -> None:
         _check(name, known, f"{within}.{name[:64]}")
 
 
-def pass_over_unknown(names: Iterable[str], served: Iterable[str], ignored: Ignored) -> None:
-    """Note names that nobody knows; raises `RequestError` for one that is a slip of a guarded name of `served`."""
+def check_names_of_each(entries: Sequence[Iterable[str]], within: str, kind: str) -> None:
+    """The same of each object of a list, all of them together bounded as one."""
+    known, compared = frozenset(OBJECTS[kind]), set[str]()
+    for at, given in enumerate(entries):
+        for name in given:
+            if name in known or name in compared:
+                continue
+            if len(compared) == NAMES_MAX:
+                return
+            _check(name, OBJECTS[kind], f"{within}[{at}].{name[:64]}")
+            compared.add(name)
+
+
+def check_guarded(names: Iterable[str], served: Iterable[str]) -> None:
+    """Raise `RequestError` for a name that is a slip of a guarded one of `served`."""
     guarded = [name for name in GUARDED if name in served]
-    for at, name in enumerate(names):
-        if at < NAMES_MAX:
-            _check(name, guarded, name[:64])
-        ignored.client(name)
+    for name in islice(names, NAMES_MAX):
+        _check(name, guarded, name[:64])
 
 
 def _check(name: str, known: Iterable[str], param: str) -> None:
@@ -74,7 +92,13 @@ def _check(name: str, known: Iterable[str], param: str) -> None:
 
 def is_slip(name: str, known: str) -> bool:
     """Whether `name` was probably meant to be `known`, which it is not."""
-    edits_max = 2 if len(known) >= TWO_EDITS_CHARS else 1 if len(known) >= ONE_EDIT_CHARS else 0
+    edits_max = (
+        2
+        if len(known) >= TWO_EDITS_CHARS
+        else 1
+        if len(known) >= ONE_EDIT_CHARS or known in ONE_EDIT_NAMES
+        else 0
+    )
     if abs(len(name) - len(known)) > max(edits_max, 4):  # four more characters of punctuation
         return False
     if _letters(name) == _letters(known):

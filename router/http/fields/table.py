@@ -12,7 +12,7 @@ import msgspec
 
 from router.http.fields.ignored import Ignored
 from router.http.fields.known import KNOWN_FIELDS, fields_of
-from router.http.fields.spelling import UNKNOWN, check_names, pass_over_unknown
+from router.http.fields.spelling import OBJECTS, UNKNOWN, check_guarded, check_names
 from router.http.fields.states import Endpoint, KnownField
 from router.http.request_body import decode
 from shared.errors import RequestError
@@ -31,6 +31,8 @@ FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 _ABSENT = msgspec.Raw(b"null")
 # Of fields that differ by path, what asks for something goes before what has no effect.
 _ELSEWHERE = {field.name: field for field in sorted(KNOWN_FIELDS, key=lambda one: one.state != "no effect")}
+_SERVED_ELSEWHERE = frozenset(field.name for field in KNOWN_FIELDS if field.state == "served")  # are no slips
+_CHECKED_OBJECTS = ("stream_options", "text", "thinking", "output_config", "output_format")
 
 
 def read_by_table(
@@ -56,8 +58,9 @@ def read_by_table(
             ignored.own(name)
     if unknown:
         _pass_over(endpoint, unknown, ignored)
-    for name in ("stream_options", "text"):
-        _check_object(given.get(name, b""), name)
+    for name in _CHECKED_OBJECTS:
+        if name in given:
+            _check_object(given[name], name)
     fields = decode(body, kind)
     for field, value in aliases:
         _take_alias(fields, field, value, given, ignored)
@@ -69,8 +72,8 @@ def _check_object(value: bytes, path: str) -> None:
     if value.startswith(b"{"):
         inner = decode(value, dict[str, msgspec.Raw], path)
         check_names(inner, path, path)
-        if path == "text" and "format" in inner:
-            _check_object(bytes(inner["format"]), "text.format")
+        if "format" in inner and f"{path}.format" in OBJECTS:
+            _check_object(bytes(inner["format"]), f"{path}.format")
 
 
 def _take_alias(
@@ -133,14 +136,13 @@ def _envelope_of(endpoint: Endpoint) -> Any:
 
 def _pass_over(endpoint: Endpoint, given: dict[str, bytes], ignored: Ignored) -> None:
     """Note the fields that this endpoint does not have; raises `RequestError` for one that was surely meant."""
-    nobodys = []
+    served = [name for name, field in fields_of_endpoint(endpoint).items() if field.state == "served"]
+    check_guarded((name for name in given if name not in _SERVED_ELSEWHERE), served)
     for name, value in given.items():
         other = _ELSEWHERE.get(name)
         if other is None:
-            nobodys.append(name)
+            ignored.client(name)
         elif other.state != "no effect" and not is_neutral(value, other.neutral):
             if name in OTHER_ENDPOINTS:
                 raise RequestError(f"{name} is not a field of this path", param=name, code=UNKNOWN)
             ignored.own(name)
-    served = [name for name, field in fields_of_endpoint(endpoint).items() if field.state == "served"]
-    pass_over_unknown(nobodys, served, ignored)

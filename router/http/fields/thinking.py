@@ -28,6 +28,7 @@ from router.text.tokenizer import Tokenizer
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates, each a boolean
 EFFORT = "reasoning_effort"  # likewise, a word
 BUDGETS = ("thinking_budget", "thinking_token_budget", "reasoning_budget")
+_EFFORTS = ("think", "reasoning.effort", EFFORT)
 _ABOUT_THINKING = (
     *("chat_template_kwargs", "enable_thinking", "thinking", "think", "reasoning", "disable_reasoning"),
     *("reasoning_effort", *BUDGETS, "reasoning_format"),
@@ -79,10 +80,11 @@ def template_variables(fields: ThoughtFields, tokenizer: Tokenizer, ignored: Ign
     variables = dict(fields.chat_template_kwargs or {})
     switches = [name for name in SWITCHES if name in read]
     asked = list(_asked(fields, variables))
+    reads_effort_alone = EFFORT in read and not switches  # and thinks that much whatever else is said
     if asked:
         name, on = asked[0]
         for other, wanted in asked[1:]:
-            if wanted != on:
+            if wanted != on and not (wanted and reads_effort_alone and other in _EFFORTS):
                 ignored.own(other)
         for switch in switches:
             variables.setdefault(switch, on)

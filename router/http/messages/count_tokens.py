@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from router.http.fields.ignored import Ignored
+from router.http.fields.own_words import errors_in_words_of
 from router.http.fields.table import read_by_table
-from router.http.messages.fields import MessagesFields, as_chat, in_messages_words
+from router.http.messages.fields import MessagesFields, as_chat, told_too_long
 from router.http.prompts import TRUNCATED_CONTEXTS_MAX, Truncation
 from router.http.request_fields import chat_options
 from router.http.serving import OpenAIServing
@@ -24,9 +25,10 @@ def count_tokens(serving: OpenAIServing, body: bytearray, context_len: int) -> m
         serving.check_model(asked.model)
         longest = TRUNCATED_CONTEXTS_MAX * context_len
         fields = as_chat(asked, longest, ignored)
-        options = chat_options(fields, fields.tool_use(ignored), serving.tokenizer, ignored)
         whole = Truncation(longest, keeps_end=True)  # nothing is cut off
-        ids = serving.prompts.chat(fields.messages, context_len, options, whole)
+        with errors_in_words_of("messages"):
+            options = chat_options(fields, fields.tool_use(ignored), serving.tokenizer, ignored)
+            ids = serving.prompts.chat(fields.messages, context_len, options, whole)
     except RequestError as error:
-        raise in_messages_words(error) from None
+        raise told_too_long(error) from None
     return msgspec.Raw(msgspec.json.encode({"input_tokens": len(ids)}))

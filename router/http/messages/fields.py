@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from router.http.fields.ignored import Ignored
-from router.http.fields.spelling import UNKNOWN
 from router.http.fields.table import read_by_table
-from router.http.fields.thinking import SWITCHES
+from router.http.fields.thinking import SWITCHES, ThinkingObject
 from router.http.messages.blocks import NULL
 from router.http.messages.history import read_history
 from router.http.messages.tools import ToolChoiceFields, chat_choice, chat_tools
@@ -23,14 +22,7 @@ from shared.errors import RequestError
 
 Json = dict[str, Any]
 
-# What a client of this API finds under another name in the sentences about chats.
-_CHAT_NAMES = {
-    "a function or custom tool": "a tool",
-    "function.parameters": "input_schema",
-    "function.": "",
-    "response_format": "output_config.format",
-    "chat_template_kwargs": "thinking",
-}
+_THINKS = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 class ThinkingFields(msgspec.Struct):
@@ -53,6 +45,7 @@ class OutputFields(msgspec.Struct):
 
     effort: str | None = None
     format: FormatFields | None = None
+    task_budget: msgspec.Raw = NULL
 
 
 class MessagesFields(msgspec.Struct, kw_only=True):
@@ -66,7 +59,7 @@ class MessagesFields(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: str | list[str] | None = None
     tools: msgspec.Raw = NULL
     tool_choice: ToolChoiceFields | None = None
     thinking: ThinkingFields | None = None
@@ -100,8 +93,10 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
     history = read_history(asked.messages, asked.system, context_len, ignored)
     asked.messages = asked.system = NULL  # the fields live on, the body need not
     tools = chat_tools(asked.tools, asked.tool_choice, history, ignored)
-    thinks, shows = _thinking(asked.thinking, ignored)
+    thinking = _thinking(asked.thinking)
     output = asked.output_config or OutputFields()
+    if bytes(output.task_budget) != b"null":
+        ignored.own("output_config.task_budget")
     return ChatOfMessages(
         model=asked.model,
         messages=msgspec.Raw(msgspec.json.encode(history.messages)),
@@ -118,40 +113,37 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
         tool_choice=chat_choice(asked.tool_choice),
         parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
         response_format=_response_format(output.format or asked.output_format),
-        reasoning_effort=output.effort if thinks else None,
-        chat_template_kwargs=dict.fromkeys(SWITCHES, thinks),
-        include_reasoning=shows,
+        reasoning_effort=output.effort,
+        thinking=thinking,
+        chat_template_kwargs=dict.fromkeys(SWITCHES, False) if thinking is None else None,
+        include_reasoning=_shows_thoughts(asked.thinking),
         add_generation_prompt=not history.continues,
         continue_final_message=history.continues,
         cache_salt=asked.cache_salt,
     )
 
 
-def in_messages_words(error: RequestError) -> RequestError:
-    """The same error with this API's names for the fields of a chat.
+def told_too_long(error: RequestError) -> RequestError:
+    """The error; one about a prompt beyond the context begins with the words by which Anthropic's clients know it.
 
-    A prompt beyond the context begins with the words by which Anthropic's clients know that they must shorten it.
+    They shorten the conversation then.
     """
-    if error.code == UNKNOWN:
+    if error.code != "context_length_exceeded":
         return error
-    message, param = error.message, error.param
-    for name, own in _CHAT_NAMES.items():
-        message = message.replace(name, own)
-        param = param.replace(name, own) if param else param
-    if param == "stop":
-        message, param = message.replace("stop", "stop_sequences", 1), "stop_sequences"
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"
-    return error.reworded(message, param)
+    return error.reworded(f"prompt is too long: {error.message}", error.param)
 
 
-def _thinking(asked: ThinkingFields | None, ignored: Ignored) -> tuple[bool, bool]:
-    """Whether the model shall think, and whether the answer shows it."""
-    if asked is None or asked.type == "disabled":
-        return False, False
-    if asked.budget_tokens is not None:
-        ignored.own("thinking.budget_tokens")
-    return True, asked.display != "omitted"
+def _thinking(asked: ThinkingFields | None) -> ThinkingObject | None:
+    """The switch for thoughts as chats have it; None: there is to be no thought."""
+    if asked is None:
+        return None
+    if asked.type not in _THINKS:
+        raise RequestError("thinking.type must be enabled, disabled or adaptive", param="thinking.type")
+    return ThinkingObject("enabled" if _THINKS[asked.type] else "disabled", asked.budget_tokens)
+
+
+def _shows_thoughts(asked: ThinkingFields | None) -> bool:
+    return asked is not None and _THINKS[asked.type] and asked.display != "omitted"
 
 
 def _response_format(asked: FormatFields | None) -> msgspec.Raw:

@@ -17,10 +17,12 @@ from typing import Any, Literal
 import msgspec
 
 from router.http.fields.ignored import Ignored
+from router.http.fields.spelling import check_names_of_each
 from router.http.messages.blocks import NULL
 from router.http.messages.client_tools import CLIENT_TOOLS
 from router.http.messages.history import History
 from router.http.request_body import decode, missing_field
+from router.http.tools.declared import check_kind, left_out
 from shared.errors import RequestError
 
 Json = dict[str, Any]
@@ -55,6 +57,7 @@ def chat_tools(
     if bytes(given) in _NOTHING:
         return NULL
     functions = []
+    check_names_of_each(decode(given, list[dict[str, msgspec.Raw]], "tools"), "tools", "Anthropic's tool")
     tools = decode(given, list[OfferedTool], "tools")
     searched = any((tool.type or "").startswith("tool_search") for tool in tools)
     for at, tool in enumerate(tools):
@@ -66,7 +69,7 @@ def chat_tools(
         if function is not None:
             functions.append({"type": "function", "function": function})
             continue
-        ignored.own(f"tools[{at}]")
+        ignored.own(left_out(f"tools[{at}]", tool.type or ""))
         if choice and choice.type == "tool" and choice.name == (tool.name or ""):
             raise RequestError(
                 f"tool_choice forces tools[{at}], which this server cannot run: leave out tool_choice",
@@ -88,10 +91,11 @@ def chat_choice(choice: ToolChoiceFields | None) -> msgspec.Raw:
 
 
 def _function(tool: OfferedTool, param: str) -> Json | None:
-    """The function that a tool is; None: it is none that the client runs."""
+    """The function that a tool is; None: it is none that the client runs. Raises `RequestError` for a slip."""
     if tool.type not in (None, "custom"):
         known = next((shown for kind, shown in CLIENT_TOOLS.items() if tool.type.startswith(kind)), None)
         if known is None:
+            check_kind(tool.type, ("custom",), param)
             return None
         description, schema = known
         return {"name": tool.name, "description": description, "parameters": schema}

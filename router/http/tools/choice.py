@@ -92,7 +92,7 @@ def tool_use(fields: ToolFields, ignored: Ignored) -> ToolUse:
         return ToolUse(tools=tools, parallel=fields.parallel_tool_calls is not False)
     if not tools:
         raise RequestError(
-            f"{choice_param} needs a function or custom tool to choose: this server runs no tools of its own",
+            f"{choice_param} needs a tool that the client runs: this server runs no tools of its own",
             param=choice_param,
         )
     if asked == "required":

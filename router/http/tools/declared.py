@@ -12,7 +12,7 @@ Whatever name a model calls, the client is answered with the name that it knows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,22 @@ from shared.errors import RequestError
 Json = dict[str, Any]
 
 TOOLS_MAX = 128  # as OpenAI's; those within namespaces count
-HOSTED = (  # in a header a tool is named by its type only if it is one of these
+HOSTED = (  # in a header a tool is named by its type, less its date, only if it is one of these
+    *(
+        "advisor",
+        "code_execution",
+        "mcp_toolset",
+        "tool_search_tool_bm25",
+        "tool_search_tool_regex",
+        "web_fetch",
+    ),
     *("apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search"),
     *("image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search"),
-    *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+    *("web_search", "web_search_preview"),
 )
 
 _KINDS = ("function", "custom", "namespace")
+_DATE = re.compile(r"_\d{4}_?\d\d_?\d\d$")  # web_search_20250305, web_search_2025_08_26
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -68,6 +77,18 @@ def declared_tools(given: list[Json], param: str, ignored: Ignored) -> tuple[Too
     return tuple(tools)
 
 
+def check_kind(kind: str, known: Iterable[str], place: str) -> None:
+    """Raise `RequestError` for a type of tool that is a slip of a known one."""
+    if near := next((one for one in known if is_slip(kind[:64], one)), None):
+        raise RequestError(f"{place}.type is unknown; did you mean {near}?", param=f"{place}.type")
+
+
+def left_out(place: str, kind: str) -> str:
+    """How a header names a tool that is left out: a type that is not known here is the client's word, and not told."""
+    name = _DATE.sub("", kind[:64])
+    return f"{place}.{name}" if name in HOSTED else place
+
+
 def _tools(given: Json, place: str, ignored: Ignored) -> Iterator[Tool]:
     """The tools of one entry."""
     kind = given.get("type")
@@ -88,9 +109,8 @@ def _tool(given: Json, place: str, namespace: str | None, ignored: Ignored) -> I
         raise RequestError(f"{place}.type is required, such as function", param=f"{place}.type")
     check_names(given, place, "tool")
     if kind not in ("function", "custom"):
-        if near := next((one for one in _KINDS if is_slip(kind[:64], one)), None):
-            raise RequestError(f"{place}.type is unknown; did you mean {near}?", param=f"{place}.type")
-        ignored.own(f"{place}.{kind}" if kind in HOSTED else place)
+        check_kind(kind, _KINDS, place)
+        ignored.own(left_out(place, kind))
         return
     fields = given
     if isinstance(given.get(kind), dict):

@@ -191,6 +191,24 @@ def test_a_field_of_another_path_is_named_and_one_that_makes_it_another_question
     assert ignored_of("completions", parallel_tool_calls=True, reasoning_effort="low") != ""
 
 
+def test_what_another_path_serves_is_no_slip() -> None:
+    assert ignored_of("messages", min_tokens=5) == "min_tokens", "a field of chats, not max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("response_format", {"type": "json_object"}, "text.format"),
+        ("reasoning_effort", "high", "reasoning.effort"),
+        ("n", 2, "/v1/chat/completions has n"),
+    ],
+)
+def test_a_response_refuses_what_it_has_under_another_name(name: str, value: object, said: str) -> None:
+    error = refusal("responses", **{name: value})
+    assert (error.param, said in str(error)) == (name, True)
+    assert ignored_of("responses", response_format={"type": "text"}, n=1) == ""
+
+
 def test_more_names_than_any_client_sends_are_not_looked_at() -> None:
     many = {f"x{number}": number for number in range(NAMES_MAX)}
     assert ignored_of("chat", **many, tempreature=0) == ""
@@ -227,7 +245,11 @@ def test_names_of_other_servers_are_no_slips() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tempreature", "temperture", "max_token", "max_tokes", "top_logprob", "stopTokenIds"]
+    "name",
+    [
+        *("tempreature", "temperture", "max_token", "max_tokes", "top_logprob", "stopTokenIds"),
+        *("toolz", "strem", "stream_option", "function"),
+    ],
 )
 def test_one_edit_or_two_of_a_long_name_are_a_slip(name: str) -> None:
     assert "did you mean" in str(refusal("chat", **{name: 1}))

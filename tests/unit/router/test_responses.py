@@ -267,6 +267,26 @@ def test_what_is_not_served_is_refused_by_its_own_name(
     assert len(served.workers.prefills) == heard
 
 
+def test_penalties_and_stop_strings_are_those_of_chats(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, "the fox and the dog")
+    answer = httpx2.post(
+        f"{served.url}/v1/responses", json=body(stop="fox", presence_penalty=0.5, frequency_penalty=-1)
+    )
+    assert answer.status_code == 200, answer.text
+    assert "x-segue-ignored" not in answer.headers
+    (message,) = answer.json()["output"]
+    assert message["content"][0]["text"] == "the "
+    params = served.workers.prefills[-1].params
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
+
+
+def test_a_header_has_the_names_of_this_path(served: RunningRouter, tokenizer: Tokenizer) -> None:
+    says(served, tokenizer, TEXTS["text"])
+    asked = body(reasoning={"effort": "high"}, enable_thinking=False)
+    answer = httpx2.post(f"{served.url}/v1/responses", json=asked)
+    assert answer.headers["x-segue-ignored"] == "reasoning.effort"
+
+
 SWITCHES: dict[str, Any] = {
     "enable_thinking": {"enable_thinking": True},
     "thinking": {"thinking": {"type": "enabled"}},

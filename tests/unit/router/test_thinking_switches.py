@@ -65,6 +65,13 @@ class Chats:
         body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
         return httpx2.post(f"{router.url}/v1/chat/completions", json=body, timeout=20)
 
+    def ask_messages(self, template: str, **fields: Any) -> httpx2.Response:
+        """The same of /v1/messages."""
+        router, _ = self._router(template)
+        message = {"role": "user", "content": "hi"}
+        body = {"model": MODEL, "messages": [message], "max_tokens": 8, **fields}
+        return httpx2.post(f"{router.url}/v1/messages", json=body, timeout=20)
+
     def prompt(self, template: str) -> str:
         """The last one that a worker got."""
         router, tokenizer = self._router(template)
@@ -191,6 +198,47 @@ def test_who_sees_thoughts_is_said_in_several_words(
     answer = chats.ask("none, and thoughts always", max_tokens=100, **fields)
     message = answer.json()["choices"][0]["message"]
     assert (message["content"], message.get("reasoning_content")) == (content, thoughts)
+
+
+@pytest.mark.parametrize(
+    "thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}], ids=str
+)
+def test_messages_turn_thoughts_on_by_the_templates_own_switch(
+    chats: Chats, thinking: dict[str, Any]
+) -> None:
+    budget = ["thinking.budget_tokens"] if "budget_tokens" in thinking else []
+    for template, named in (("DeepSeek's switch, which is off", []), ("none, and no thoughts", ["thinking"])):
+        answer = chats.ask_messages(template, thinking=thinking)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get("x-segue-ignored", "") == ", ".join(named + budget)
+    assert "[on]" in chats.prompt("DeepSeek's switch, which is off")
+
+
+def test_messages_name_an_effort_that_is_passed_over(chats: Chats) -> None:
+    effort = {"output_config": {"effort": "high"}}
+    for template in ("none, and no thoughts", "a switch that is on"):
+        answer = chats.ask_messages(template, **effort)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-segue-ignored"] == "output_config.effort"
+    assert "[off]" in chats.prompt("a switch that is on"), "nothing asked for thoughts"
+    assert "x-segue-ignored" not in chats.ask_messages("an effort", **effort).headers
+    assert "[effort high]" in chats.prompt("an effort")
+    answer = chats.ask_messages("a switch that is on", **effort, thinking={"type": "adaptive"})
+    assert "x-segue-ignored" not in answer.headers
+
+
+def test_messages_without_a_wish_name_nothing(chats: Chats) -> None:
+    for template in TEMPLATES:
+        for off in ({}, {"thinking": {"type": "disabled"}}):
+            answer = chats.ask_messages(template, **off)
+            unmet = off and template in ("an effort", "none, and thoughts always")
+            assert answer.headers.get("x-segue-ignored") == ("thinking" if unmet else None)
+
+
+def test_an_effort_that_the_template_reads_is_not_named(chats: Chats) -> None:
+    answer = chats.ask("an effort", thinking={"type": "disabled"}, reasoning_effort="high")
+    assert answer.headers["x-segue-ignored"] == "thinking"
+    assert "[effort high]" in chats.prompt("an effort")
 
 
 SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {

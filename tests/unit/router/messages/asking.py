@@ -24,6 +24,14 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 400, "messages": [QUESTION]} | fields
 
 
+def text(words: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words} | fields
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
 def post(router: RunningRouter, path: str = "/v1/messages", **fields: Any) -> httpx2.Response:
     return httpx2.post(router.url + path, json=body(**fields), headers=HEADERS, timeout=20)
 
