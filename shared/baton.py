@@ -32,6 +32,14 @@ def worker_name(uid: str, epoch: int) -> str:
     return f"{uid}/{epoch:016x}"
 
 
+def agent_name(uid: str, epoch: int) -> str:
+    """`<uid>-<epoch as 16 hex digits>`: the name of a worker's transfer agent. No two workers share one."""
+    return f"{uid}-{epoch:016x}"
+
+
+HolderIdentity = tuple[str, int, bytes]
+
+
 class Holder(msgspec.Struct, frozen=True):
     """The worker whose memory holds the pages, and how to reach that memory.
 
@@ -41,7 +49,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     uid: Name
     epoch: Bits64
-    agent: Name  # the transfer agent's name, unique to (uid, epoch)
+    agent: Name  # as `agent_name` makes it of uid and epoch; any other name is refused
     metadata: bytes
     pages_address: Address
     page_bytes: Count
@@ -54,6 +62,16 @@ class Holder(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """The worker's name, as `worker_name` spells it."""
         return worker_name(self.uid, self.epoch)
+
+    @property
+    def identity(self) -> HolderIdentity:
+        """The uid, the epoch and the metadata: what a reader knows of one identity it believes of no other."""
+        return self.uid, self.epoch, self.metadata
+
+    @property
+    def has_own_agent(self) -> bool:
+        """Whether the agent's name is that of this worker, and no other's."""
+        return self.agent == agent_name(self.uid, self.epoch)
 
 
 class Baton(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class Worker:
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     draining: bool = False  # it takes nothing new
+    kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried

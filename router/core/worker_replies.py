@@ -22,6 +22,7 @@ from router.core.request_table import RequestTable
 from router.core.siblings import PATIENCE_SECONDS, SiblingGroup
 from router.core.sound_batons import unsound_baton
 from shared import messages
+from shared.baton import Baton
 from shared.messages import FinishReason
 
 AboutRequest = (
@@ -124,10 +125,8 @@ class WorkerReplies:
         if message.index + len(message.token_ids) > live.request.params.max_new_tokens:
             self._lost(live, worker, "surplus", now)
             return
-        if message.baton is not None and (
-            why := unsound_baton(message.baton, live, worker, message.index + len(message.token_ids))
-        ):
-            self._doubted(live, worker, why, now)
+        output_len = message.index + len(message.token_ids)
+        if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
         self._requests.claims.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
@@ -183,9 +182,7 @@ class WorkerReplies:
     def _migrating(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:
         if message.output_len != len(live.output):
             self._lost(live, worker, "gap", now)
-        elif why := unsound_baton(message.baton, live, worker, message.output_len):
-            self._doubted(live, worker, why, now)
-        else:
+        elif self._is_sound(message.baton, live, worker, message.output_len, now):
             self._requests.migrate(live, message.baton, now)
 
     def _finished(self, live: LiveRequest, worker: Worker, message: messages.Finished, now: float) -> None:
@@ -243,10 +240,14 @@ class WorkerReplies:
                 return
         self._requests.reroute(live, RequestEvent.STALE, now, peer=worker.peer)
 
-    def _doubted(self, live: LiveRequest, worker: Worker, why: str, now: float) -> None:
-        """The baton of a worker cannot be this request's."""
-        self._requests.claims.note("fleet.unsound_baton", worker, live, why)
-        self._lost(live, worker, "baton", now)
+    def _is_sound(self, baton: Baton, live: LiveRequest, worker: Worker, output_len: int, now: float) -> bool:
+        """Whether the baton can be this request's; if not, the request is lost at the worker."""
+        if why := unsound_baton(baton, live, worker, output_len):
+            self._requests.claims.note("fleet.unsound_baton", worker, live, why)
+            self._lost(live, worker, "baton", now)
+            return False
+        worker.kv_metadata = baton.holder.metadata
+        return True
 
     def _lost(
         self, live: LiveRequest, worker: Worker, cause: str, now: float, *, worker_has_released: bool = False

@@ -38,6 +38,8 @@ def unsound_baton(baton: Baton, page_size: int) -> str:
         return f"the baton has {len(pages)} pages for {baton.kv_len} tokens"
     if min(pages, default=0) < 0 or not 0 <= baton.lease < LEASES_MAX or baton.nonce <= 0:
         return "the baton names a page, a lease or a nonce below the first one"
+    if not holder.has_own_agent:
+        return f"the baton's holder {holder.name} names the agent {holder.agent!r}, which is not its own"
     if holder.page_bytes <= 0 or min(holder.pages_address, holder.words_address, holder.device_id) < 0:
         return "the baton's holder has no memory"
     last_page = max(*pages, holder.known_page, 0, 0) + 1

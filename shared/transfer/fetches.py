@@ -127,7 +127,7 @@ class Fetches:
         now, batches = self._clock(), self._read_batches(baton, start_page, into)
         fetch = _Fetch(fetch_id, baton, into, self._reader, self._slots.pop(), now, now, batches)
         self._fetches[fetch_id] = fetch
-        self.kv_links.note_use(fetch.holder.name)
+        self.kv_links.note_use(fetch.holder)
         if into and self.kv_links.needs_check(fetch.holder):
             self._read_known_page(fetch)
         else:
@@ -179,7 +179,7 @@ class Fetches:
         given_up = [fetch for fetch in self._fetches.values() if self._may_never_end(fetch)]
         if any(fetch.holder.name == holder.name for fetch in given_up):
             return f"a read from {holder.name} has not ended yet"
-        return self.kv_links.refusal(holder.name)
+        return self.kv_links.refusal(holder)
 
     def _read_batches(self, baton: Baton, start_page: int, into: Sequence[int]) -> list[list[Span]]:
         count = max(1, min(SPANS_MAX, self._limits.read_batch_bytes // self._pages.page_bytes))
@@ -203,7 +203,7 @@ class Fetches:
         self._pages.access.settle()
         right = self._pages.holds_known_bytes(fetch.into[0])
         self.kv_links.note_check(holder, fetch.reader.new_transport(), right_bytes=right)
-        if reason := self.kv_links.refusal(holder.name):
+        if reason := self.kv_links.refusal(holder):
             self._refuse(fetch, reason)
         else:
             self._read_pages(fetch)
@@ -290,7 +290,7 @@ class Fetches:
             self._check_lease_word(fetch)
         elif not fetch.unread:
             seconds = self._clock() - fetch.pages_started
-            self.kv_links.note_fetch(fetch.holder.name, self._bytes_of(fetch), seconds)
+            self.kv_links.note_fetch(fetch.holder, self._bytes_of(fetch), seconds)
             self._read_word(fetch)
             if fetch.reads:
                 self._poll_reads(fetch)  # over CMA the word is there already: a poll less to wait for
@@ -306,7 +306,7 @@ class Fetches:
             return
         self._pages.access.settle()
         seconds = max(self._clock() - fetch.started, 1e-9)
-        link = self.kv_links.link(fetch.holder.name)
+        link = self.kv_links.link(fetch.holder)
         self._events.append(FetchLanded(fetch.fetch_id, self._bytes_of(fetch), seconds, link))
 
     def _bytes_of(self, fetch: _Fetch) -> int:

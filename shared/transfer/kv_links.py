@@ -1,5 +1,7 @@
 """The KV links of one worker: whether each peer may be read from, by which transport, and how fast.
 
+A peer is the identity of a holder, who it is and where it is read: none answers for another one.
+
 Every worker has a *known page*, which holds the same bytes everywhere. The first fetch from a peer reads that page
 before any KV (see `fetches`) and reports the result here: after wrong bytes nothing is ever fetched from that peer.
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.baton import Holder
+from shared.baton import Holder, HolderIdentity
 from shared.transfer.counters import KvCounters
 from shared.transfer.protocol import KvLink
 from shared.transfer.reader import PEERS_MAX
@@ -36,6 +38,7 @@ log = structlog.get_logger(__name__)
 class _Peer:
     """What is known of one checked peer."""
 
+    name: str
     transport: str
     refusal: str = ""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_FETCHES))  # bytes per second
@@ -50,58 +53,56 @@ class KvLinks:
     """The peers that were checked, at most `PEERS_MAX`; the one used least recently is forgotten first."""
 
     def __init__(self, own: Holder, counters: KvCounters):
-        self._own = own.name
+        self._own = own.identity
         self._counters = counters
         self._own_transport = ""
-        self._peers: dict[str, _Peer] = {}  # by name, least recently used first; this worker is among them
+        self._peers: dict[HolderIdentity, _Peer] = {}  # least recently used first; this worker is among them
         self._transports: list[str] = []  # by which others are read
 
     @property
     def links(self) -> dict[str, KvLink]:
         """The measured links to other workers, by name."""
         return {
-            name: KvLink(peer.transport, peer.bytes_per_second)
-            for name, peer in self._others()
-            if peer.recent
+            peer.name: KvLink(peer.transport, peer.bytes_per_second) for peer in self._others() if peer.recent
         }
 
     @property
     def slow_links(self) -> int:
         """How many of them are slow."""
-        return sum(self._is_slow(peer) for _, peer in self._others())
+        return sum(self._is_slow(peer) for peer in self._others())
 
-    def link(self, name: str) -> KvLink | None:
+    def link(self, holder: Holder) -> KvLink | None:
         """The link to a worker, itself included; None before it was checked."""
-        peer = self._peers.get(name)
+        peer = self._peers.get(holder.identity)
         return KvLink(peer.transport, peer.bytes_per_second) if peer else None
 
     def needs_check(self, holder: Holder) -> bool:
         """Whether the holder's known page has not been compared yet."""
-        return holder.known_page >= 0 and holder.name not in self._peers
+        return holder.known_page >= 0 and holder.identity not in self._peers
 
-    def refusal(self, name: str) -> str:
+    def refusal(self, holder: Holder) -> str:
         """Why nothing is fetched from this worker; empty: it may be read."""
-        peer = self._peers.get(name)
+        peer = self._peers.get(holder.identity)
         return peer.refusal if peer else ""
 
-    def note_use(self, name: str) -> None:
+    def note_use(self, holder: Holder) -> None:
         """A fetch from this worker begins."""
-        if peer := self._peers.pop(name, None):
-            self._peers[name] = peer
+        if peer := self._peers.pop(holder.identity, None):
+            self._peers[holder.identity] = peer
 
     def note_check(self, holder: Holder, printed_transport: str, *, right_bytes: bool) -> None:
         """The holder's known page was read. `printed_transport` is `Reader.new_transport` after that."""
-        if holder.name not in self._peers:
+        if holder.identity not in self._peers:
             self._add(holder, printed_transport)
-        peer = self._peers[holder.name]
+        peer = self._peers[holder.identity]
         if not right_bytes and not peer.refusal:
             peer.refusal = f"the known page of {holder.name} came with other bytes: so would its KV"
             log.error("transfer.wrong_bytes", peer=holder.name, transport=peer.transport)
 
-    def note_fetch(self, name: str, fetched_bytes: int, seconds: float) -> None:
+    def note_fetch(self, holder: Holder, fetched_bytes: int, seconds: float) -> None:
         """The pages of a fetch have arrived, `seconds` after the first of them was asked for."""
-        peer = self._peers.get(name)
-        if fetched_bytes and name != self._own:
+        peer = self._peers.get(holder.identity)
+        if fetched_bytes and holder.identity != self._own:
             transport = peer.transport if peer else UNKNOWN
             self._counters.fetches[transport] += 1
             self._counters.fetched_bytes[transport] += fetched_bytes
@@ -111,19 +112,20 @@ class KvLinks:
         self._report_slow()
 
     def _add(self, holder: Holder, printed_transport: str) -> None:
-        former = [name for name in self._peers if name.startswith(f"{holder.uid}/")]  # before it restarted
-        for name in former:
-            del self._peers[name]
+        former = [each for each in self._peers if each[0] == holder.uid and each[1] != holder.epoch]
+        for each in former:  # before it restarted
+            del self._peers[each]
         while len(self._peers) >= PEERS_MAX:
             del self._peers[next(iter(self._peers))]
-        self._peers[holder.name] = _Peer(self._name_transport(holder.name, printed_transport))
+        transport = self._name_transport(holder, printed_transport)
+        self._peers[holder.identity] = _Peer(holder.name, transport)
 
-    def _others(self) -> list[tuple[str, _Peer]]:
-        return [(name, peer) for name, peer in self._peers.items() if name != self._own]
+    def _others(self) -> list[_Peer]:
+        return [peer for identity, peer in self._peers.items() if identity != self._own]
 
-    def _name_transport(self, name: str, printed: str) -> str:
+    def _name_transport(self, holder: Holder, printed: str) -> str:
         """UCX prints a kind of connection once: without a print-out the link is of a kind that was printed before."""
-        if name == self._own:
+        if holder.identity == self._own:
             self._own_transport = printed or self._own_transport or UNKNOWN
             return self._own_transport
         names = [printed] if printed else self._transports or [self._own_transport or UNKNOWN]
@@ -131,19 +133,19 @@ class KvLinks:
         return " or ".join(names)
 
     def _best(self) -> float:
-        return max((peer.bytes_per_second for _, peer in self._others()), default=0.0)
+        return max((peer.bytes_per_second for peer in self._others()), default=0.0)
 
     def _is_slow(self, peer: _Peer) -> bool:
         measured = len(peer.recent) >= SLOW_FETCHES_MIN
         return measured and peer.bytes_per_second < SLOW_SHARE * self._best()
 
     def _report_slow(self) -> None:
-        for name, peer in self._others():
+        for peer in self._others():
             if not peer.reported and self._is_slow(peer):
                 peer.reported = True
                 log.warning(
                     "transfer.slow_link",
-                    peer=name,
+                    peer=peer.name,
                     transport=peer.transport,
                     megabytes_per_second=round(peer.bytes_per_second / 1e6),
                     best_megabytes_per_second=round(self._best() / 1e6),

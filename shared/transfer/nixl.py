@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, HolderIdentity, agent_name
 from shared.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
@@ -82,6 +82,14 @@ class _Agent:
         del self.agent  # the last reference: the destructor joins the thread and closes the endpoints
 
 
+@dataclass(slots=True)
+class _NixlPeer:
+    """A holder whose metadata is loaded, under the name of its agent."""
+
+    identity: HolderIdentity
+    reads_outstanding: int = 0
+
+
 class NixlReader:
     """One generation of reads: a NIXL agent of its own. Implements `Reader`."""
 
@@ -91,7 +99,7 @@ class NixlReader:
         self._pages = pages
         target = (pages.memory, pages.address, pages.size_bytes, pages.device_id)
         self._agent = _Agent(nixl, name, [target, ("DRAM", self._words.address, self._words.size_bytes, 0)])
-        self._peers: dict[str, int] = {}  # reads outstanding by agent name, least recently used first
+        self._peers: dict[str, _NixlPeer] = {}  # by agent name, as NIXL has them; least recently used first
         self._reads: dict[int, str] = {}
         self._broken: set[int] = set()
 
@@ -124,7 +132,7 @@ class NixlReader:
 
     def release(self, handle: int) -> None:
         """See `Reader`."""
-        self._peers[self._reads.pop(handle)] -= 1
+        self._peers[self._reads.pop(handle)].reads_outstanding -= 1
         self._agent.agent.releaseXferReq(handle)
 
     def new_transport(self) -> str:
@@ -154,7 +162,7 @@ class NixlReader:
         except nixl.errors as error:
             raise NotPostedError(f"{holder.name} cannot be read: {error}") from error
         self._reads[handle] = holder.agent
-        self._peers[holder.agent] += 1
+        self._peers[holder.agent].reads_outstanding += 1
         try:
             agent.postXferReq(handle, b"")
         except nixl.errors:
@@ -162,16 +170,27 @@ class NixlReader:
         return handle
 
     def _connect_if_needed(self, holder: Holder) -> None:
-        """Load the peer's metadata into the agent; above `PEERS_MAX` peers remove the least recently used idle one."""
-        outstanding = self._peers.pop(holder.agent, None)
-        if outstanding is None:
+        """Load the peer's metadata into the agent; above `PEERS_MAX` peers remove the least recently used idle one.
+
+        NIXL knows peers by the name of the agent alone, so that name must be the holder's own.
+        """
+        if not holder.has_own_agent:
+            raise NotPostedError(f"{holder.name} names the agent {holder.agent!r}, which is not its own")
+        peer = self._peers.pop(holder.agent, None)
+        if peer is None:
             name = self._agent.agent.loadRemoteMD(holder.metadata)
             name = name.decode() if isinstance(name, bytes) else name
             if name != holder.agent:
                 raise NotPostedError(f"metadata of agent {name!r} came under the name {holder.agent!r}")
-            outstanding = 0
-        self._peers[holder.agent] = outstanding
-        idle = [name for name, reads in self._peers.items() if reads == 0 and name != holder.agent]
+            peer = _NixlPeer(holder.identity)
+        self._peers[holder.agent] = peer
+        if peer.identity != holder.identity:
+            raise NotPostedError(f"{holder.name} was read with other metadata before")
+        idle = [
+            name
+            for name, other in self._peers.items()
+            if not other.reads_outstanding and name != holder.agent
+        ]
         if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never removed
             del self._peers[idle[0]]
             self._agent.agent.invalidateRemoteMD(idle[0])
@@ -198,7 +217,7 @@ class NixlOffer:
     ):
         configure_ucx(interface, ports, tcp=tcp, devices=devices)
         self._nixl = load_nixl()
-        self._name = f"{uid}-{epoch:016x}"
+        self._name = agent_name(uid, epoch)
         self._generation = 0
         self._pages = pages
         self.counters = KvCounters()
@@ -209,7 +228,7 @@ class NixlOffer:
         ]
         self._agent = _Agent(self._nixl, self._name, memory)
         metadata = self._agent.agent.getLocalMD()
-        self.holder = describe_holder(uid, epoch, self._name, metadata, pages, self.words.address)
+        self.holder = describe_holder(uid, epoch, metadata, pages, self.words.address)
 
     def make_reader(self, slots: int) -> NixlReader:
         """See `Offer`."""

@@ -45,8 +45,7 @@ class SealedOffer:
         memory = OfferedMemory(pages, self.words)
         self._server = SealedHolder(address, ports, self._contexts.holder, memory, self.counters)
         metadata = msgspec.msgpack.encode(SealedAddress(address, self._server.port))
-        agent = f"{uid}-{epoch:016x}"
-        self.holder = describe_holder(uid, epoch, agent, metadata, pages, words_address=0)
+        self.holder = describe_holder(uid, epoch, metadata, pages, words_address=0)
 
     def make_reader(self, slots: int) -> SealedReader:
         """See `Offer`."""

@@ -1,9 +1,9 @@
 """The reading end of the sealed KV plane: one generation of reads, closed as a whole. Implements `Reader`.
 
-Each peer has a connection and a thread, which takes the reads posted for it in order: ask, then open the portions
-straight into page memory; into a device's memory by way of a scratch buffer, from which they are copied at once.
-`state` only looks. `close` cuts the connections and waits for the threads: nothing is left that could write, so it is
-a fence.
+Each peer, which is the identity of a holder, has a connection and a thread. The thread takes the reads posted for it in
+order: ask, then open the portions straight into page memory; into a device's memory by way of a scratch buffer, from
+which they are copied at once. `state` only looks. `close` cuts the connections and waits for the threads: nothing is
+left that could write, so it is a fence.
 
 A connection whose keys are worn is left for a fresh one between two reads, which is why reads wait for a handshake once
 in a while and none is lost.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, HolderIdentity
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel, cut
@@ -263,7 +263,7 @@ class SealedReader:
         self._pages = pages
         self._words = WordTable(slots)
         self._transport = SEALED if pages.access.view(pages.address, pages.page_bytes) else STAGED
-        self._peers: dict[str, _PeerConnection] = {}  # by agent name, least recently used first
+        self._peers: dict[HolderIdentity, _PeerConnection] = {}  # least recently used first
         self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
         self._reads: dict[int, tuple[_SealedRead, _PeerConnection]] = {}
         self._posted = 0
@@ -333,15 +333,15 @@ class SealedReader:
         return self._posted
 
     def _peer(self, holder: Holder) -> _PeerConnection:
-        peer = self._peers.pop(holder.agent, None)
+        peer = self._peers.pop(holder.identity, None)
         if peer is None:
             scratch = self._pages.access.buffer(PORTION_BYTES)
             peer = _PeerConnection(holder.name, address_of(holder), self._context, scratch)
-        self._peers[holder.agent] = peer
+        self._peers[holder.identity] = peer
         if peer.failed:
             raise NotPostedError(f"{holder.name} cannot be read: its connection has failed")
         idle = [
-            name for name, other in self._peers.items() if not other.reads_outstanding and other is not peer
+            one for one, other in self._peers.items() if not other.reads_outstanding and other is not peer
         ]
         if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never stopped
             self._leave(self._peers.pop(idle[0]))

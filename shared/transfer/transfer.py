@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.grants import Grants
@@ -105,14 +105,12 @@ class Transfer:
         self._offer.close()
 
 
-def describe_holder(
-    uid: str, epoch: int, agent: str, metadata: bytes, pages: PageMemory, words_address: int
-) -> Holder:
+def describe_holder(uid: str, epoch: int, metadata: bytes, pages: PageMemory, words_address: int) -> Holder:
     """How other workers reach this memory; `words_address` is 0 where no peer reads lease words out of memory."""
     return Holder(
         uid=uid,
         epoch=epoch,
-        agent=agent,
+        agent=agent_name(uid, epoch),
         metadata=metadata,
         pages_address=pages.address,
         page_bytes=pages.page_bytes,

@@ -98,6 +98,13 @@ WORKER_BOUNDS = (
         place="decode.admission",
     ),
     Bound(
+        "METADATA_BYTES_MAX",
+        "the request is lost there, and goes on elsewhere",
+        "64 KiB a worker, kept by a router",
+        f"{UNIT}/router/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
+        place="router.core.sound_batons",
+    ),
+    Bound(
         "ADDRESS_MAX",
         "the request is refused",
         "nothing is read",

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
@@ -112,7 +112,7 @@ class TalkativeWorker:
             self._links.send(peer, Prefilled(rid, attempt, 0, (TEXT_ID,), None, "length", logprobs=logprobs))
             return
         pages = tuple(range(pages_for_tokens(kv_len, PAGE_SIZE)))
-        holder = Holder("prefill", 1, "agent", b"", 0, 64, 0)
+        holder = Holder("prefill", 1, agent_name("prefill", 1), b"", 0, 64, 0)
         baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
         self._links.send(peer, Prefilled(rid, attempt, 0, (TEXT_ID,), baton, logprobs=logprobs))
 

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 
 import uvloop
-from msgspec.structs import replace
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
@@ -32,7 +31,7 @@ from router.http.quotas import Quotas
 from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import RouterShell
 from shared.api_keys import ApiKey
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
@@ -45,7 +44,11 @@ SHORT, LONG = 2, 52  # tokens of a request: two lengths tell its own cost from t
 PROMPT = tuple(range(256))
 LIMITS = Limits(context_len=4096, page_size=16, pages=100_000, slots=256, vocab_size=1000)
 KEY = ApiKey("bench", b"", rpm=10**9, tpm=10**11, concurrent=10**6)
-HOLDER = Holder("p", 1, "agent", b"", 0, 64, 0)  # but for its name
+
+
+def holder_of(uid: str) -> Holder:
+    """Where a worker of this script would have its pages."""
+    return Holder(uid, 1, agent_name(uid, 1), b"", 0, 64, 0)
 
 
 class ScriptedLinks:
@@ -148,7 +151,7 @@ class Bench:
                 ClientRequest(rid=rid, model="m", token_ids=PROMPT, params=params), SilentSink()
             )
         pages = tuple(range(pages_for_tokens(len(PROMPT), LIMITS.page_size)))
-        holders = {rid: replace(HOLDER, uid=self.links.peers[rid]) for rid in rids}
+        holders = {rid: holder_of(self.links.peers[rid]) for rid in rids}
         batons = {
             rid: Baton(rid, 1, holders[rid], "kv", 0, 1, len(PROMPT), len(PROMPT), pages) for rid in rids
         }

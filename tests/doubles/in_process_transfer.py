@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
@@ -124,12 +124,12 @@ class InProcessOffer:
     """Pages and lease words that workers of the same fabric may read. Implements `Offer`."""
 
     def __init__(self, fabric: InProcessFabric, uid: str, epoch: int, pages: PageMemory, lease_count: int):
-        agent = f"{uid}-{epoch:016x}"
+        agent = agent_name(uid, epoch)
         self._fabric = fabric
         self.words = WordTable(lease_count)
         self.counters = KvCounters()
         fabric.join(agent)
-        self.holder = describe_holder(uid, epoch, agent, b"", pages, self.words.address)
+        self.holder = describe_holder(uid, epoch, b"", pages, self.words.address)
 
     def make_reader(self, slots: int) -> InProcessReader:
         """See `Offer`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
@@ -81,7 +81,7 @@ class LinkedWorker:
         token = prefill.token_ids[-1]
         rid, attempt, kv_len = prefill.rid, prefill.attempt, len(prefill.token_ids)
         if self._hands_over:
-            holder = Holder(self._uid, 1, "agent", b"", 0, 64, 0)
+            holder = Holder(self._uid, 1, agent_name(self._uid, 1), b"", 0, 64, 0)
             pages = tuple(range(pages_for_tokens(kv_len, LIMITS.page_size)))
             baton = Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prefill.prompt_len, pages)
             self._links.send(peer, Prefilled(rid, attempt, 0, (token,), baton))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.baton import NAME_CHARACTERS_MAX, Baton, Holder
+from shared.baton import NAME_CHARACTERS_MAX, Baton, Holder, agent_name
 from shared.bounds import NUMBERS_MAX
 from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.links.events import PeerDown
@@ -34,7 +34,7 @@ WITHOUT_BOUNDS = link_settings(
 )
 COSTLY = (-30,)
 TOKENS = tuple(range(40_000, 48_000))
-BATON = Baton("a", 0, Holder("p", 1, "p-1", b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
+BATON = Baton("a", 0, Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
 
 
 class Abused:

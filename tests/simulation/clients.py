@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 
+import shared.baton
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
@@ -288,8 +289,11 @@ class Router:
         assert holder is not None, f"{rid}: pages at {baton.holder.name}, which nobody knows"
         assert (baton.rid, baton.attempt, baton.kv_format) == (rid, decode.attempt, holder.hello.kv_format)
         assert (baton.kv_len, baton.prompt_len) == (len(decode.token_ids) - 1, decode.prompt_len), rid
-        pages = pages_for_tokens(baton.kv_len, self._sizes.page_size)
-        assert len(baton.pages) == pages, f"{rid}: {len(baton.pages)} pages for {baton.kv_len} tokens"
+        agent = shared.baton.agent_name(holder.hello.uid, holder.hello.epoch)
+        assert baton.holder.agent == agent, f"{rid}: pages at the agent {baton.holder.agent}, not {agent}"
+        if page_size := holder.hello.limits.page_size:  # else nobody has told the router
+            pages = pages_for_tokens(baton.kv_len, page_size)
+            assert len(baton.pages) == pages, f"{rid}: {len(baton.pages)} pages for {baton.kv_len} tokens"
 
     def note(self, note: Note) -> None:
         self._journal("", note)

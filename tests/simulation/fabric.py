@@ -116,6 +116,8 @@ class Agent:
             self.fabric.count("fetch from a dead agent")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no such agent"))
             return
+        found = self.fabric.agents[read.agent].holder
+        assert found.name == baton.holder.name, f"{found.name} is read in the name of {baton.holder.name}"
         latest = 2 * faults.page_seconds * (1 + len(into))
         if rng.random() < faults.slow:
             self.fabric.count("fetch slow")

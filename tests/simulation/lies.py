@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from shared.baton import agent_name
 from shared.bounds import COUNT_MAX, SECONDS_MAX
 from shared.links.events import peer_name
 from shared.messages import Decode, Hello, Message, Prefill
@@ -42,7 +43,11 @@ WRONG_BATONS: tuple[Mapping[str, Any], ...] = (
     {"prompt_len": 0},
     {"pages": []},
 )
-WRONG_HOLDERS: tuple[Mapping[str, Any], ...] = ({"uid": "nobody"}, {"epoch": 1})
+WRONG_HOLDERS: tuple[Mapping[str, Any], ...] = (
+    {"uid": "nobody"},
+    {"epoch": 1},
+    {"agent": "nobody"},  # or that of another worker, see `Lies`
+)
 
 Path = tuple[str | int, ...]
 
@@ -74,6 +79,7 @@ class Lies:
         self._count = count
         self._deceived = deceived  # told the rid of each request that may get a wrong answer now
         self._waiting: dict[str, deque[Lie]] = {}
+        self._agents: dict[str, str] = {}  # of those that have said something, by uid
 
     def plan(self, liar: Liar | None, fault: Fault) -> None:
         """This worker will lie soon; None: there is none."""
@@ -104,6 +110,7 @@ class Lies:
 
     def tell(self, hello: Hello, message: Message, wire: bytes) -> bytes:
         """What a worker says instead of `wire`."""
+        self._agents[hello.uid] = agent_name(hello.uid, hello.epoch)
         lies = self._waiting.get(peer_name(hello))
         if not lies or lies[0].kind != type(message).__name__ or lies[0].way == "swallow":
             return wire
@@ -116,7 +123,7 @@ class Lies:
             case "surplus":
                 told = _with_surplus(plain)
             case "baton":
-                told = _with_another_baton(plain, lie.choice)
+                told = _with_another_baton(plain, lie.choice, self._agent_besides(hello.uid))
             case "number":
                 told, path, beyond = _with_another_number(plain, lie.choice)
             case _:
@@ -133,6 +140,10 @@ class Lies:
         elif lie.way == "number":
             self._note_deceived(plain, path)
         return body
+
+    def _agent_besides(self, uid: str) -> str:
+        """The agent of another worker, if there is one."""
+        return next((agent for other, agent in self._agents.items() if other != uid), "nobody")
 
     def read(self, wire: bytes, read: Callable[[], Message]) -> Message | None:
         """What a router makes of a message; None: it cannot be read, and its session must end."""
@@ -168,13 +179,15 @@ def _longer_row(row: list[Any]) -> list[Any]:
     return [rid, attempt, index, token_ids * (SURPLUS + 1), *[told * (SURPLUS + 1) for told in logprobs]]
 
 
-def _with_another_baton(plain: Any, choice: int) -> Any:
+def _with_another_baton(plain: Any, choice: int, agent: str) -> Any:
     """A baton that cannot be the request's, in one regard."""
     baton = plain.get("baton")
     if baton is None:
         return plain
     changes = (*WRONG_BATONS, *WRONG_HOLDERS)[choice // len(WAYS) % (len(WRONG_BATONS) + len(WRONG_HOLDERS))]
-    if changes in WRONG_HOLDERS:
+    if "agent" in changes:
+        changes = {"agent": agent}
+    if changes.keys() & {"uid", "epoch", "agent"}:
         return plain | {"baton": baton | {"holder": baton["holder"] | changes}}
     return plain | {"baton": baton | changes}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+import shared.baton
 from decode import output_buffer, retraction, transfer_queue
 from decode.lifecycle import DecodeEvent, DecodeState
 from decode.scheduler import DecodeScheduler
@@ -121,7 +122,8 @@ def _epoch_ignored() -> list[Patch]:
         del epoch
         return uid
 
-    return [(FabricWords, "open", open_lease), (worker, "agent_name", agent_name)]
+    names = [(module, "agent_name", agent_name) for module in (shared.baton, worker)]
+    return [(FabricWords, "open", open_lease), *names]
 
 
 @_mistake("baton", "a baton is made before its step has settled")

@@ -45,6 +45,11 @@ def _any_holder() -> list[Patch]:
     return _batons_pass_if("names the holder")
 
 
+@_mistake("lies", "a baton may name the agent of another holder")
+def _any_agent() -> list[Patch]:
+    return _batons_pass_if("names the agent")
+
+
 @_mistake("lies", "a baton may be of another request or attempt")
 def _any_request() -> list[Patch]:
     return _batons_pass_if("is of attempt")

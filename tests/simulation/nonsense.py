@@ -34,6 +34,7 @@ BATONS: tuple[Mapping[str, Any], ...] = (
 )
 HOLDERS: tuple[Mapping[str, Any], ...] = (
     {"page_bytes": 0},
+    {"agent": "another"},
     {"pages_address": ADDRESS_MAX - 1},
 )
 

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from tests.simulation.fabric import Agent, Fabric, FabricFaults, FabricWords
 from tests.simulation.mutations import mutated
@@ -32,7 +32,7 @@ class Pair:
 
     def agent(self, name: str) -> Agent:
         process = TimelineProcess(self.timeline, name)
-        holder = Holder(name, 1, f"{name}/1", b"", 0, 4096, 0)
+        holder = Holder(name, 1, agent_name(name, 1), b"", 0, 4096, 0)
         pages = Pages(8, 2, salt=len(name))
         agent = Agent(
             self.fabric,
@@ -98,14 +98,14 @@ def test_a_dead_holder_makes_the_read_fail() -> None:
     pair = Pair()
     pair.fetch()
     pair.holder.process.kill()
-    pair.fabric.died("holder/1")
+    pair.fabric.died(pair.holder.holder.agent)
     pair.settle()
     assert isinstance(pair.events[0], FetchFailed)
 
 
 def test_no_agent_is_found_under_the_name_of_an_earlier_epoch() -> None:
     pair = Pair()
-    pair.fabric.died("holder/1")
+    pair.fabric.died(pair.holder.holder.agent)
     pair.fetch()
     pair.settle()
     assert isinstance(pair.events[0], FetchFailed)

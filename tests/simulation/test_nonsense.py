@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shared.baton import Holder
+from shared.baton import Holder, agent_name
 from shared.messages import Decode, Hello, Prefilled, Refused, Role
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from tests.simulation.nonsense import BATONS, COMMANDS, HOLDERS, RefusedNonsense, unsound_command
 from tests.simulation.oracle import VOCAB_SIZE
 
-HOLDER = Holder("p", 1, "p-1", b"", 0, 4096, 0)
+HOLDER = Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0)
 KINDS = len(COMMANDS) + len(BATONS) + len(HOLDERS)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from shared.baton import Holder
+from shared.baton import Holder, agent_name
 from shared.effects import Note
 from shared.engine.constraints import Constraints
 from shared.links.events import LinkEvent, Received
@@ -251,11 +251,6 @@ class SimulatedWorker:
             until_deadline = IDLE_WAIT_SECONDS_MAX if deadline is None else deadline - now
             seconds = max(TURN_SECONDS, min(IDLE_WAIT_SECONDS_MAX, until_deadline))
         self.turn_at(now + seconds)
-
-
-def agent_name(uid: str, epoch: int) -> str:
-    """Under which a process is found by readers: a restarted one is another."""
-    return f"{uid}/{epoch:016x}"
 
 
 def _prefill(sizes: ScenarioSizes, pages: int, agent: Agent, kv_format: str) -> JudgedPrefill:

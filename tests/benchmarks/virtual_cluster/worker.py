@@ -14,7 +14,7 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.baton import Holder
+from shared.baton import Holder, agent_name
 from shared.effects import Note
 from shared.links.events import LinkEvent
 from shared.messages import Hello, Limits, Message
@@ -81,7 +81,7 @@ class VirtualWorker:
         self.notes: list[Note] = []
         self._network = network
         self.device = VirtualDevice(process=process, times=shape.times, on_copied=self._wake)
-        holder = Holder(uid, epoch, f"{uid}/{epoch}", b"", 0, shape.page_bytes, 0)
+        holder = Holder(uid, epoch, agent_name(uid, epoch), b"", 0, shape.page_bytes, 0)
         config = shape.config
         leases = config.leases_max if isinstance(config, PrefillConfig) else config.max_running_requests
         self.fetcher = VirtualFetcher(

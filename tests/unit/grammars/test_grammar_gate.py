@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.grammar import Grammar
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused, Renew
@@ -15,7 +15,7 @@ from shared.process.grammar_gate import POLL_SECONDS, GrammarGate
 from shared.sampling_params import SamplingParams
 
 SLOW, OTHER = Grammar("regex", "slow"), Grammar("regex", "other")
-BATON = Baton("a", 0, Holder("p", 1, "p-1", b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
+BATON = Baton("a", 0, Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
 
 
 class SlowGrammars:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.effects import Send, WorkerEffect
 from shared.errors import InvariantError
 from shared.kv.kv_memory import KvMemory
@@ -27,7 +27,7 @@ class Book:
         self.memory = KvMemory(pages=32, page_size=PAGE)
         self.words = PlainWords([0] * words)
         self.effects: list[WorkerEffect] = []
-        holder = Holder("decode-0", epoch, "agent", b"", 0, 64, 0)
+        holder = Holder("decode-0", epoch, agent_name("decode-0", epoch), b"", 0, 64, 0)
         self.ended: list[tuple[str, LeaseEnd]] = []
         self.table = LeaseTable(
             self.memory,

@@ -7,7 +7,7 @@ from typing import TypeVar
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.effects import Note, Send
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
@@ -52,7 +52,7 @@ def baton(
     rid: str, attempt: int, kv_len: int, uid: str = "p0", *, prompt_len: int = 0, page_size: int = 16
 ) -> Baton:
     """Of the worker `uid`; without a `prompt_len` the prompt is all that it has."""
-    holder = Holder(uid, 1, "agent", b"", 0, 64, 0)
+    holder = Holder(uid, 1, agent_name(uid, 1), b"", 0, 64, 0)
     pages = tuple(range(pages_for_tokens(kv_len, page_size)))
     return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prompt_len or kv_len, pages)
 

@@ -33,7 +33,7 @@ from router.http.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerDown, Received
 from shared.messages import (
@@ -215,7 +215,7 @@ class ScriptedWorkers:
         index = len(prefill.token_ids) - prefill.prompt_len
         finish: FinishReason | None = "stop" if output[index] == END_ID else None
         known, kv_len = self.prefill.hello, len(prefill.token_ids)
-        holder = Holder(known.uid, known.epoch, "agent", b"", 0, 64, 0)
+        holder = Holder(known.uid, known.epoch, agent_name(known.uid, known.epoch), b"", 0, 64, 0)
         pages = tuple(range(pages_for_tokens(kv_len, known.limits.page_size or 16)))
         baton = Baton(
             prefill.rid, prefill.attempt, holder, known.kv_format, 0, 1, kv_len, prefill.prompt_len, pages

@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.effects import RequestCompleted, RequestFailed
+from router.core.sound_batons import METADATA_BYTES_MAX
+from shared.baton import agent_name
 from shared.messages import Cancel, Decode, Generated, Migrating, Prefill, Prefilled, Row
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
 
@@ -92,6 +94,9 @@ WRONG: dict[str, dict[str, Any]] = {
 WRONG_HOLDERS: dict[str, dict[str, Any]] = {
     "another worker": {"uid": "p1"},
     "an earlier process": {"epoch": 2},
+    "another worker's agent": {"agent": agent_name("p1", 1)},
+    "an agent of an earlier process": {"agent": agent_name("p0", 2)},
+    "more metadata than any": {"metadata": bytes(METADATA_BYTES_MAX + 1)},
 }
 
 
@@ -112,6 +117,29 @@ def test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody(wrong: str, rol
     (note,) = world.notes("fleet.unsound_baton")
     assert note.fields["worker"] == peer
     elsewhere(world, "baton")
+
+
+@pytest.mark.parametrize("changed", [b"there", b""])
+def test_where_a_worker_is_read_changes_in_no_session(changed: bytes) -> None:
+    world = ScriptedDeployment(1, 1)
+
+    def is_passed_on(rid: str, metadata: bytes) -> bool:
+        """Whether a baton with this metadata goes to a decode worker."""
+        world.submit(request(rid))
+        sound = world.baton("p0", rid, 1, 1)
+        baton = replace(sound, holder=replace(sound.holder, metadata=metadata))
+        world.say("p0", Prefilled(rid, 1, 0, (10,), baton))
+        return bool(world.sent(Decode, rid))
+
+    assert [is_passed_on(rid, b"here") for rid in ("a", "b")] == [True, True]
+    assert not is_passed_on("c", changed)
+    (note,) = world.notes("fleet.unsound_baton")
+    assert note.fields["worker"] == "p0"
+    assert +world.core.counters.continuations == {"baton": 1}
+    assert is_passed_on("d", b"here"), "what was refused is not remembered"
+    world.down("p0")
+    world.up("prefill", "p0")
+    assert is_passed_on("e", changed), "another session may be of another process"
 
 
 def test_a_sound_baton_passes_as_it_came() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shared.baton import agent_name
 from shared.messages import Decode, Generated, Prefill, Prefilled, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
@@ -35,6 +36,9 @@ UNSOUND_BATONS: dict[str, dict[str, Any]] = {
     "a lease beyond any memory": {"lease": 2**62},
     "a holder below the first address": {"holder": msgspec.structs.replace(HOLDER, pages_address=-64)},
     "a holder with words beyond any memory": {"holder": msgspec.structs.replace(HOLDER, words_address=2**63)},
+    "a holder with the agent of another": {
+        "holder": msgspec.structs.replace(HOLDER, agent=agent_name("prefill-1", 7))
+    },
     "a holder with pages of no bytes": {"holder": msgspec.structs.replace(HOLDER, page_bytes=0)},
     "a known page beyond any memory": {"holder": msgspec.structs.replace(HOLDER, known_page=2**62)},
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
@@ -29,7 +29,7 @@ ORDINARY = 9
 UNREAD = 99_999  # the token of a row that has none
 VOCAB_SIZE = 100_000
 KV_FORMAT = "bench"
-HOLDER = Holder("prefill-0", 7, "prefill-0/7", b"", 0, 64, 0)
+HOLDER = Holder("prefill-0", 7, agent_name("prefill-0", 7), b"", 0, 64, 0)
 LINK = KvLink("tcp/eth0", 1e9)
 MessageKind = TypeVar("MessageKind", bound=Message)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.links.events import peer_name
 from shared.messages import Hello
 from shared.transfer.counters import KvCounters
@@ -34,8 +34,8 @@ from tests.unit.transfer.in_process_world import InProcessHolder, make_world
 MIB = 2**20
 
 
-def holder(uid: str, epoch: int = 1) -> Holder:
-    return Holder(uid, epoch, f"{uid}-{epoch:016x}", b"", 0, PAGE_BYTES, 0, known_page=7)
+def holder(uid: str, epoch: int = 1, where: bytes = b"") -> Holder:
+    return Holder(uid, epoch, agent_name(uid, epoch), where, 0, PAGE_BYTES, 0, known_page=7)
 
 
 def name(uid: str, epoch: int = 1) -> str:
@@ -52,10 +52,10 @@ class Peers:
         self.links.note_check(holder(uid, epoch), transport, right_bytes=True)
 
     def fetch(self, uid: str, megabytes_per_second: float, fetched_bytes: int = 8 * MIB) -> None:
-        self.links.note_fetch(name(uid), fetched_bytes, fetched_bytes / (megabytes_per_second * 1e6))
+        self.links.note_fetch(holder(uid), fetched_bytes, fetched_bytes / (megabytes_per_second * 1e6))
 
     def transport(self, uid: str) -> str:
-        link = self.links.link(name(uid))
+        link = self.links.link(holder(uid))
         assert link is not None
         return link.transport
 
@@ -83,7 +83,7 @@ def test_the_best_of_the_recent_fetches_is_the_speed_of_a_link(peers: Peers) -> 
 def test_a_fetch_below_a_mebibyte_measures_nothing(peers: Peers) -> None:
     peers.fetch("fast", 800, MEASURED_BYTES_MIN - 1)
     assert peers.links.links == {}
-    assert peers.links.link(name("fast")) == KvLink("tcp/eth0", 0.0)
+    assert peers.links.link(holder("fast")) == KvLink("tcp/eth0", 0.0)
     peers.fetch("fast", 800, MEASURED_BYTES_MIN)
     assert list(peers.links.links) == [name("fast")]
 
@@ -157,9 +157,9 @@ def test_a_peer_that_restarted_replaces_its_former_self() -> None:
     peers = Peers()
     for uid, epoch in (("prefill", 1), ("prefill", 2), ("prefill-2", 1)):
         peers.check(uid, epoch=epoch)
-    assert peers.links.link(name("prefill", 1)) is None
-    assert peers.links.link(name("prefill", 2)) is not None
-    assert peers.links.link(name("prefill-2", 1)) is not None
+    assert peers.links.link(holder("prefill", 1)) is None
+    assert peers.links.link(holder("prefill", 2)) is not None
+    assert peers.links.link(holder("prefill-2", 1)) is not None
 
 
 def test_the_peers_used_last_are_remembered_and_no_others() -> None:
@@ -167,10 +167,22 @@ def test_the_peers_used_last_are_remembered_and_no_others() -> None:
     peers.check("first")
     for number in range(PEERS_MAX):
         peers.check(f"p{number}")
-        peers.links.note_use(name("first"))
+        peers.links.note_use(holder("first"))
     assert peers.links.needs_check(holder("p0"))
     assert not peers.links.needs_check(holder("first"))
     assert not peers.links.needs_check(holder(f"p{PEERS_MAX - 1}"))
+
+
+def test_a_check_at_one_address_is_none_of_another() -> None:
+    """Two holders of one name are two peers: neither the check of one nor its refusal is the other's."""
+    peers = Peers()
+    here, there = holder("p", where=b"here"), holder("p", where=b"there")
+    peers.links.note_check(here, "", right_bytes=False)
+    assert peers.links.refusal(here)
+    assert peers.links.needs_check(there)
+    peers.links.note_check(there, "", right_bytes=True)
+    assert not peers.links.refusal(there)
+    assert peers.links.refusal(here), "it is not forgotten for the other's sake"
 
 
 def test_a_worker_has_one_name_on_its_links_and_in_its_batons() -> None:

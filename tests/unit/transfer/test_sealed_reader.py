@@ -10,7 +10,7 @@ from socket import create_server, socket
 import msgspec
 import pytest
 
-from shared.baton import Baton, Holder
+from shared.baton import Baton, Holder, agent_name
 from shared.transfer import sealed_channel, sealed_reader
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
@@ -31,11 +31,11 @@ class SealedReading:
         self.buffer = PageBuffer(PAGES)
         self.reader = SealedReader(contexts.reader, self.buffer.memory, 2)
 
-    def post(self, address: tuple[str, int], spans: tuple[tuple[int, int], ...], agent: str = "h-1") -> int:
+    def post(self, address: tuple[str, int], spans: tuple[tuple[int, int], ...], uid: str = "h") -> int:
         """Read these bytes of the holder to the same places here."""
         pages = self.buffer.memory.address
         return self.reader.read_pages(
-            baton(address, agent), [Span(offset, pages + offset, size) for offset, size in spans]
+            baton(address, uid), [Span(offset, pages + offset, size) for offset, size in spans]
         )
 
     def end_of(self, handle: int) -> ReadState:
@@ -45,10 +45,18 @@ class SealedReading:
         return self.reader.state(handle)
 
 
-def baton(address: tuple[str, int], agent: str = "h-1") -> Baton:
+def baton(address: tuple[str, int], uid: str = "h") -> Baton:
     where = msgspec.msgpack.encode(SealedAddress(*address))
     return Baton(
-        "r", 1, Holder(agent, 1, agent, where, 0, PAGE_BYTES, 0), KV_FORMAT, LEASE, NONCE, 1, 1, (0,)
+        "r",
+        1,
+        Holder(uid, 1, agent_name(uid, 1), where, 0, PAGE_BYTES, 0),
+        KV_FORMAT,
+        LEASE,
+        NONCE,
+        1,
+        1,
+        (0,),
     )
 
 
@@ -180,10 +188,10 @@ def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
     second = reading.post(holder.address, WHOLE, "two")
     assert [reading.end_of(first), reading.end_of(second)] == [ReadState.DONE] * 2
     reading.post(holder.address, WHOLE, "two")
-    assert set(reading.reader._peers) == {"one", "two"}, "its read is not released"
+    assert {uid for uid, *_ in reading.reader._peers} == {"one", "two"}, "its read is not released"
     reading.reader.release(first)
     assert reading.end_of(reading.post(holder.address, WHOLE, "two")) is ReadState.DONE
-    assert set(reading.reader._peers) == {"two"}
+    assert {uid for uid, *_ in reading.reader._peers} == {"two"}
 
 
 def test_a_connection_that_nobody_needs_is_closed_and_made_anew(

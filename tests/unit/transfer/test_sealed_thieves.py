@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from shared.baton import Baton, Holder
 from shared.transfer.counters import OTHER_PEERS, PEERS_COUNTED_MAX, KvCounters
-from shared.transfer.grants import Grants
+from shared.transfer.fetches import FetchLimits
+from shared.transfer.grants import Grants, Verdict
+from shared.transfer.protocol import FetchEvent, FetchFailed, FetchLanded
+from shared.transfer.sealed import SealedOffer
 from shared.transfer.sealed_channel import FrameKind
 from shared.transfer.sealed_keys import SealContexts
+from shared.transfer.sealed_reader import SealedAddress
 from shared.transfer.sealed_requests import (
     ENDED,
     HOLDS,
@@ -26,7 +34,9 @@ from shared.transfer.sealed_requests import (
     Request,
     encode_request,
 )
-from tests.fetcher_contract import PAGE_BYTES, byte_of
+from shared.transfer.transfer import Transfer
+from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
+from tests.link_keys import new_keys
 from tests.unit.transfer.sealed_holder_here import (
     CONTEXTS,
     LEASE,
@@ -39,7 +49,9 @@ from tests.unit.transfer.sealed_holder_here import (
     receive,
     shake_on,
 )
+from tests.waiting import until
 
+HONEST, FORGED = 83, 70  # bytes of pages
 OTHER_LEASE = LEASE + 1  # opens page 1 alone
 PAGE = ((0, PAGE_BYTES),)
 BOTH = pytest.mark.parametrize("contexts", [CONTEXTS, OLDER_CONTEXTS], ids=["this release", "the one before"])
@@ -240,3 +252,108 @@ def test_addresses_beyond_the_bound_are_counted_together() -> None:
     assert counters.reads[OTHER_PEERS] == counters.reads_refused[OTHER_PEERS] == 10
     counters.count_read("10.0.0.0", answered=True)
     assert counters.reads["10.0.0.0"] == 2
+
+
+# ---- in the name of another worker -----------------------------------------------------------------------------
+
+
+class Impostor:
+    """A worker that gives any bytes as pages, says that all leases hold, and notes what it is asked for."""
+
+    def __init__(self, offer: SealedOffer, monkeypatch: pytest.MonkeyPatch):
+        self.asked: list[GetPages] = []
+        memory = offer._server._memory
+        monkeypatch.setattr(memory, "refusal", self._note)
+        monkeypatch.setattr(memory, "verdict", lambda *_: Verdict.GIVEN)
+        monkeypatch.setattr(memory, "is_open", lambda *_: True)
+        monkeypatch.setattr(memory.grants, "holds", lambda *_: True)
+
+    def _note(self, request: GetPages) -> str:
+        self.asked.append(request)
+        return ""
+
+
+class Workers:
+    """An honest worker, an impostor, and one that reads from both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stack: ExitStack):
+        keys = new_keys()["worker"]
+        self.buffers = {uid: PageBuffer(4) for uid in ("honest", "impostor", "reader")}
+        self.offers = {
+            uid: SealedOffer(uid, 1, buffer.memory, 8, address="127.0.0.1", ports=range(1), keys=keys)
+            for uid, buffer in self.buffers.items()
+        }
+        for uid, buffer in self.buffers.items():
+            buffer.memory.write_known_bytes(buffer.memory.known_page)
+            for page in (0, 1) if uid != "reader" else ():
+                buffer.fill(page, HONEST if uid == "honest" else FORGED)
+        reader = self.offers["reader"]
+        limits = FetchLimits(4, PATIENCE_SECONDS, PATIENCE_SECONDS)
+        self.transfer = Transfer(
+            reader, self.buffers["reader"].memory, KV_FORMAT, limits=limits, clock=time.monotonic
+        )
+        stack.callback(self.transfer.close)
+        for uid in ("honest", "impostor"):
+            stack.callback(self.offers[uid].close)
+        self.impostor = Impostor(self.offers["impostor"], monkeypatch)
+
+    def fetch(self, baton: Baton, into: tuple[int, ...]) -> FetchEvent:
+        events: list[FetchEvent] = []
+
+        def has_ended() -> bool:
+            events.extend(self.transfer.poll())
+            return bool(events)
+
+        self.transfer.start(1, baton, 0, into)
+        until(has_ended, PATIENCE_SECONDS, "the end of a fetch")
+        return events[0]
+
+    def honest_baton(self) -> Baton:
+        return _baton(self.offers["honest"].holder, self.offers["honest"].words.open(3, (0, 1)))
+
+    def lying_baton(self, **lie: object) -> Baton:
+        """The impostor's own, but for what it lies about."""
+        return _baton(replace(self.offers["impostor"].holder, **lie), NONCE)
+
+    def assert_honest_pages_come(self) -> None:
+        """They come from their holder, and the impostor has heard nothing of their lease."""
+        honest, into = self.honest_baton(), (2, 3)
+        assert isinstance(self.fetch(honest, into), FetchLanded)
+        assert all(self.buffers["reader"].holds(page, HONEST) for page in into)
+        assert honest.nonce not in {asked.nonce for asked in self.impostor.asked}
+        assert self.offers["honest"].counters.reads["127.0.0.1"]
+
+
+def _baton(holder: Holder, nonce: int) -> Baton:
+    return Baton("r", 1, holder, KV_FORMAT, 3, nonce, 32, 30, (0, 1))
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        yield Workers(monkeypatch, stack)
+
+
+def test_a_worker_that_names_the_agent_of_another_is_not_read_in_its_place(workers: Workers) -> None:
+    """Whatever let the baton pass: the reader itself keeps the two apart."""
+    lying = workers.lying_baton(agent=workers.offers["honest"].holder.agent)
+    assert isinstance(workers.fetch(lying, (0, 1)), FetchLanded), "it is read at its own address"
+    assert workers.impostor.asked
+    workers.assert_honest_pages_come()
+
+
+def test_a_worker_that_takes_name_and_agent_of_another_is_not_read_in_its_place(workers: Workers) -> None:
+    there = workers.offers["honest"].holder
+    lying = workers.lying_baton(uid=there.uid, epoch=there.epoch, agent=there.agent)
+    assert isinstance(workers.fetch(lying, (0, 1)), FetchLanded)
+    workers.assert_honest_pages_come()
+
+
+def test_a_worker_that_cannot_be_read_under_the_agent_of_another_stops_no_read_of_it(
+    workers: Workers,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nowhere = msgspec.msgpack.encode(SealedAddress(*listener.getsockname()))
+    lying = workers.lying_baton(agent=workers.offers["honest"].holder.agent, metadata=nowhere)
+    assert isinstance(workers.fetch(lying, (0, 1)), FetchFailed)
+    workers.assert_honest_pages_come()
