@@ -18,7 +18,6 @@ from router.core.siblings import siblings
 from router.http.answer_reading import AnswerReading, answer_reading
 from router.http.answer_writer import AnswerWriter
 from router.http.bad_words import bad_word_ids, check_bars
-from router.http.chat_messages import NO_BYTES
 from router.http.client_address import tenant_of
 from router.http.fields.ignored import Ignored
 from router.http.fields.own_words import errors_in_words_of
@@ -26,7 +25,7 @@ from router.http.fields.states import Endpoint
 from router.http.fields.thinking import separates_thoughts, shows_thoughts
 from router.http.logprobs.logprob_objects import LogprobObjects
 from router.http.messages.answer import MessagesObjects
-from router.http.messages.fields import ChatOfMessages, read_messages, told_too_long
+from router.http.messages.fields import read_messages, told_too_long
 from router.http.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.http.prompts import TokenIds
 from router.http.replies import DisconnectedError, send_request_error
@@ -51,9 +50,14 @@ from router.http.request_fields import (
     truncation,
 )
 from router.http.responses_events import ResponsesObjects
-from router.http.responses_fields import ChatOfResponses, read_responses
+from router.http.responses_fields import (
+    ChatOfResponses,
+    RepeatedFields,
+    read_responses,
+    repeated_fields,
+)
 from router.http.resuming import AskedStream
-from router.http.serving import OpenAIServing
+from router.http.serving import OpenAIServing, TextOptions
 from router.http.stream_ids import StreamTicket
 from router.http.structured_output import asked_grammar
 from router.http.told_prompts import ToldPrompt
@@ -73,12 +77,21 @@ PREFIXES: dict[Endpoint, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """What a body asks for, and the requests to the core that it takes."""
+    """What a body asks for, and the requests to the core that it takes.
 
-    fields: GenerationFields
-    asked: AskedAnswer  # what of it decides how much it will hold
+    Lives as long as the answer, so it holds neither the fields nor a view of the body, of which one keeps all.
+    """
+
+    stream: bool
+    usage: bool  # a stream ends with it
+    usage_so_far: bool  # in each chunk
+    likeliest: int  # tokens that are named with each of the output; -1: no logprobs
+    logprobs: LogprobObjects | None
+    max_tokens: int  # that /v1/messages was asked for
+    options: TextOptions
+    asked: AskedAnswer  # what decides how much the answer will hold
     use: ToolUse
-    reading: AnswerReading | None
+    repeated: RepeatedFields | None  # by the answers of /v1/responses
     requests: list[ClientRequest]  # a choice each
     told: list[ToldPrompt]  # their prompts, if the answer tells of them
     ignored: Ignored  # what of the body is passed over
@@ -95,12 +108,8 @@ class CompletionEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
-            rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
             asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
-            async with self._serving.bodies.read(scope, receive) as body:
-                wanted = await self._serving.prompts.run(
-                    tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
-                )
+            wanted = await self._read_wanted(scope, receive, asked)
             await self._answer(scope, receive, send, wanted, asked)
         except RequestError as error:
             if self._endpoint == "messages":
@@ -108,6 +117,14 @@ class CompletionEndpoint:
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
             pass
+
+    async def _read_wanted(self, scope: Scope, receive: Receive, asked: AskedStream) -> WantedAnswer:
+        """What the body asks for. The body lives no longer than this call."""
+        rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
+        async with self._serving.bodies.read(scope, receive) as body:
+            return await self._serving.prompts.run(
+                tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
+            )
 
     def _check(self, fields: GenerationFields) -> None:
         self._serving.check_model(fields.model)
@@ -154,8 +171,14 @@ class CompletionEndpoint:
         count = choice_count(fields, self._settings.prompts_max)
         total = count * len(prompts)
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
-        typed = self._endpoint == "responses"
-        asked_for = asked_answer(fields, list(map(len, prompts)), count, context_len, typed=typed)
+        repeated = repeated_fields(fields.asked) if isinstance(fields, ChatOfResponses) else None
+        asked_for = asked_answer(
+            fields,
+            list(map(len, prompts)),
+            count,
+            context_len,
+            repeated.held_bytes if repeated else None,
+        )
         asked_for.check(self._serving.answer_bytes_max)
         requests: list[ClientRequest] = []
         told: list[ToldPrompt] = []
@@ -179,9 +202,21 @@ class CompletionEndpoint:
             requests += siblings(request, rids[index * count : (index + 1) * count])
             if prompt := told_prompt(fields, token_ids, count, tokenizer):
                 told += [prompt] * count
-        if _tells_logprobs(fields):
-            self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return WantedAnswer(fields, asked_for, use, reading, requests, told, ignored)
+        return WantedAnswer(
+            stream=bool(fields.stream),
+            usage=include_usage(fields),
+            usage_so_far=continuous_usage(fields, ignored),
+            likeliest=asked_logprobs(fields),
+            logprobs=self._logprobs(fields),
+            max_tokens=fields.max_tokens or 0,
+            options=text_options(fields, reading),
+            asked=asked_for,
+            use=use,
+            repeated=repeated,
+            requests=requests,
+            told=told,
+            ignored=ignored,
+        )
 
     def _reading(
         self, fields: GenerationFields, use: ToolUse, ignored: Ignored, *, structured: bool
@@ -202,21 +237,19 @@ class CompletionEndpoint:
     ) -> list[TokenIds]:
         prompts = self._serving.prompts
         if isinstance(fields, ChatFields):
-            messages, fields.messages = fields.messages, NO_BYTES  # the fields live on, the body need not
             return [
                 prompts.chat(
-                    messages,
+                    fields.messages,
                     context_len,
                     chat_options(fields, use, self._serving.tokenizer, ignored),
                     truncation(fields),
                 )
             ]
         assert isinstance(fields, CompletionFields)
-        prompt, fields.prompt = fields.prompt, NO_BYTES
         special = fields.add_special_tokens is not False
         count = choice_count(fields, self._settings.prompts_max)
         prompts_max = self._settings.prompts_max // count
-        return prompts.completion(prompt, context_len, prompts_max, truncation(fields), special)
+        return prompts.completion(fields.prompt, context_len, prompts_max, truncation(fields), special)
 
     async def _answer(
         self,
@@ -226,12 +259,7 @@ class CompletionEndpoint:
         wanted: WantedAnswer,
         asked: AskedStream,
     ) -> None:
-        fields, requests = wanted.fields, wanted.requests
-        rid, with_usage, options = (
-            scope["segue.rid"],
-            include_usage(fields),
-            text_options(fields, wanted.reading),
-        )
+        rid, requests, options = scope["segue.rid"], wanted.requests, wanted.options
         typed = self._endpoint in ("responses", "messages")
         if typed and asked.plan.ticket is not None:
             raise RequestError("a stream of typed events cannot be resumed: leave out X-Segue-Resumable")
@@ -239,10 +267,10 @@ class CompletionEndpoint:
         account: UsageAccount | None = scope.get("segue.account")
         if account is not None:
             account.reserve(requests, now)
-        of_tokens = options.token_ids or bool(wanted.told) or asked_logprobs(fields) >= 0
+        of_tokens = options.token_ids or bool(wanted.told) or wanted.likeliest >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, wanted)
-        stream, likeliest = bool(fields.stream), asked_logprobs(fields)
+        stream = wanted.stream
         with self._serving.answers.hold(tenant_of(scope)) as holding:
             held = HeldBytes(holding, wanted.asked, self._serving.answer_bytes_max)
             wanted.ignored.log(rid)
@@ -251,7 +279,7 @@ class CompletionEndpoint:
                 rid,
                 objects,
                 held,
-                usage_chunk=with_usage or typed,
+                usage_chunk=wanted.usage or typed,
                 marks=marks,
                 headers=wanted.ignored.headers,
             )
@@ -259,12 +287,11 @@ class CompletionEndpoint:
                 if stream:
                     await writer.stream(scope, receive, send, answer)
                 else:
-                    kept = KeptAnswer(wanted.told, likeliest, held)
+                    kept = KeptAnswer(wanted.told, wanted.likeliest, held)
                     await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
         """Of an answer that has this rid, or that a ticket tells of."""
-        fields = wanted.fields
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
         prompt_tokens = tuple(len(request.token_ids) for request in wanted.requests)
         head = ObjectHead(
@@ -272,24 +299,21 @@ class CompletionEndpoint:
             created=created,
             model=self._settings.model_name,
             system_fingerprint=self._serving.system_fingerprint(),
-            chunk_usage=include_usage(fields),
-            prompt_tokens=prompt_tokens if continuous_usage(fields, wanted.ignored) else (),
-            logprobs=self._logprobs(fields),
+            chunk_usage=wanted.usage,
+            prompt_tokens=prompt_tokens if wanted.usage_so_far else (),
+            logprobs=wanted.logprobs,
         )
-        if isinstance(fields, ChatOfResponses):
-            return ResponsesObjects(head, fields.asked, wanted.use)
-        if isinstance(fields, ChatOfMessages):
-            return MessagesObjects(head, len(wanted.requests[0].token_ids), fields.max_tokens or 0)
-        return ChatObjects(head) if isinstance(fields, ChatFields) else CompletionObjects(head)
+        if wanted.repeated is not None:
+            return ResponsesObjects(head, wanted.repeated, wanted.use)
+        if self._endpoint == "messages":
+            return MessagesObjects(head, len(wanted.requests[0].token_ids), wanted.max_tokens)
+        return ChatObjects(head) if self._endpoint == "chat" else CompletionObjects(head)
 
     def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:
-        if not _tells_logprobs(fields):
+        if asked_logprobs(fields) < 0 and fields.prompt_logprobs is None:
             return None
+        self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
         return LogprobObjects(self._serving.token_bytes, bool(fields.return_tokens_as_token_ids))
-
-
-def _tells_logprobs(fields: GenerationFields) -> bool:
-    return asked_logprobs(fields) >= 0 or fields.prompt_logprobs is not None
 
 
 def _opaque(text: str | None) -> str:

@@ -227,9 +227,12 @@ def told_prompt(
 
 
 def asked_answer(
-    fields: GenerationFields, prompts: list[int], choices: int, context_len: int, *, typed: bool
+    fields: GenerationFields, prompts: list[int], choices: int, context_len: int, repeated_bytes: int | None
 ) -> AskedAnswer:
-    """What decides how much the answer will hold; `prompts` are the tokens of each, `typed`: of /v1/responses."""
+    """What decides how much the answer will hold; `prompts` are the tokens of each.
+
+    `repeated_bytes`: of the request, that an answer of /v1/responses repeats; None: it is of another path.
+    """
     limit = asked_max_tokens(fields)[1]
     return AskedAnswer(
         prompts=prompts,
@@ -241,7 +244,8 @@ def asked_answer(
         echo_likeliest=asked_logprobs(fields) if _echoes(fields) else -1,
         told_likeliest=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
         stream=bool(fields.stream),
-        typed=typed,
+        typed=repeated_bytes is not None,
+        repeated_bytes=repeated_bytes or 0,
     )
 
 

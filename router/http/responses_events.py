@@ -21,7 +21,7 @@ import msgspec
 from router.core.effects import RequestFailed
 from router.http.openai_objects import COMMENT, Event, Json, ObjectHead, call_id
 from router.http.response_stream import TextDelta
-from router.http.responses_fields import ResponsesFields, tools_of
+from router.http.responses_fields import RepeatedFields
 from router.http.tools.choice import ToolUse
 from router.http.whole_answers.json_parts import Parts
 from router.http.whole_answers.kept_answer import KeptChoice
@@ -42,11 +42,10 @@ class ResponsesObjects:
     done = False  # no [DONE]: the last event says that it is the last
     waiting = COMMENT
 
-    def __init__(self, head: ObjectHead, asked: ResponsesFields, use: ToolUse):
+    def __init__(self, head: ObjectHead, repeated: RepeatedFields, use: ToolUse):
         self._head = head
-        self._asked = asked
+        self._repeated = repeated
         self._use = use
-        self._tools = tools_of(asked)
         self._items: list[_Item] = []
         self.held_bytes = 0  # of logprobs, which the last events repeat
         self._sent = 0
@@ -192,7 +191,7 @@ class ResponsesObjects:
         return {"type": kind, "sequence_number": self._sent - 1, **fields}
 
     def _response(self, status: str, usage: Json | None) -> Json:
-        asked = self._asked
+        repeated = self._repeated
         return {
             "id": self._head.answer_id,
             "object": "response",
@@ -201,22 +200,22 @@ class ResponsesObjects:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
+            "instructions": repeated.instructions,
+            "max_output_tokens": repeated.max_output_tokens,
+            "metadata": repeated.metadata,
             "model": self._head.model,
             "output": [item.shown(item.status) for item in self._items],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": repeated.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "reasoning": {"effort": repeated.effort, "summary": None},
             "store": False,
             "system_fingerprint": self._head.system_fingerprint,
-            "temperature": asked.temperature,
-            "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
-            "tool_choice": "auto" if bytes(asked.tool_choice) == b"null" else asked.tool_choice,
-            "tools": self._tools,
-            "top_logprobs": asked.top_logprobs or 0,
-            "top_p": asked.top_p,
+            "temperature": repeated.temperature,
+            "text": {"format": repeated.text_format},
+            "tool_choice": repeated.tool_choice,
+            "tools": repeated.tools,
+            "top_logprobs": repeated.top_logprobs,
+            "top_p": repeated.top_p,
             "truncation": "disabled",
             "usage": usage and _usage(usage),
         }

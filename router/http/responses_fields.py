@@ -6,6 +6,7 @@ conversation as its `input`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +26,9 @@ _INCLUDABLE = (  # from answers of tools that this server does not run, and for 
     *("message.input_image.image_url", "reasoning.encrypted_content"),
     *("web_search_call.action.sources", "web_search_call.results"),
 )
-_FUNCTION: Json = {"description": None, "parameters": None, "strict": False}  # fields that every answer has
-_NULL = msgspec.Raw(b"null")
+_NULL, _FALSE = msgspec.Raw(b"null"), msgspec.Raw(b"false")
+_FUNCTION = {"description": _NULL, "parameters": _NULL, "strict": _FALSE}  # what an answer says of every one
+_CALLABLE = ("function", "custom", "namespace")  # other tools are a server's own
 
 
 class ReasoningFields(msgspec.Struct):
@@ -85,8 +87,47 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
+class RepeatedTool(msgspec.Struct, omit_defaults=True):
+    """The fields of one tool that the answer repeats, as JSON."""
+
+    type: str | None = None
+    name: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    description: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    strict: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    format: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # of a custom tool
+    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # of a namespace
+    function: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # a chat has the fields of a tool in an object
+    custom: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    defer_loading: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    allowed_callers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedFields:
+    """What the answer repeats of its request. What a client can make long is JSON, of as many bytes as it says."""
+
+    instructions: msgspec.Raw
+    metadata: msgspec.Raw
+    effort: msgspec.Raw
+    text_format: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    temperature: float | None
+    top_logprobs: int
+    top_p: float | None
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all of it, as long as the answer takes."""
+        long = (self.instructions, self.metadata, self.effort, self.text_format, self.tool_choice, self.tools)
+        return sum(map(len, map(bytes, long)))
+
+
 class ChatOfResponses(ChatFields, kw_only=True):
-    """The chat request, with what was asked for: the answer repeats it."""
+    """The chat request, with what was asked for: the answer repeats some of it."""
 
     asked: ResponsesFields
 
@@ -99,7 +140,6 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
     asked = read_by_table(body, "responses", ResponsesFields, ignored)
     messages = chat_messages(asked.input, asked.instructions, context_len, ignored)
     _pass_over(asked, ignored)
-    asked.input = _NULL  # the fields live on, the body need not
     told = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
     return ChatOfResponses(
         asked=asked,
@@ -131,11 +171,37 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
     )
 
 
-def tools_of(asked: ResponsesFields) -> list[Json]:
-    """The tools of a request that are no server's own, as the answer repeats them."""
-    given = [] if bytes(asked.tools) == b"null" else decode(asked.tools, list[Json], "tools")
-    known = {"function": _FUNCTION, "custom": {}, "namespace": {}}
-    return [known[tool["type"]] | tool for tool in given if tool.get("type") in known]
+def repeated_fields(asked: ResponsesFields) -> RepeatedFields:
+    """What the answer repeats, copied: it holds nothing of the body. Takes milliseconds, so it is for a thread."""
+    return RepeatedFields(
+        instructions=_json(asked.instructions),
+        metadata=_json(asked.metadata or {}),
+        effort=_json(asked.reasoning and asked.reasoning.effort),
+        text_format=_json((asked.text and asked.text.format) or {"type": "text"}),
+        tool_choice=_json("auto" if bytes(asked.tool_choice) == b"null" else asked.tool_choice),
+        tools=_json(_repeated_tools(asked.tools)),
+        max_output_tokens=asked.max_output_tokens,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        temperature=asked.temperature,
+        top_logprobs=asked.top_logprobs or 0,
+        top_p=asked.top_p,
+    )
+
+
+def _repeated_tools(given: msgspec.Raw) -> list[RepeatedTool]:
+    """The tools of a request that are no server's own."""
+    tools = [] if bytes(given) == b"null" else decode(given, list[RepeatedTool], "tools")
+    for tool in tools:
+        if tool.type == "function":
+            for name, value in _FUNCTION.items():
+                if getattr(tool, name) is msgspec.UNSET:
+                    setattr(tool, name, value)
+    return [tool for tool in tools if tool.type in _CALLABLE]
+
+
+def _json(value: object) -> msgspec.Raw:
+    """JSON on one line, as an event must be, however the client wrote the parts of it that are JSON."""
+    return msgspec.Raw(msgspec.json.format(msgspec.json.encode(value), indent=-1))
 
 
 def _pass_over(asked: ResponsesFields, ignored: Ignored) -> None:

@@ -65,16 +65,19 @@ class TokenizerEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
-            context_len = self._serving.context_len()
-            async with self._serving.bodies.read(scope, receive) as body:
-                answer = await self._serving.prompts.run(
-                    tenant_of(scope), receive, lambda: self._work(self._serving, body, context_len)
-                )
-            await send_json(send, 200, answer)
+            await send_json(send, 200, await self._worked(scope, receive))
         except RequestError as error:
             await send_request_error(scope, send, error, self._serving.settings.retry_after_seconds)
         except DisconnectedError:
             pass
+
+    async def _worked(self, scope: Scope, receive: Receive) -> msgspec.Raw:
+        """The answer. The body lives no longer than this call, however slowly the client reads."""
+        context_len = self._serving.context_len()
+        async with self._serving.bodies.read(scope, receive) as body:
+            return await self._serving.prompts.run(
+                tenant_of(scope), receive, lambda: self._work(self._serving, body, context_len)
+            )
 
 
 def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:

@@ -3,6 +3,7 @@
     prompts, where they are told     tokens * (1 + the likeliest) * PACKED_BYTES, once for all `n` choices of a prompt
         shown by several choices     and the JSON of the largest, which is made once and kept while they are written
     outputs that are not streamed    choices * max_tokens * (1 + the likeliest) * PACKED_BYTES, where logprobs are asked
+    fields that the answer repeats   their JSON (/v1/responses: instructions, metadata, tools, …)
     text and token ids               as they come: nobody knows how long an answer will be
 
 A stream holds no output: what it has written is gone. Only /v1/responses repeats in its last events what it has told of
@@ -48,6 +49,7 @@ class AskedAnswer:
     told_likeliest: int  # with each token of `prompt_logprobs`
     stream: bool
     typed: bool  # an answer of /v1/responses
+    repeated_bytes: int = 0  # of fields of the request that the answer repeats
 
     def prompt_bytes(self) -> int:
         """Of what is told of the prompts."""
@@ -99,13 +101,18 @@ class HeldBytes:
     """What one answer holds of the budget. It grows, and is given back as a whole by the context of `Holding`."""
 
     def __init__(self, holding: Holding, asked: AskedAnswer, most: int):
-        """Raises `OverloadedError` if the budget has no room for what is reckoned; `most` bounds what comes."""
+        """Raises `OverloadedError` if the budget has no room for what is reckoned; `most` bounds what comes.
+
+        Of what the answer repeats, only what exceeds FREE_BYTES takes room.
+        """
         prompts, outputs = asked.prompt_bytes(), asked.output_bytes()
         holding.add(prompts + outputs)
         self._holding = holding
         self._most = most
         self._granted = prompts + max(outputs, FREE_BYTES)
-        self._prompt_bytes = self._grown = prompts
+        self._grown = prompts
+        self.grow(asked.repeated_bytes)
+        self._begun = self._grown
 
     def grow(self, more: int) -> None:
         """It holds more. Raises `RequestError` beyond `most` (400), or if the budget has no room (429)."""
@@ -116,7 +123,7 @@ class HeldBytes:
 
     def reach(self, output_bytes: int) -> None:
         """It holds so much of its output in all. Raises as `grow` does."""
-        self.grow(self._prompt_bytes + output_bytes - self._grown)
+        self.grow(self._begun + output_bytes - self._grown)
 
     def _take(self) -> None:
         if self._grown > self._most:

@@ -1,12 +1,12 @@
 """The choices of an answer that is not streamed, until all are complete: as few bytes as they can be written from.
 
 Status and headers wait for the last choice, because a choice that fails makes the answer an error. What is held
-meanwhile is counted (`HeldBytes`): text as characters, token ids as their JSON, logprobs packed.
+meanwhile is counted (`HeldBytes`): text as UTF-8, in which one wide character makes no other one wider, token ids as
+their JSON, logprobs packed.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -30,8 +30,8 @@ class KeptChoice:
         self.prompt = prompt
         self.entries = PackedList(TokenEntry, likeliest)
         self._last = TextDelta(index, "")
-        self._text, self._reasoning = io.StringIO(), io.StringIO()
-        self._calls: list[tuple[AnswerDelta, io.StringIO]] = []
+        self._text, self._reasoning = bytearray(), bytearray()
+        self._calls: list[tuple[AnswerDelta, bytearray]] = []
         self._token_ids = bytearray()
         self._held_bytes = 0
 
@@ -48,17 +48,18 @@ class KeptChoice:
         for part in piece.calls:
             self._keep(part.text, self._buffer_of(part))
 
-    def _buffer_of(self, part: AnswerDelta) -> io.StringIO:
+    def _buffer_of(self, part: AnswerDelta) -> bytearray:
         """Where the text of this part of a call goes on."""
         last = self._calls[-1][0] if self._calls else None
         if part.kind in NAMES or last is None or (last.kind, last.call) != (part.kind, part.call):
-            self._calls.append((part, io.StringIO()))
+            self._calls.append((part, bytearray()))
             self._held_bytes += CALL_BYTES
         return self._calls[-1][1]
 
-    def _keep(self, text: str, buffer: io.StringIO) -> None:
-        buffer.write(text)
-        self._held_bytes += len(text) if text.isascii() else 4 * len(text)
+    def _keep(self, text: str, buffer: bytearray) -> None:
+        added = text.encode()
+        buffer += added
+        self._held_bytes += len(added)
 
     @property
     def held_bytes(self) -> int:
@@ -70,11 +71,11 @@ class KeptChoice:
         echo = self.prompt.text if self.prompt else ""
         return TextDelta(
             self.index,
-            echo + self._text.getvalue(),
+            echo + self._text.decode(),
             self._last.finish_reason,
             self._last.stop_reason,
-            reasoning=self._reasoning.getvalue(),
-            calls=tuple(replace(part, text=buffer.getvalue()) for part, buffer in self._calls),
+            reasoning=self._reasoning.decode(),
+            calls=tuple(replace(part, text=buffer.decode()) for part, buffer in self._calls),
         )
 
     @property

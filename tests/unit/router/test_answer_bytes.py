@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from router.http.replies import OverloadedError
 from router.http.response_stream import TextDelta
 from router.http.told_prompts import EchoedText, ToldPrompt
 from router.http.whole_answers.answer_bytes import FREE_BYTES, STEP_BYTES, AskedAnswer, HeldBytes
-from router.http.whole_answers.kept_answer import KeptAnswer
+from router.http.whole_answers.kept_answer import KeptAnswer, KeptChoice
 from router.http.whole_answers.prompt_texts import PromptTexts
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
@@ -169,6 +170,36 @@ def test_a_short_answer_is_served_however_full_the_budget_is() -> None:
         with pytest.raises(OverloadedError, match="full"):
             held.grow(1)
     assert budget.held_bytes == 0
+
+
+def test_what_an_answer_repeats_of_its_request_counts_beside_what_comes() -> None:
+    budget = ByteBudget(8 * MIB, "full")
+    with budget.hold("a") as holding:
+        held = HeldBytes(holding, replace(NOTHING, repeated_bytes=MIB), 2 * MIB)
+        assert MIB <= budget.held_bytes + FREE_BYTES <= MIB + STEP_BYTES
+        before = budget.held_bytes
+        held.reach(MIB // 2)
+        assert budget.held_bytes >= before + MIB // 2
+        with pytest.raises(RequestError):
+            held.reach(MIB + 1)
+    with budget.hold("a") as holding, pytest.raises(RequestError) as refused:
+        HeldBytes(holding, replace(NOTHING, repeated_bytes=MIB), MIB // 2)
+    assert (refused.value.status, budget.held_bytes) == (400, 0)
+
+
+def test_a_wide_character_makes_no_other_one_wider_and_text_counts_as_it_is_held() -> None:
+    def traced(choice: KeptChoice) -> int:
+        tracemalloc.start()
+        for at in range(2_000):
+            choice.add(TextDelta(0, "🙂" if at == 0 else "a" * 100, reasoning="b" * 100))
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    choice = KeptChoice(0, None, -1)
+    size = traced(choice)
+    assert choice.joined().text == "🙂" + "a" * 199_900
+    assert size <= choice.held_bytes * 1.2 + 4096, "what the list of a growing text reserves is an eighth"
 
 
 @pytest.fixture

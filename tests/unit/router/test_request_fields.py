@@ -41,7 +41,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     asked = AskedStream(serving.resuming, scope, "")
     kept = endpoint._wanted("r", "somebody", body, 256, asked)
     body.clear()  # raises BufferError while anything refers to its bytes
-    assert kept.fields.stop == ["x"]
+    assert [stop.stop for stop in kept.options.stops] == ["x"]
     assert kept.requests[0].token_ids
     prompts.close()
 

@@ -352,6 +352,34 @@ def test_a_stream_that_is_interrupted_says_so(folder: Path, tokenizer: Tokenizer
     assert rest[-1]["response"]["status"] == "failed"
 
 
+def test_an_answer_repeats_the_tools_that_a_model_can_call_by_the_fields_that_they_have(
+    served: RunningRouter,
+) -> None:
+    lookup = {"type": "custom", "name": "lookup", "format": {"type": "text"}, "color": "red"}
+    tools = [TOOL | {"color": [["red"]]}, {"type": "web_search", "x": 1}, {"type": "function", "name": "f"}]
+    inner = {"type": "namespace", "name": "crm", "description": "All", "tools": [lookup]}
+    answer = whole(served, tools=[*tools, lookup, inner], tool_choice="none")
+    del lookup["color"]
+    bare = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": False}
+    found = answer["tools"]
+    assert found[:3] == [{"description": None, "strict": False} | TOOL, bare, lookup]
+    assert found[3] | {"tools": []} == inner | {"tools": []}
+
+
+def test_an_event_is_one_line_however_the_body_is_written(
+    served: RunningRouter, tokenizer: Tokenizer
+) -> None:
+    says(served, tokenizer, TEXTS["text"])
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}]}
+    asked = json.dumps(body(stream=True, tools=[TOOL], tool_choice=allowed), indent=2)
+    headers = {"content-type": "application/json"}
+    answer = httpx2.post(f"{served.url}/v1/responses", content=asked, headers=headers, timeout=20)
+    lines = answer.text.split("\n")
+    assert {line.partition(":")[0] for line in lines} == {"event", "data", ""}
+    created = json.loads(lines[1].removeprefix("data: "))
+    assert created["response"]["tool_choice"] == allowed
+
+
 def test_a_stream_that_is_to_be_resumed_is_refused(served: RunningRouter) -> None:
     headers = {"x-segue-resumable": "true"}
     asked = body(stream=True)
