@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from router.http.fields.ignored import Ignored
 from router.http.tools.choice import ToolUse
 from router.http.tools.grammars import answer_grammar
+from router.http.tools.in_words import not_shown
 from router.text.answer_formats import PREFIX_TOKENS
 from router.text.answer_parser import AnswerFormatReader, AnswerParser
 from router.text.tokenizer import Tokenizer
@@ -64,16 +65,12 @@ def answer_reading(
     Raises `RequestError` if there are tools, and the model cannot call any, or not as they ask for.
     """
     reader = tokenizer.answers
+    if use.tools and not (tokenizer.shows_tools or reader.format.given):
+        raise not_shown("tools")
     if use.tools and not reader.format.calls:
         raise RequestError(
             "it is not known how this model writes calls of tools: start the router with --tool-call-parser, such"
             " as hermes",
-            param="tools",
-        )
-    if use.tools and not (tokenizer.shows_tools or reader.format.given):
-        raise RequestError(
-            "this model's chat template writes the same with and without tools, so the model would not see them: use"
-            " a model that was trained with tools, or start the router with --tool-call-parser hermes",
             param="tools",
         )
     if not use.tools and not (thoughts and reader.format.thinks):

@@ -1,7 +1,7 @@
 """Patterns of a lenient JSON schema that no worker can keep to: those that look around, and those that refer back.
 
 JavaScript's regular expressions have both, and zod writes them for an e-mail address. Such a pattern becomes an
-annotation under another name, so that the rest of the schema is kept, and the answer's head tells of it.
+annotation under another name, so that the rest of the schema is kept, and the answer's header tells of it.
 """
 
 from __future__ import annotations

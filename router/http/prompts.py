@@ -27,7 +27,7 @@ from router.config import RouterConfig
 from router.http.chat_messages import MessageFields, template_message, without_late_system
 from router.http.request_body import decode
 from router.http.tokenizer_queue import TokenizerQueue
-from router.http.tools.in_words import in_words
+from router.http.tools.in_words import in_words, not_shown
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.errors import RequestError
@@ -146,11 +146,7 @@ class Prompts:
             return messages, options
         reader = self._tokenizer.answers
         if not reader.format.given:
-            raise RequestError(
-                "this model's chat template does not show calls of tools: use a model that was trained with tools, or"
-                " start the router with --tool-call-parser hermes",
-                param="messages",
-            )
+            raise not_shown("tools" if options.tools else "messages")
         return in_words(messages, options.tools or (), reader), replace(options, tools=None)
 
     def _check_options(self, options: ChatOptions) -> None:

@@ -5,7 +5,7 @@
     SGLang    json_schema, regex, ebnf
 
 A schema is kept to the letter: a keyword that cannot be kept is refused by its name. A schema of `response_format` is
-so only where it says `strict`, as with OpenAI: else such a keyword is passed over and named in the answer's head.
+so only where it says `strict`, as with OpenAI: else such a keyword is passed over and named in the answer's header.
 Between the tokens of JSON there is one blank at most, because small models else write blanks until they reach
 max_tokens.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from router.http.fields.known import KNOWN_FIELDS
-from router.http.fields.states import FieldState, KnownField
+from router.http.fields.states import FieldState, KnownField, Origin
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEAD = """# The API
@@ -63,6 +63,7 @@ ANSWER_HEADERS = {
     "x-request-id": "the same, or the client's own `x-request-id` if that is a plain word of up to 128 characters",
     "x-segue-ignored": "names what of the body was passed over, up to 32 of this program's names and 8 of the client's",
 }
+ORIGINS = get_args(Origin)  # in the order in which the page has them
 TITLES: dict[FieldState, str] = {
     "served": "Served",
     "alias": "Served as another field",
@@ -85,7 +86,10 @@ def page() -> str:
     parts.append("\nStreams are resumed [by computing them again](decisions/0026-resumed-streams.md).")
     for state, title in TITLES.items():
         parts.append(f"\n## {title}\n")
-        chosen = [field for field in KNOWN_FIELDS if field.state == state]
+        chosen = sorted(
+            (field for field in KNOWN_FIELDS if field.state == state),
+            key=lambda field: ORIGINS.index(field.origin),
+        )
         for origin, fields in groupby(chosen, key=lambda field: field.origin):
             parts.append(f"\n### {'Other servers' if origin == 'others' else origin}\n")
             parts += ["", *_rows(state, list(fields)), ""]

@@ -1,7 +1,7 @@
 """Every field of the requests of OpenAI, Anthropic, vLLM, SGLang, and of a few other servers: what becomes of it here.
 
 Data alone. `table` reads bodies by it, and `python -m tests.tidy.api_page` writes docs/api.md out of it. A field that
-would change the output is served, refused or named in the answer's head, never ignored in silence; see `states`.
+would change the output is served, refused or named in the answer's header, never ignored in silence; see `states`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ VLLM_FIELDS = (
             "chat_template_kwargs": "variables of the template, but for the server's own",
             "documents": "for templates that read them",
             "include_reasoning": "false leaves thoughts out",
-            "thinking_token_budget": "0 turns thoughts off; no other budget is held, and the answer's head names it",
+            "thinking_token_budget": "0 turns thoughts off; no other budget is held, and the header names it",
         },
     ),
     *served("vLLM", COMPLETIONS, {"add_special_tokens": "true unless set; for prompts that are text"}),

@@ -25,7 +25,7 @@ OPENAI_FIELDS = (
             "logit_bias": "up to 300 token ids, -100 to 100",
             "stop": "up to 16 strings of up to 1,024 characters",
             "prompt_cache_key": "requests of one key prefer one worker",
-            "n": "at least 1; n times the prompts of a completion are bounded by `prompts_max`, 128 by default",
+            "n": "at least 1; n times the prompts of a request is at most `prompts_max`, 128 by default",
             "best_of": "what n is, or nothing: answers are not ranked here",
         },
     ),
@@ -37,7 +37,7 @@ OPENAI_FIELDS = (
     ),
     *served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
     *served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),
-    *served("OpenAI", CHAT, {"max_completion_tokens": "goes before max_tokens"}),
+    *served("OpenAI", CHAT, {"max_completion_tokens": "takes precedence over max_tokens"}),
     *served(
         "OpenAI",
         CHAT,

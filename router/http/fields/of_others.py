@@ -29,7 +29,7 @@ _ONE_MODEL = "this server has one model"
 _NO_ADAPTERS = "this server has one model and no adapters"
 _BANNED = "bad_words, logit_bias and allowed_token_ids say which tokens are chosen"
 _TOLD = "usage and logprobs tell what there is"
-_SWITCH = ", if its chat template has a switch"
+_SWITCH = ", if the model's chat template has a switch"
 _THINKING = (
     *(
         "enable_thinking",

@@ -29,7 +29,7 @@ OTHER_ENDPOINTS = (
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 _ABSENT = msgspec.Raw(b"null")
-# Of fields that differ by path, what asks for something goes before what has no effect.
+# Of fields that differ by path, what asks for something takes precedence over what has no effect.
 _ELSEWHERE = {field.name: field for field in sorted(KNOWN_FIELDS, key=lambda one: one.state != "no effect")}
 _SERVED_ELSEWHERE = frozenset(field.name for field in KNOWN_FIELDS if field.state == "served")  # are no slips
 _CHECKED_OBJECTS = ("stream_options", "text", "thinking", "output_config", "output_format")
@@ -79,7 +79,7 @@ def _check_object(value: bytes, path: str) -> None:
 def _take_alias(
     fields: msgspec.Struct, field: KnownField, value: bytes, given: dict[str, bytes], ignored: Ignored
 ) -> None:
-    """Serve a field under its own name; one that is there under that name already goes before."""
+    """Serve a field under its own name; one that is there under that name already takes precedence."""
     name, own = field.name, field.alias_of
     said = given.get(own)
     if said is None or is_neutral(said, ()):

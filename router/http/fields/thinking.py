@@ -9,10 +9,10 @@
     7  reasoning_effort                                         OpenAI; none turns thoughts off
     8  thinking_budget, thinking_token_budget, reasoning_budget Qwen, vLLM, llama.cpp; 0 turns thoughts off
 
-Where two say the contrary, the first of this list counts, and the answer's head names the other. What comes out is a
+Where two say the contrary, the first of this list counts, and the answer's header names the other. What comes out is a
 variable of the chat template that the template looks at: it was tried. Without one, thoughts that are to be left out
 are so anyway unless the model always thinks; then, and where thoughts are wanted of a model that has none, the answer's
-head names the field. No other budget than 0 is held: max_tokens bounds thoughts and answer together.
+header names the field. No other budget than 0 is held: max_tokens bounds thoughts and answer together.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def template_variables(fields: ThoughtFields, tokenizer: Tokenizer, ignored: Ign
 
 
 def _asked(fields: ThoughtFields, variables: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each field that says whether to think, and what it says, the one that goes before the others first."""
+    """Each field that says whether to think, and what it says, in the order of precedence."""
     thinking, reasoning = fields.thinking, fields.reasoning or ReasoningObject()
     if isinstance(thinking, ThinkingObject):
         thinking = thinking.type

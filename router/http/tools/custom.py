@@ -5,7 +5,7 @@
     regex      matches as a whole, if the pattern can be kept to
     lark       is free: a grammar's texts cannot be kept to within the quotes of JSON
 
-A format that is not kept to is named in the answer's head; the model is shown it in each case.
+A format that is not kept to is named in the answer's header; the model is shown it in each case.
 """
 
 from __future__ import annotations

@@ -13,11 +13,21 @@ from typing import Any
 from router.text.answer_formats import CallWriting
 from router.text.answer_parser import AnswerFormatReader
 from router.text.chat_template import Message
+from shared.errors import RequestError
 
 _IN_WORDS = (
     "You may call functions. Their descriptions, one a line:\n<tools>\n{tools}\n</tools>\n"
     "To call one, write its name and its arguments as JSON, and nothing behind it:\n{example}"
 )
+
+
+def not_shown(param: str) -> RequestError:
+    """The error of a model that can neither be shown tools nor told of them; `param` is the field that has them."""
+    return RequestError(
+        "this model's chat template does not show calls of tools: use a model that was trained with tools, or start"
+        " the router with --tool-call-parser hermes",
+        param=param,
+    )
 
 
 def in_words(

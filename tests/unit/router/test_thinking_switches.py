@@ -51,6 +51,9 @@ ON: list[dict[str, Any]] = [
 ]
 
 
+OFF_IN_MESSAGES: list[dict[str, Any]] = [{}, {"thinking": {"type": "disabled"}}]
+
+
 class Chats:
     """A router for each template."""
 
@@ -65,12 +68,12 @@ class Chats:
         body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
         return httpx2.post(f"{router.url}/v1/chat/completions", json=body, timeout=20)
 
-    def ask_messages(self, template: str, **fields: Any) -> httpx2.Response:
-        """The same of /v1/messages."""
+    def ask_messages(self, template: str, path: str = "messages", **fields: Any) -> httpx2.Response:
+        """The same of /v1/messages, or of a path below it."""
         router, _ = self._router(template)
         message = {"role": "user", "content": "hi"}
         body = {"model": MODEL, "messages": [message], "max_tokens": 8, **fields}
-        return httpx2.post(f"{router.url}/v1/messages", json=body, timeout=20)
+        return httpx2.post(f"{router.url}/v1/{path}", json=body, timeout=20)
 
     def prompt(self, template: str) -> str:
         """The last one that a worker got."""
@@ -215,7 +218,7 @@ def test_messages_turn_thoughts_on_by_the_templates_own_switch(
 
 
 def test_messages_name_an_effort_that_is_passed_over(chats: Chats) -> None:
-    effort = {"output_config": {"effort": "high"}}
+    effort: dict[str, Any] = {"output_config": {"effort": "high"}}
     for template in ("none, and no thoughts", "a switch that is on"):
         answer = chats.ask_messages(template, **effort)
         assert answer.status_code == 200, answer.text
@@ -229,7 +232,7 @@ def test_messages_name_an_effort_that_is_passed_over(chats: Chats) -> None:
 
 def test_messages_without_a_wish_name_nothing(chats: Chats) -> None:
     for template in TEMPLATES:
-        for off in ({}, {"thinking": {"type": "disabled"}}):
+        for off in OFF_IN_MESSAGES:
             answer = chats.ask_messages(template, **off)
             unmet = off and template in ("an effort", "none, and thoughts always")
             assert answer.headers.get("x-segue-ignored") == ("thinking" if unmet else None)
@@ -239,6 +242,23 @@ def test_an_effort_that_the_template_reads_is_not_named(chats: Chats) -> None:
     answer = chats.ask("an effort", thinking={"type": "disabled"}, reasoning_effort="high")
     assert answer.headers["x-segue-ignored"] == "thinking"
     assert "[effort high]" in chats.prompt("an effort")
+
+
+def test_a_model_without_tools_is_told_of_in_one_sentence(chats: Chats) -> None:
+    template = "none, and no thoughts"
+    schema = {"type": "object", "properties": {}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    answers = [
+        chats.ask(template, tools=[function]),
+        *(
+            chats.ask_messages(template, path, tools=[{"name": "f", "input_schema": schema}])
+            for path in ("messages", "messages/count_tokens")
+        ),
+    ]
+    assert {answer.status_code for answer in answers} == {400}
+    (said,) = {answer.json()["error"]["message"] for answer in answers}
+    assert said.startswith("this model's chat template does not show calls of tools: use a model that")
+    assert answers[0].json()["error"]["param"] == "tools"
 
 
 SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
