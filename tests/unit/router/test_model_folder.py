@@ -64,7 +64,7 @@ def test_all_tokens_have_one_spelling_inside(tmp_path: Path, all_tokens: int) ->
     assert read_sampling_defaults(folder_with(tmp_path, top_k=all_tokens)) == {"top_k": 0}
 
 
-@pytest.mark.parametrize("generation", [{"temperature": 5}, {"top_p": "0.9"}, {"top_p": 0}, {"min_p": True}])
+@pytest.mark.parametrize("generation", [{"temperature": -1}, {"top_p": "0.9"}, {"top_p": 0}, {"min_p": True}])
 def test_a_recommendation_that_is_none_is_refused_at_the_start(
     tmp_path: Path, generation: dict[str, Any]
 ) -> None:
