@@ -122,7 +122,7 @@ class WorkerReplies:
         if message.index != len(live.output) or not whole:
             self._lost(live, worker, "gap", now)
             return
-        if message.index + len(message.token_ids) > live.request.params.max_new_tokens:
+        if _exceeds(live, message):
             self._lost(live, worker, "surplus", now)
             return
         output_len = message.index + len(message.token_ids)
@@ -174,7 +174,7 @@ class WorkerReplies:
             self._lost(live, worker, "gap", now)
         elif known >= len(row.token_ids):
             self._counters.dropped_messages["repeat"] += 1
-        elif row.index + len(row.token_ids) > live.request.params.max_new_tokens:
+        elif _exceeds(live, row):
             self._lost(live, worker, "surplus", now)
         else:
             self._requests.generate(live, row.token_ids[known:], row.logprobs[known:], now)
@@ -290,6 +290,11 @@ class WorkerReplies:
         pages = worker.assigned[live.rid].pages
         worker.pause(pages, now + self._settings.no_room_seconds, now)
         self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)
+
+
+def _exceeds(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:
+    """Whether the tokens are more than the request has asked for: its tenant would pay for them."""
+    return tokens.index + len(tokens.token_ids) > live.request.params.max_new_tokens
 
 
 def _has_logprobs(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:

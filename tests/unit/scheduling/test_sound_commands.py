@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shared.baton import agent_name
-from shared.messages import Decode, Generated, Prefill, Prefilled, Refused
+from shared.messages import Decode, Generated, Prefill, Prefilled, Refused, decode_from_router, encode
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import HOLDER, VOCAB_SIZE, decode, prefill, prompt
@@ -82,10 +82,35 @@ def test_a_decode_worker_refuses_a_baton_that_no_worker_made(changes: dict[str, 
 
 
 def assert_refused(unsound: Decode) -> None:
-    """This command alone is refused; a stream beside it goes on to its end."""
+    """This command alone is refused, and a stream beside it goes on to its end; or no link lets it through."""
     bench = DecodeBench()
+    if not is_within_bounds(unsound):
+        return
     bench.send(unsound, decode("plain", PROMPT))
     bench.run()
     assert [(said.rid, said.reason) for said in bench.said(Refused)] == [("odd", "internal")]
     assert {row.rid for said in bench.said(Generated) for row in said.rows} == {"plain"}
     assert bench.holds_nothing
+
+
+def is_within_bounds(command: Decode) -> bool:
+    """Whether a worker's link decodes the command: numbers beyond their bounds end the session (`shared.bounds`)."""
+    try:
+        decode_from_router["decode"](encode(command))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def test_what_the_worker_itself_has_to_refuse_is_within_the_bounds_of_numbers() -> None:
+    sound = decode("odd", PROMPT)
+    batons = {
+        name: msgspec.structs.replace(sound, baton=msgspec.structs.replace(sound.baton, **changes))
+        for name, changes in UNSOUND_BATONS.items()
+    }
+    assert {name for name, command in batons.items() if is_within_bounds(command)} == {
+        "too few pages",
+        "too many pages",
+        "a holder with the agent of another",
+        "a holder with pages of no bytes",
+    }
