@@ -1,8 +1,8 @@
 """The choices of an answer that is not streamed, until all are complete: as few bytes as they can be written from.
 
 Status and headers wait for the last choice, because a choice that fails makes the answer an error. What is held
-meanwhile is counted (`HeldBytes`): text as UTF-8, in which one wide character makes no other one wider, token ids as
-their JSON, logprobs packed.
+meanwhile is counted (`HeldBytes`): text as UTF-8 in one growing buffer, so that a piece costs no more than its bytes,
+token ids as their JSON, logprobs packed.
 """
 
 from __future__ import annotations
