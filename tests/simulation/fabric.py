@@ -122,6 +122,8 @@ class Agent:
         if rng.random() < faults.slow:
             self.fabric.count("fetch slow")
             latest = faults.slow_seconds * rng.uniform(0.5, 2)
+        if latest > self.seconds_max:
+            self.fabric.count("fetch that may take too long")
         if faults.partition == (baton.holder.uid, self.holder.uid):
             self.fabric.count("fetch across a partition")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no route"))
