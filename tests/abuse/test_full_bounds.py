@@ -18,6 +18,8 @@ BOUNDS = RouterConfig()
 ADDRESSES = [f"127.0.2.{number}" for number in range(1, 9)]
 SERVED_SECONDS_MAX = 120.0  # ends a case that hangs
 
+PROMPTS = 64  # of 8,000 tokens each: as many as one body can hold
+
 
 @pytest.fixture(autouse=True)
 def descriptors_for_thousands() -> Iterator[None]:
@@ -65,9 +67,9 @@ def test_bodies_that_never_end_fit_into_memory(target: AbusedDeployment) -> None
 
 
 def test_a_full_queue_of_the_longest_prompts_fits_into_memory(target: AbusedDeployment) -> None:
-    prompts = [[5 + number % 1000] * 8000 for number in range(BOUNDS.prompts_max)]
+    prompts = [[5 + number % 1000] * 8000 for number in range(PROMPTS)]
     body = post("/v1/completions", completion(prompts, max_tokens=16))
-    count = BOUNDS.max_queued_requests // BOUNDS.prompts_max + 4
+    count = BOUNDS.max_queued_requests // PROMPTS + 4
     with router_lives_on(target, 400), ExitStack() as stack:
         for number in range(count):
             connection = stack.enter_context(connect(target.port, ADDRESSES[number % len(ADDRESSES)]))
