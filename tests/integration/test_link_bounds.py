@@ -33,6 +33,7 @@ WITHOUT_BOUNDS = link_settings(
     message_bytes_max=1 << 30, unsent_bytes_max=1 << 30, unsent_messages_max=1 << 20
 )
 COSTLY = (-30,)
+COSTLY_PAGES = (300,)  # none is below 0
 TOKENS = tuple(range(40_000, 48_000))
 BATON = Baton("a", 0, Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
 
@@ -78,9 +79,9 @@ def prompt(tokens: tuple[int, ...], pages: tuple[int, ...] = (0,), **params: Any
 
 
 def test_the_costliest_command_costs_a_worker_84_mib_and_no_session(abused: Abused) -> None:
-    """Numbers of one byte that Python does not share."""
+    """Numbers of few bytes that Python does not share."""
     with abused.growth_below(128):
-        abused.send(prompt(COSTLY * NUMBERS_MAX, COSTLY * NUMBERS_MAX))
+        abused.send(prompt(COSTLY * NUMBERS_MAX, COSTLY_PAGES * NUMBERS_MAX))
         abused.is_served("after it")
     assert abused.router.of(PeerDown) == []
 
