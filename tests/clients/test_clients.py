@@ -13,7 +13,7 @@ from tests.integration.deployment import LocalDeployment, deployment
 from tests.waiting import until
 
 EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}
-ROUTER = {"toolCallParser": "hermes", "allowedOrigins": ["http://localhost:5173"]}
+ROUTER = {"toolCallParser": "hermes", "allowedOrigins": ["http://app.test:5173"]}
 CLIENTS = (
     "openai_python",
     "openai_node",

@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pydantic
-from told import BASE_URL, KEY, MODEL, WEATHER, Sums, check_weather
+from told import BASE_URL, HUB_ID, KEY, MODEL, WEATHER, Sums, check_weather
 
 QUESTION: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 TOOL: Any = {"name": "weather", "description": "Weather.", "input_schema": WEATHER}
@@ -29,7 +29,7 @@ def text_of(message: Any) -> str:
 
 def texts(client: anthropic.Anthropic, told: Sums) -> None:
     models = list(client.models.list())
-    assert [model.id for model in models] == [MODEL]
+    assert [model.id for model in models] == [MODEL, HUB_ID]
     checked(models[0])
     assert client.models.retrieve(MODEL).max_input_tokens == WINDOW
     asked: Any = {
@@ -100,7 +100,7 @@ def tools(client: anthropic.Anthropic, told: Sums) -> None:
     raw = client.messages.with_raw_response.create(
         model=MODEL, messages=QUESTION, max_tokens=4, tools=[searching, TOOL]
     )
-    assert raw.headers["x-segue-ignored"] == "tools[0]"
+    assert raw.headers["x-segue-ignored"] == "tools[0].web_search"
     told.add(raw.parse().usage.output_tokens)
     beta = client.beta.messages.create(
         model=MODEL,
@@ -139,7 +139,7 @@ def errors(client: anthropic.Anthropic, told: Sums) -> None:
 
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     fails(anthropic.NotFoundError, "not_found_error", MODEL, model="unknown-model")
-    fails(anthropic.BadRequestError, "invalid_request_error", "temperature", extra_body={"temperature": 9})
+    fails(anthropic.BadRequestError, "invalid_request_error", "temperature", extra_body={"temperature": -1})
     fails(
         anthropic.BadRequestError,
         "invalid_request_error",

@@ -1,15 +1,23 @@
-"""A page in Chromium: one whose origin the router allows streams a chat, one of any other origin gets nothing."""
+"""Pages in Chromium: one that the router allows and one of this machine stream a chat, one of any other origin gets nothing."""
 
 from __future__ import annotations
 
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import urlsplit
 
 from playwright.sync_api import sync_playwright
 from told import BASE_URL, KEY, MODEL, Sums
 
-ALLOWED, OTHER = 5173, 5174  # ports of the pages
+# Names of the pages, of which the router allows the first by its settings and the second because it is loopback.
+ALLOWED, LOCAL, OTHER = "http://app.test:5173/", "http://localhost:5174/", "http://elsewhere.test:5175/"
+# All names are this machine. Chromium itself would keep pages of an unknown place from loopback, whatever the router says.
+FLAGS = [
+    "--no-sandbox",
+    "--host-resolver-rules=MAP *.test 127.0.0.1",
+    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
+]
 ASK = """async ([url, key, body]) => {
     const answer = await fetch(url + "/chat/completions", {
         method: "POST",
@@ -43,27 +51,30 @@ class EmptyPage(BaseHTTPRequestHandler):
         self.wfile.write(b"<title>app</title>")
 
 
-def page_at(port: int) -> str:
-    """Serve an empty page at this port: its URL. Chromium lets no page of an unknown place ask a loopback address."""
-    threading.Thread(target=HTTPServer(("127.0.0.1", port), EmptyPage).serve_forever, daemon=True).start()
-    return f"http://localhost:{port}/"
+def serve(url: str) -> None:
+    """Serve an empty page at this URL's port."""
+    server = HTTPServer(("127.0.0.1", urlsplit(url).port or 80), EmptyPage)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 def main() -> None:
     told = Sums()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=os.environ["SEGUE_CHROMIUM"], args=["--no-sandbox"], headless=True
+            executable_path=os.environ["SEGUE_CHROMIUM"], args=FLAGS, headless=True
         )
         page = browser.new_page()
-        page.goto(page_at(ALLOWED))
-        answer = page.evaluate(ASK, [BASE_URL, KEY, BODY])
-        assert answer["status"] == 200, answer
-        assert answer["id"], answer
-        assert answer["reads"] > 1, "the page saw the stream only as a whole"
-        assert answer["text"].rstrip().endswith("data: [DONE]"), answer
-        told.add(answer["text"].count('"delta":{"content"'))
-        page.goto(page_at(OTHER))
+        for url in (ALLOWED, LOCAL):
+            serve(url)
+            page.goto(url)
+            answer = page.evaluate(ASK, [BASE_URL, KEY, BODY])
+            assert answer["status"] == 200, answer
+            assert answer["id"], answer
+            assert answer["reads"] > 1, "the page saw the stream only as a whole"
+            assert answer["text"].rstrip().endswith("data: [DONE]"), answer
+            told.add(answer["text"].count('"delta":{"content"'))
+        serve(OTHER)
+        page.goto(OTHER)
         outcome = page.evaluate(
             f"(given) => ({ASK})(given).then(() => 'answered', error => error.name)", [BASE_URL, KEY, BODY]
         )

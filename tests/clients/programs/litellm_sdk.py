@@ -49,11 +49,11 @@ def main() -> None:
     assert len(several.choices) == 2
     told.add(several.usage.completion_tokens)
     try:
-        litellm.completion(max_tokens=8, temperature=9, **ASKED)
+        litellm.completion(max_tokens=8, temperature=-1, **ASKED)
     except litellm.BadRequestError as error:
         said = str(error)
     else:
-        raise AssertionError("temperature 9 was answered")
+        raise AssertionError("temperature -1 was answered")
     assert "temperature" in said, said
     told.write()
 

@@ -1,7 +1,7 @@
 // OpenAI's own client for Node: chats, streams, tools, schemas, completions, responses, errors.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
-import { add, BASE_URL, checkWeather, MODEL, WEATHER, write } from "./told.mjs";
+import { add, BASE_URL, checkWeather, HUB_ID, MODEL, WEATHER, write } from "./told.mjs";
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: "any", maxRetries: 0 });
 const asked = { model: MODEL, messages: [{ role: "user", content: "Why is the sky blue?" }], seed: 1 };
@@ -10,7 +10,7 @@ const schema = { type: "json_schema", json_schema: { name: "weather", schema: WE
 
 const names = [];
 for await (const model of client.models.list()) names.push(model.id);
-assert.deepEqual(names, [MODEL]);
+assert.deepEqual(names, [MODEL, HUB_ID]);
 
 const whole = await client.chat.completions.create({ ...asked, max_tokens: 24 });
 add(whole.usage.completion_tokens);
@@ -51,7 +51,7 @@ assert.ok(response.output_text.length > 0);
 add(response.usage.output_tokens);
 
 await assert.rejects(
-  client.chat.completions.create({ ...asked, temperature: 9 }),
+  client.chat.completions.create({ ...asked, temperature: -1 }),
   (error) => error instanceof OpenAI.BadRequestError && error.message.includes("temperature"),
 );
 const ended = new AbortController();

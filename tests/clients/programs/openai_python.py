@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import openai
 from pydantic import BaseModel, Field
-from told import BASE_URL, KEY, MODEL, WEATHER, Sums, check_weather
+from told import BASE_URL, HUB_ID, KEY, MODEL, WEATHER, Sums, check_weather
 
 QUESTION: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 TOOLS: Any = [
@@ -22,8 +22,8 @@ class ParsedAnimal(BaseModel):
 
 
 def texts(client: openai.OpenAI, told: Sums) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
+    assert [model.id for model in client.models.list()] == [MODEL, HUB_ID]
+    assert client.models.retrieve(HUB_ID).id == HUB_ID
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=QUESTION, max_tokens=24, seed=1
     )
@@ -149,7 +149,7 @@ def errors(client: openai.OpenAI) -> None:
         assert word in said, said
 
     fails(openai.NotFoundError, MODEL, model="unknown-model")
-    fails(openai.BadRequestError, "temperature", temperature=9)
+    fails(openai.BadRequestError, "temperature", temperature=-1)
     fails(openai.BadRequestError, "max_tokens", max_tokens=100_000)
     try:
         client.embeddings.create(model=MODEL, input="x")

@@ -1,6 +1,7 @@
 // What a program tells the test that runs it, as told.py does.
 export const BASE_URL = process.env.SEGUE_BASE_URL;
 export const MODEL = "smollm2";
+export const HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"; // by which it is known too
 export const WEATHER = {
   type: "object",
   properties: {

@@ -11,6 +11,7 @@ import sys
 
 BASE_URL = os.environ["SEGUE_BASE_URL"]  # with /v1
 MODEL = "smollm2"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # by which it is known too
 KEY = "any"
 WEATHER = {
     "type": "object",
