@@ -31,6 +31,7 @@ from shared.errors import RequestError
 log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+SMALL_BYTES = PORTION_BYTES // 8  # of pieces whose events make one portion at most, whatever they hold
 
 
 class AnswerWriter:
@@ -99,9 +100,8 @@ class AnswerWriter:
         await send_start(send, 200, b"text/event-stream; charset=utf-8", headers)
         opened: set[int] = set()
         while pieces or not answer.complete:
-            if len(pieces) <= 1:  # as nearly always
-                new = self._events(pieces[0], opened) if pieces else ()
-                await send(_body(b"".join(new) or self._objects.waiting))
+            if answer.backlog_bytes <= SMALL_BYTES or len(pieces) == 1:  # as nearly always
+                await send(_body(self._events(pieces, opened) or self._objects.waiting))
                 answer.written(pieces)
             else:
                 await self._send_portions(send, answer, pieces, opened)
@@ -123,12 +123,11 @@ class AnswerWriter:
     async def _send_portions(
         self, send: Send, answer: ResponseStream, pieces: list[TextDelta], opened: set[int]
     ) -> None:
-        """All that the client does not have of some pieces, or a comment; of much, a portion at a time."""
+        """All that the client does not have of many pieces, or a comment; of much, a portion at a time."""
         begin, size, events = 0, 0, list[bytes]()
         for end, piece in enumerate(pieces, 1):
-            new = self._events(piece, opened)
-            events += new
-            size += sum(map(len, new))
+            events.append(self._events([piece], opened))
+            size += len(events[-1])
             if size >= PORTION_BYTES and end < len(pieces):
                 await send(_body(b"".join(events)))
                 answer.written(pieces[begin:end], more=True)
@@ -137,20 +136,21 @@ class AnswerWriter:
         await send(_body(b"".join(events) or self._objects.waiting))
         answer.written(pieces[begin:] if begin else pieces)
 
-    def _events(self, piece: TextDelta, opened: set[int]) -> list[bytes]:
-        """Server-sent events of what the client does not have of a piece; a choice is opened before its first."""
+    def _events(self, pieces: list[TextDelta], opened: set[int]) -> bytes:
+        """Server-sent events of what the client does not have of some pieces; a choice is opened before its first."""
         events, marks = [], self._marks
-        if piece.index not in opened:
-            opened.add(piece.index)
-            if (opening := self._objects.opening(piece.index)) and not (
-                marks and marks.has_opening(piece.index)
-            ):
-                events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
-        unread = marks.unread(piece) if marks else piece
-        if unread is not None:
-            mark = marks.written(unread) if marks else b""
-            events.append(mark + _event(self._objects.chunk(unread)))
-        return events
+        for piece in pieces:
+            if piece.index not in opened:
+                opened.add(piece.index)
+                if (opening := self._objects.opening(piece.index)) and not (
+                    marks and marks.has_opening(piece.index)
+                ):
+                    events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
+            unread = marks.unread(piece) if marks else piece
+            if unread is not None:
+                mark = marks.written(unread) if marks else b""
+                events.append(mark + _event(self._objects.chunk(unread)))
+        return b"".join(events)
 
 
 def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:

@@ -28,7 +28,7 @@ _TYPES = {
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether a request is for this API, or of a client of Anthropic's to another path."""
     path: str = scope["path"]
-    return path.startswith(PATH) or any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return path.startswith(PATH) or b"anthropic-version" in dict(scope["headers"])
 
 
 def error_object(status: int, message: str, rid: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The router's HTTP application: which endpoint answers which path, and the shape of every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
-(`completions`, `tokenize`), so its validation and its 422 are not used. Paths come to it as they were sent, without
+(`completions`, `tokenize`), so its validation and its 422 are not used. A POST for one of these does not pass through
+FastAPI's layers: each of them would be resumed with every piece of a stream. Paths come as they were sent, without
 decoding. `RequestIdMiddleware` wraps everything: it draws the request's id, writes the one log line of a request, and
 turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out, and where there are
 API keys `KeyGuard` keeps out those who have none.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -60,7 +61,12 @@ def make_app(
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
     add_info_pages(app, serving, health)
-    return RequestIdMiddleware(guarded(behind_keys(app), serving.settings), draw_rid)
+
+    def routed(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        endpoint = hot.get(scope["path"]) if scope["method"] == "POST" else None
+        return (endpoint or app)(scope, receive, send)
+
+    return RequestIdMiddleware(guarded(behind_keys(routed), serving.settings), draw_rid)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -87,7 +93,7 @@ def _failure_body(scope: Scope) -> dict[str, Any]:
 
 def _echoed_id(scope: Scope) -> bytes | None:
     """The id that a client has given its request, if it is a plain word: its own logs know the answer by it."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if _PLAIN_ID.fullmatch(given) else None
 
 

@@ -80,7 +80,7 @@ class AllowedOrigins(CORSMiddleware):
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve one request. No coroutine of its own: each would be resumed for every piece of a stream."""
-        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        origin = dict(scope["headers"]).get(b"origin")
         if origin is not None and self.is_allowed_origin(origin.decode("latin-1")):
             return super().__call__(scope, receive, send)
         return cast(Coroutine[Any, Any, None], self.app(scope, receive, send))

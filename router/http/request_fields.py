@@ -233,15 +233,15 @@ def asked_answer(
 
     `repeated_bytes`: of the request, that an answer of /v1/responses repeats; None: it is of another path.
     """
-    limit = asked_max_tokens(fields)[1]
+    limit, likeliest, echoes = asked_max_tokens(fields)[1], asked_logprobs(fields), _echoes(fields)
     return AskedAnswer(
         prompts=prompts,
         choices=choices,
         output_tokens=max(max_new_tokens(fields, tokens, context_len) for tokens in prompts),
         limited=limit is not None or isinstance(fields, CompletionFields),
-        likeliest=asked_logprobs(fields),
-        echoes=_echoes(fields),
-        echo_likeliest=asked_logprobs(fields) if _echoes(fields) else -1,
+        likeliest=likeliest,
+        echoes=echoes,
+        echo_likeliest=likeliest if echoes else -1,
         told_likeliest=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
         stream=bool(fields.stream),
         typed=repeated_bytes is not None,
