@@ -1,4 +1,4 @@
-"""Pages in Chromium: one that the router allows and one of this machine stream a chat, one of any other origin gets nothing."""
+"""Pages in Chromium: an allowed one and one of this machine stream a chat, one of any other origin gets nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from told import BASE_URL, KEY, MODEL, Sums
 
 # Names of the pages, of which the router allows the first by its settings and the second because it is loopback.
 ALLOWED, LOCAL, OTHER = "http://app.test:5173/", "http://localhost:5174/", "http://elsewhere.test:5175/"
-# All names are this machine. Chromium itself would keep pages of an unknown place from loopback, whatever the router says.
+# All names are this machine. Chromium itself would keep pages of an unknown place from loopback.
 FLAGS = [
     "--no-sandbox",
     "--host-resolver-rules=MAP *.test 127.0.0.1",
