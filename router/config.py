@@ -325,6 +325,12 @@ class RouterConfig(ProcessConfig):
         description="Seconds in which a live worker may report nothing of a request that it has. Then it is cancelled "
         "there and tried again. A prompt must be computed, and a retracted request resumed, within this time.",
     )
+    silent_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds in which a live worker may say nothing of all requests that it has and report that it has "
+        "none, while others answer such as were sent later. Then they are tried elsewhere. More than a worker's "
+        "step_seconds_max.",
+    )
     request_seconds_max: float = Field(
         default=0.0,
         ge=0.0,

@@ -19,6 +19,7 @@ class Assignment:
     load_number: int  # how many loads the worker had reported by then
     hit_tokens: int = 0  # … of its prompt that were expected in the worker's cache
     tenant: str = ""
+    sent_at: float = 0.0  # seconds
 
 
 @dataclass(slots=True)

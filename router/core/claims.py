@@ -23,7 +23,7 @@ from shared.baton import Baton
 from shared.effects import Note, Send
 from shared.messages import Message
 
-Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall"]
+Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
 
 
 class Claims:
@@ -75,18 +75,24 @@ class Claims:
         """The chosen worker has `tokens` of it to work on from now on."""
         worker = choice.worker
         pages = worker.pages_for(live.need.tokens, choice.shared_tokens)
-        worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens)
+        if not worker.assigned:
+            self.deadlines.set(("silent", worker.peer), now + self._settings.silent_seconds)
+        worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens, now)
         self._prefixes.insert(worker.peer, live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
-        live.heard_at = now
+        live.heard_at, live.answered = now, False
         self.deadlines.set(("stall", live.rid), now + self._settings.stall_seconds)
 
     def unassign(self, live: LiveRequest) -> None:
         """Its worker has no more work with it, and it needs no room elsewhere."""
         assert live.worker is not None, live.rid
-        live.worker.unassign(live.rid)
-        live.worker = None
+        worker, live.worker = live.worker, None
+        if live.heard_at > worker.assigned[live.rid].sent_at:
+            worker.heard_at = max(worker.heard_at, live.heard_at)
+        worker.unassign(live.rid)
+        if not worker.assigned:
+            self.deadlines.clear(("silent", worker.peer))
         self.deadlines.clear(("stall", live.rid))
         self.forget_target(live)
 

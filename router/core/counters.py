@@ -84,6 +84,15 @@ class RouterCounters:
             ("message",),
         )
     )
+    silent_workers: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_silent_workers_total",
+            "Workers that reported no request and answered none of those they had, while others did, by role.",
+            ("worker_role",),
+        ),
+        "prefill",
+        "decode",
+    )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)
     cached_tokens: int = counted(CACHED_TOKENS)

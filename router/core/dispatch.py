@@ -29,12 +29,12 @@ from router.core.partitions import Partitions
 from router.core.placement import Placement
 from router.core.prefix_index import PrefixIndex
 from router.core.request_table import RequestTable
+from router.core.silent_workers import SilentWorkers
 from router.core.tenants import Tenant
 from router.core.time_limits import timed_out
 from router.core.worker_faults import WorkerFaults
 from router.core.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
-from shared.effects import Note
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Message
 from shared.scheduling.tenant_shares import share_of
@@ -54,8 +54,16 @@ class RouterCore:
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._partitions = Partitions(settings.unreachable_seconds)
+        self._silent_workers = SilentWorkers(
+            settings, self.fleet, self._requests, self.counters, self._effects
+        )
         self._replies = WorkerReplies(
-            settings, self._requests, self._backpressure, self._partitions, self.counters
+            settings,
+            self._requests,
+            self._backpressure,
+            self._partitions,
+            self._silent_workers,
+            self.counters,
         )
         self._membership = Membership(
             self.fleet, self._requests, self._partitions, self.counters, self._effects
@@ -140,8 +148,8 @@ class RouterCore:
                 self._placeable = True
             elif kind == "renew":
                 self._requests.claims.renew(self._requests.live[name], now)
-            elif kind == "stall":
-                self._find_stalled(self._requests.live[name], now)
+            elif kind in ("stall", "silent", "trial"):
+                self._placeable |= self._silent_workers.due(kind, name, now)
             else:
                 self._expire(self._requests.live[name], kind, now)
         self._place_pending(now)
@@ -210,21 +218,6 @@ class RouterCore:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
             self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
         self._placeable = True
-
-    def _find_stalled(self, live: LiveRequest, now: float) -> None:
-        """Its worker is up and may have forgotten it: then it is cancelled there, and tried again."""
-        worker = live.worker
-        assert worker is not None, live.rid
-        if self._requests.claims.has_stalled(live, now):
-            fields = {
-                "rid": live.rid,
-                "worker": worker.peer,
-                "attempt": live.attempt,
-                "state": live.state.value,
-            }
-            self._effects.append(Note("request.stalled", fields, "warning"))
-            self._requests.try_again(live, RequestEvent.LOST, now, peer=worker.peer, cause="stalled")
-            self._placeable = True
 
     # ---- placement ---------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from router.core.assignments import AssignedTotals, Assignment, totals_of
 from router.core.open_workers import OpenWorkers
@@ -21,6 +22,8 @@ from shared.scheduling.tenant_shares import share_of
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
 Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+
+Doubt = Literal["rests", "tried"]  # a worker found silent gets nothing at first, then one request at a time
 
 Backend = tuple[
     str, str, str
@@ -48,6 +51,8 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
+    heard_at: float = 0.0  # when it last said something of a request that it had
+    doubted: Doubt | None = None  # see `silent_workers`
     prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker
     changed: Callable[[Worker], None] = field(
         default=lambda _: None
@@ -134,7 +139,7 @@ class Worker:
     @property
     def is_open(self) -> bool:
         """Whether there is any request that it could take now; cheap, and never false while there is one."""
-        if self.draining:
+        if self.draining or self._is_withheld():
             return False
         if self.hello.role == "prefill":
             return self.load.accepting and len(self.assigned) < self.prefilling_max
@@ -147,7 +152,11 @@ class Worker:
 
     def takes_work(self) -> bool:
         """Whether it takes anything new at all."""
-        return self.load.accepting and not self.draining
+        return self.load.accepting and not self.draining and not self._is_withheld()
+
+    def _is_withheld(self) -> bool:
+        """Whether nothing is given to it because it was found silent."""
+        return self.doubted is not None and (self.doubted == "rests" or bool(self.assigned))
 
     def _below_share(self, tenant: str, places: int, share_max: float) -> bool:
         """Whether the tenant may have one more of so many places; the first one it always may."""
@@ -155,17 +164,25 @@ class Worker:
         return not held or held < share_of(places, share_max)
 
     def _newcomer(self, tenant: str) -> bool:
-        return not self.draining and not self.by_tenant[tenant]
+        return not self.draining and not self._is_withheld() and not self.by_tenant[tenant]
 
     def pause(self, pages: int, until: float, now: float) -> None:
         """It has no room for a request of `pages` pages: offer it none of that size before `until`."""
         self.paused_pages = min(pages, self.paused_pages) if now < self.paused_until else pages
         self.paused_until = until
 
-    def assign(self, rid: str, tokens: int, pages: int, tenant: str = "", hit_tokens: int = 0) -> None:
+    def assign(
+        self,
+        rid: str,
+        tokens: int,
+        pages: int,
+        tenant: str = "",
+        hit_tokens: int = 0,
+        sent_at: float = 0.0,
+    ) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
-        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant)
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant, sent_at)
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)

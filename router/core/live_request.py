@@ -72,6 +72,7 @@ class LiveRequest:
     unread_by: tuple[str, ...] = ()  # peers that could not fetch its pages from their present holder
     rerouted: bool = False  # it was computed again because nobody could fetch its pages; that is no loss once
     joined: bool = False  # the decode worker of this attempt has the pages
+    answered: bool = False  # the worker of this attempt has said its first token or row
     heard_at: float = 0.0  # when its worker last reported something of it
     wait_until: float = 0.0  # survives a refusal for lack of room
     ready_until: float = 0.0

@@ -5,6 +5,7 @@ It knows no queues: that something may be placed after each of these is the core
 
 from __future__ import annotations
 
+from router.core.claims import Deadline
 from router.core.counters import RouterCounters
 from router.core.effects import FleetPaired, RouterEffect
 from router.core.fleet import Fleet, Worker
@@ -14,6 +15,8 @@ from shared import messages
 from shared.effects import Note
 from shared.links.events import PeerUp
 from shared.messages import WORKER_ROLES
+
+OF_A_WORKER: tuple[Deadline, ...] = ("pause", "silent", "trial")  # deadlines that have a worker's name
 
 
 class Membership:
@@ -60,7 +63,8 @@ class Membership:
         if worker is None:
             return
         self._note_missing_roles()
-        self._requests.claims.deadlines.clear(("pause", peer))
+        for kind in OF_A_WORKER:
+            self._requests.claims.deadlines.clear((kind, peer))
         self._partitions.down(peer)
         for rid in list(worker.reserved):
             self._requests.claims.forget_target(self._requests.live[rid])

@@ -20,6 +20,7 @@ from router.core.live_request import LiveRequest
 from router.core.partitions import Partitions
 from router.core.request_table import RequestTable
 from router.core.siblings import PATIENCE_SECONDS, SiblingGroup
+from router.core.silent_workers import SilentWorkers
 from router.core.sound_batons import unsound_baton
 from shared import messages
 from shared.baton import Baton
@@ -63,11 +64,13 @@ class WorkerReplies:
         requests: RequestTable,
         backpressure: Backpressure,
         partitions: Partitions,
+        silent_workers: SilentWorkers,
         counters: RouterCounters,
     ):
         self._settings = settings
         self._backpressure = backpressure
         self._partitions = partitions
+        self._silent_workers = silent_workers
         self._requests = requests
         self._counters = counters
         self.recipient: LiveRequest | None = None  # that the last message was about
@@ -130,6 +133,7 @@ class WorkerReplies:
             return
         self._requests.claims.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
+        self._silent_workers.answered(live, worker, message.cached_tokens)
         if live.siblings is not None:
             self._computed(live.siblings, worker, now)
         if live.cached_tokens is None:
@@ -177,6 +181,8 @@ class WorkerReplies:
         elif _exceeds(live, row):
             self._lost(live, worker, "surplus", now)
         else:
+            if not live.answered:
+                self._silent_workers.answered(live, worker)
             self._requests.generate(live, row.token_ids[known:], row.logprobs[known:], now)
 
     def _migrating(self, live: LiveRequest, worker: Worker, message: messages.Migrating, now: float) -> None:

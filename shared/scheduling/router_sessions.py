@@ -5,7 +5,9 @@ passes `Renew` and `Release` on to the leases, and ends leases that were not ren
 gives it every link event first and handles what comes back: the commands of its own role, and a session's end, at
 which the requests of that router end.
 
-`Load` is pushed at once to a router that has just come; otherwise when it changed, at most every `load_seconds`.
+`Load` is pushed at once to a router that has just come, and when there is a request where none was: a router takes a
+worker that reports none for one that has lost what it was given. Otherwise it is pushed when it changed, at most every
+`load_seconds`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class RouterSessions:
         self._hellos: dict[str, Hello] = {}
         self._sent: dict[str, Load | None] = {}  # the load that each router knows
         self._next_push = 0.0
+        self._idle = True  # no request was in the last load that was pushed
         self._acknowledged: set[str] = set()  # routers that send nothing new
 
     def on_link(self, event: LinkEvent, now: float) -> LinkEvent | None:
@@ -78,9 +81,12 @@ class RouterSessions:
     def tick(self, now: float) -> None:
         """End the leases that were not renewed in time; push the load if it is due."""
         self._leases.expire(now)
-        if self._sent and now >= self._next_push:
-            self._push(self._load())
-            self._next_push = now + self._load_seconds
+        if self._sent and (now >= self._next_push or self._idle):
+            load = self._load()
+            if now >= self._next_push or not _is_idle(load):
+                self._push(load)
+                self._next_push = now + self._load_seconds
+                self._idle = _is_idle(load)
 
     def next_deadline(self) -> float | None:
         """When the next lease expires or a changed load is due, in seconds of the worker's clock."""
@@ -105,3 +111,7 @@ class RouterSessions:
         for router in [router for router, sent in self._sent.items() if sent != load]:
             self._sent[router] = load
             self._effects.append(Send(router, load))
+
+
+def _is_idle(load: Load) -> bool:
+    return not (load.queued or load.running)

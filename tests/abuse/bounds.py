@@ -229,6 +229,26 @@ ROUTER_BOUNDS = (
         f"{UNIT}/test_dispatch_losses.py::test_a_request_that_its_prefill_worker_has_forgotten_goes_elsewhere",
     ),
     Bound(
+        "silent_seconds",
+        "all requests of a worker that reports none are cancelled there, and tried again",
+        "a worker that takes requests and answers none, while others answer three",
+        f"{UNIT}/test_silent_workers.py::test_a_worker_that_answers_nothing_while_others_do_loses_all_that_it_has",
+    ),
+    Bound(
+        "ANSWERS_MAX",
+        "the oldest answer is forgotten",
+        "a thousand answers",
+        f"{UNIT}/test_silent_workers.py::test_what_is_remembered_of_answers_is_bounded",
+        place="router.core.silent_workers",
+    ),
+    Bound(
+        "REQUESTS_MAX",
+        "the worker is compared by the first of them",
+        "a worker that has more requests than that",
+        f"{UNIT}/test_silent_workers.py::test_a_worker_is_compared_by_few_requests",
+        place="router.core.silent_workers",
+    ),
+    Bound(
         "FETCHES_MAX",
         "the prompt is computed anew, elsewhere",
         "two fetches that fail",

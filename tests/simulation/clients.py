@@ -24,6 +24,7 @@ from shared.messages import Decode, FinishReason, Hello, Message
 from shared.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
+from tests.simulation.judged_silences import JudgedSilences
 from tests.simulation.oracle import EOS_TOKEN_IDS, expected_logprobs, expected_output, expected_scores
 from tests.simulation.scenario import PlannedRequest
 from tests.simulation.settings import MODEL_NAME, router_config
@@ -143,6 +144,7 @@ class Router:
         self.core = JudgedRouterCore(router_config(sizes), process.now)
         self._network = world.network
         self.core.liars = world.network.lies.liars
+        self._silences = JudgedSilences(self.core, world.network.lies)
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
@@ -162,6 +164,7 @@ class Router:
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.fails_at = self._network.fails_at
+        self._silences.hear(event, self.process.now)
         self.core.link(event, self.process.now)
         self.core.settle(self.process.now)
         self._pass.run()
@@ -280,6 +283,7 @@ class Router:
     def send(self, peer: str, message: Message) -> None:
         if isinstance(message, Decode):
             self._prove_baton(message)
+        self._silences.sent(peer, message, self.process.now)
         self._network.send(self, peer, message)
 
     def _prove_baton(self, decode: Decode) -> None:
@@ -296,6 +300,7 @@ class Router:
             assert len(baton.pages) == pages, f"{rid}: {len(baton.pages)} pages for {baton.kv_len} tokens"
 
     def note(self, note: Note) -> None:
+        self._silences.noted(note, self.process.now)
         self._journal("", note)
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:

@@ -24,7 +24,8 @@ FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
 THEFT = "theft"  # a worker that was taken over reads what is not its own
 LIE = "lie"  # a worker says what is not so
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT, LIE)
+SWALLOW = "swallow"  # a worker takes requests from now on, and does nothing with them
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT, LIE, SWALLOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class FreePlaces:
             if (
                 worker.load.accepting
                 and not worker.draining
+                and (worker.doubted is None or (worker.doubted == "tried" and not worker.assigned))
                 and self._now >= worker.paused_until
                 and len(worker.assigned) < places
                 and (not own or own < share_of(places, share_max))

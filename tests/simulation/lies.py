@@ -73,6 +73,8 @@ class Lies:
 
     def __init__(self, count: Callable[[str], None], deceived: Callable[[str], None]):
         self.liars: set[str] = set()  # peers that have lied
+        self.swallowing: set[str] = set()  # peers that do nothing with any request
+        self.forgetful: set[str] = set()  # peers that have lost a request
         self.told: set[bytes] = set()  # messages
         self.beyond: set[bytes] = set()  # messages with a number that no reader may take
         self.errors: dict[bytes, int] = {}  # messages that a core fails at, and at which of its lines
@@ -99,10 +101,20 @@ class Lies:
         lies.append(Lie(way, kind, choice))
         self.liars.add(peer_name(hello))
 
+    def swallow(self, liar: Liar | None, fault: Fault) -> None:
+        """From now on this worker takes requests and does nothing with them; None: there is none."""
+        if liar is not None:
+            self._count(f"fault {fault.kind}")
+            self.swallowing.add(peer_name(liar.hello))
+
     def swallows(self, hello: Hello, message: Message) -> bool:
         """Whether a worker does as if it had not got this command."""
+        if not isinstance(message, Prefill | Decode):
+            return False
+        if peer_name(hello) in self.swallowing:
+            return True
         lies = self._waiting.get(peer_name(hello))
-        if not lies or lies[0].way != "swallow" or not isinstance(message, Prefill | Decode):
+        if not lies or lies[0].way != "swallow":
             return False
         lies.popleft()
         self._count("lie: swallow")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import router.core.silent_workers
 import router.core.worker_replies
 from router.core import books
+from router.core.assignments import Assignment
 from router.core.dispatch import RouterCore
 from router.core.effects import EndSession, RequestCompleted, RequestEnded, Usage
 from router.core.fleet import Fleet, Worker
 from router.core.live_request import LiveRequest
 from router.core.request_table import RequestTable
+from router.core.silent_workers import SilentWorkers
 from router.core.sound_batons import unsound_baton
 from router.core.tenants import Tenant, Tenants
 from router.core.worker_faults import WorkerFaults
 from shared.baton import Baton
 from shared.links.events import LinkEvent
-from shared.messages import Prefilled, Row
+from shared.messages import Load, Prefilled, Row
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -143,3 +148,63 @@ def _cached() -> list[Patch]:
         return Usage(live.request.charged_tokens, len(live.output), live.cached_tokens or 0)
 
     return [(LiveRequest, "usage", property(usage))]
+
+
+@_mistake("lies", "no worker is ever found silent")
+def _never_silent() -> list[Patch]:
+    def is_silent(self: SilentWorkers, worker: Worker, since: float) -> bool:
+        del self, worker, since
+        return False
+
+    return [(SilentWorkers, "_is_silent", is_silent)]
+
+
+@_mistake("lies", "a silent worker is compared by what was sent before")
+def _sent_before() -> list[Patch]:
+    others_answered = SilentWorkers._others_answered
+
+    def by_all(self: SilentWorkers, worker: Worker, unanswered: Assignment) -> bool:
+        return others_answered(self, worker, replace(unanswered, sent_at=0.0))
+
+    return [(SilentWorkers, "_others_answered", by_all)]
+
+
+@_mistake("lies", "a worker is found silent although no other has answered")
+def _alone() -> list[Patch]:
+    return [(router.core.silent_workers, "COMPARED_MIN", 0)]
+
+
+@_mistake("lies", "a worker is found silent although it reports requests")
+def _reports() -> list[Patch]:
+    is_silent = SilentWorkers._is_silent
+
+    def deaf(self: SilentWorkers, worker: Worker, since: float) -> bool:
+        load, worker.load = worker.load, Load()
+        try:
+            return is_silent(self, worker, since)
+        finally:
+            worker.load = load
+
+    return [(SilentWorkers, "_is_silent", deaf)]
+
+
+@_mistake("lies", "a worker that was found silent is given more at once")
+def _given_more() -> list[Patch]:
+    def is_withheld(self: Worker) -> bool:
+        del self
+        return False
+
+    return [(Worker, "_is_withheld", is_withheld)]
+
+
+@_mistake("lies", "what a silent worker had stays with it")
+def _stays_there() -> list[Patch]:
+    convict = SilentWorkers._convict
+
+    def gently(self: SilentWorkers, worker: Worker, now: float) -> None:
+        assigned, worker.assigned = worker.assigned, {}
+        convict(self, worker, now)
+        worker.assigned = assigned
+        self._requests.claims.deadlines.set(("silent", worker.peer), now + self._settings.silent_seconds)
+
+    return [(SilentWorkers, "_convict", gently)]

@@ -80,6 +80,7 @@ CONTINUATIONS = [
     "stale",
     "unreachable",
     "stalled",
+    "silent",
     "lease_ended",
     "retracted",
 ]
@@ -107,6 +108,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a wait would be too long",
     "judged at router: pages are fetched by another worker",
     "judged at router: a worker was dropped",
+    "judged at router: a worker is silent",
+    "judged at router: a silent worker is alone, or not yet found",
     "judged at prefill: no more than a share",
     "judged at prefill: light into what is kept",
     "judged at prefill: light waits for input",

@@ -89,6 +89,7 @@ class ScenarioSizes:
     ready_seconds: float = 2.0
     unreachable_seconds: float = 30.0
     stall_seconds: float = 900.0
+    silent_seconds: float = 30.0
     small_pages: int = 0  # pages of the first worker of each role; 0: as many as the others …
     reticent: bool = False  # … and its Hello has no limits
     odd_kv_format: bool = False  # the last decode worker has a KV format of its own

@@ -18,6 +18,7 @@ from tests.simulation.faults import (
     LIE,
     NONSENSE,
     ROUTER_DRAINS,
+    SWALLOW,
     THEFT,
     Fault,
     drawn_faults,
@@ -34,6 +35,9 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.toy_grammar import BARREN, FIRM, FRAIL, SLOW
 from tests.simulation.versions import way_of
+
+# More than a hung loop, a broken link and a late message may hide what an honest worker has.
+SILENT_SECONDS_MIN = 6.0
 
 
 def tenants(scenario: SimulationScenario) -> SimulationScenario:
@@ -141,6 +145,35 @@ def lying(scenario: SimulationScenario) -> SimulationScenario:
     faults = sorted((*scenario.faults, *lies), key=lambda fault: fault.at)
     sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
     return replace(scenario, sizes=sizes, faults=tuple(faults))
+
+
+def silences(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds have a worker that takes requests and does nothing with them, while others come.
+
+    It is found long before the requests are given up one by one. In the other worlds nobody may be found, so half of
+    them are as impatient as they may be. In some of these worlds nothing else goes wrong.
+    """
+    rng = scenario.random("silences")
+    least = 1.0 if scenario.calm else SILENT_SECONDS_MIN
+    sizes = replace(scenario.sizes, silent_seconds=rng.choice((least, 30.0)))
+    if scenario.calm or rng.random() > 0.2:
+        return replace(scenario, sizes=sizes)
+    sizes = replace(sizes, silent_seconds=SILENT_SECONDS_MIN, stall_seconds=2.5 * SILENT_SECONDS_MIN)
+    faults = [
+        Fault(START_SECONDS + rng.uniform(0.0, 1.0), SWALLOW, rng.randrange(1000), 0.0)
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    faults += scenario.faults if rng.random() < 0.4 else ()
+    others = [
+        _short_request(rng, sizes, f"later-{number}", (0.3, 8.0), 140, (1, 12))
+        for number in range(rng.randint(30, 60))
+    ]
+    return replace(
+        scenario,
+        sizes=sizes,
+        requests=(*scenario.requests, *others),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
 
 
 def short_share(scenario: SimulationScenario) -> SimulationScenario:
@@ -367,6 +400,7 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     nonsense,
     thefts,
     lying,
+    silences,
     rollout_of_workers,
     with_groups,
     grammars,

@@ -15,12 +15,12 @@ from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
 from shared.errors import SegueError
 from shared.kv.page_pool import PageState
-from shared.links.events import Received
+from shared.links.events import Received, peer_name
 from shared.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.fairness import JudgedPrefill
-from tests.simulation.faults import FORGET, HANG, LIE, NONSENSE, THEFT, Fault
+from tests.simulation.faults import FORGET, HANG, LIE, NONSENSE, SWALLOW, THEFT, Fault
 from tests.simulation.groups import prove_prompts_are_computed_once
 from tests.simulation.lies import Lies
 from tests.simulation.network import Network, SimulatedLink
@@ -174,7 +174,7 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
-            case kind if kind in (FORGET, LIE, NONSENSE, THEFT):
+            case kind if kind in (FORGET, LIE, NONSENSE, SWALLOW, THEFT):
                 self._confuse(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
@@ -292,6 +292,8 @@ class World:
             self.thief.steal()
         elif fault.kind == LIE:
             self.lies.plan(self._victim(fault, list(self.workers.values())), fault)
+        elif fault.kind == SWALLOW:
+            self.lies.swallow(self._victim(fault, list(self.workers.values())), fault)
         else:
             self._forget(fault)
 
@@ -305,6 +307,7 @@ class World:
         self.count(f"fault {fault.kind}")
         requests = worker.scheduler.requests
         req = requests[fault.choice % len(requests)]
+        self.lies.forgetful.add(peer_name(worker.hello))
         worker.deliver(Received(req.router, Cancel(req.rid, req.attempt)))
 
     def _hang(self, worker: SimulatedWorker | None, fault: Fault) -> None:
