@@ -10,7 +10,7 @@ import pytest
 
 from tests.tidy.source_files import ROLES, ROOT, source_files
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600  # above that a file has more than one idea; 250 are normal
 FUNCTION_LINES_MAX = 60
 VAGUE = ("utils", "util", "common", "helpers", "helper", "base", "manager", "misc", "stuff")
 
@@ -30,7 +30,7 @@ def test_the_project_is_seen() -> None:
     }
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     lengths = {file.path: len(file.text.splitlines()) for file in source_files()}
     assert {path: lines for path, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
 
