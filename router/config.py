@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from router.text.answer_formats import ReasoningParser, ToolCallParser
+from router.parsers.answer_formats import ReasoningParser, ToolCallParser
 from shared.cell import CELL_WORKERS_MAX
 from shared.messages import Role
 from shared.process.process_config import ProcessConfig

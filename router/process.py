@@ -22,6 +22,8 @@ from typing import Any
 import structlog
 import uvloop
 
+from router.access.key_ring import KeyRing
+from router.access.keyed_clients import KeyedClients
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
@@ -29,15 +31,13 @@ from router.discovery.polling import Pace
 from router.discovery.router_peers import RouterPeers
 from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
-from router.http.admin import RouterPages
-from router.http.app import make_app
-from router.http.client_connections import ClientConnections
-from router.http.key_ring import KeyRing
-from router.http.keyed_clients import KeyedClients
-from router.http.prompts import Prompts
-from router.http.resuming import Resuming
-from router.http.server import Server, listen
-from router.http.serving import OpenAIServing
+from router.listener.connections import ClientConnections
+from router.listener.server import Server, listen
+from router.openai.admin import RouterPages
+from router.openai.answers.resumable_streams import Resuming
+from router.openai.app import make_app
+from router.openai.prompts.prompts import Prompts
+from router.openai.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.folder_trial import try_folder
 from router.text.model_folder import read_sampling_defaults

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.text.answer_parser import AnswerDelta, AnswerParser
+from router.parsers.answer_parser import AnswerDelta, AnswerParser
 
 
 class ThoughtTokens:

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from router.text.answer_formats import ReasoningParser, ToolCallParser, choose_format
-from router.text.answer_parser import AnswerFormatReader
+from router.parsers.answer_formats import ReasoningParser, ToolCallParser, choose_format
+from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids

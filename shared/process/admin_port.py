@@ -9,7 +9,7 @@ Connections that have said something are bounded (CONNECTIONS_MAX). Where there 
 complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
 waits. Silent ones keep no probe out (`accepting`). Web pages read nothing here: on loopback, names that public DNS can
 have are refused (`host_header`), an Origin always. Which pages there are, and what is on them, is decided by the
-process (`probes`, and `router.http.admin` for a router).
+process (`probes`, and `router.openai.admin` for a router).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ HEAD = f"{RESOURCES}::test_a_head_of_any_size_costs_little"
 BODY = f"{RESOURCES}::test_a_body_of_any_content_costs_a_bounded_amount"
 ENDED = f"{SLOW}::test_a_slow_client_is_ended"
 HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
-PARSER, FIELDS = "router.http.request_parser", "router.http.request_fields"
-TABLE = "router.http.fields.table"
+PARSER, FIELDS = "router.listener.request_parser", "router.openai.request_fields"
+TABLE = "router.openai.fields.table"
 UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
@@ -26,7 +26,7 @@ ROUTER_BOUNDS = (
             "400",
             fixed,
             f"{UNIT}/test_structured_output.py::test_each_bound_of_a_field_is_a_400[{case}]",
-            place="router.http.structured_output",
+            place="router.openai.tools.structured_output",
         )
         for name, fixed, case in (
             ("REGEX_FIELD_CHARACTERS_MAX", "8 KiB", "regex"),
@@ -49,7 +49,7 @@ ROUTER_BOUNDS = (
         "reading pauses",
         "16 KiB a connection",
         f"{RESOURCES}::test_requests_without_end_in_the_pipe_are_not_read_ahead",
-        place="router.http.client_connection",
+        place="router.listener.connection",
     ),
     Bound("head_seconds_max", "408", "10 s", f"{ENDED}[a head of a byte a second]"),
     Bound("idle_seconds_max", "the connection closes", "75 s", f"{ENDED}[silence after an answer]"),
@@ -66,21 +66,21 @@ ROUTER_BOUNDS = (
         "a hang-up goes unnoticed for 1 s",
         f"{UNIT}/test_client_connections.py"
         "::test_more_sent_ahead_than_is_read_ends_the_connection_after_a_moment",
-        place="router.http.client_connection",
+        place="router.listener.connection",
     ),
     Bound(
         "LINGER_BYTES_MAX",
         "the connection is cut",
         "64 MiB are read and dropped, in 2 s at most",
         f"{HEAD}[96 MB in one header]",
-        place="router.http.client_connection",
+        place="router.listener.connection",
     ),
     Bound(
         "REFUSED_OPEN_MAX",
         "further ones are closed without an answer",
         "128 refused connections",
         f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
-        place="router.http.client_connections",
+        place="router.listener.connections",
     ),
     # bodies
     Bound("max_body_bytes", "413", "4 MiB a body", f"{JSON}[a byte more than a body may have]"),
@@ -103,7 +103,7 @@ ROUTER_BOUNDS = (
         "400",
         "128 tools of one HTTP request",
         f"{JSON}[129 tools]",
-        place="router.http.tools.declared",
+        place="router.openai.tools.declared",
     ),
     Bound(
         "tokenizing_max",
@@ -145,49 +145,49 @@ ROUTER_BOUNDS = (
         "further unknown names are not compared with known ones",
         "64 names, compared in 20 ms on one of two tokenizer threads",
         f"{UNIT}/test_ignored_fields.py::test_comparing_names_is_bounded_whatever_they_are",
-        place="router.http.fields.spelling",
+        place="router.openai.fields.spelling",
     ),
     Bound(
         "OWN_NAMES_MAX",
         "further names are counted",
         "3 KB of an answer's head, with the client's names",
         f"{UNIT}/test_ignored_fields.py::test_the_header_is_bounded_whatever_a_request_asks_for",
-        place="router.http.fields.ignored",
+        place="router.openai.fields.ignored",
     ),
     Bound(
         "CLIENT_NAMES_MAX",
         "further names are counted",
         "3 KB of an answer's head, with the table's names",
         f"{UNIT}/test_ignored_fields.py::test_no_name_can_end_the_line_or_make_the_head_large",
-        place="router.http.fields.ignored",
+        place="router.openai.fields.ignored",
     ),
     Bound(
         "TRUNCATED_CONTEXTS_MAX",
         "400",
         "four contexts of one of two tokenizer threads",
         f"{UNIT}/test_text_fields.py::test_a_prompt_beyond_the_context_may_be_truncated",
-        place="router.http.prompts",
+        place="router.openai.prompts.prompts",
     ),
     Bound(
         "BAD_WORDS_MAX",
         "400",
         "32 words of 256 characters tokenized twice, of one of two tokenizer threads",
         f"{UNIT}/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
-        place="router.http.bad_words",
+        place="router.openai.tools.bad_words",
     ),
     Bound(
         "BAD_WORD_CHARS_MAX",
         "400",
         "see BAD_WORDS_MAX",
         f"{UNIT}/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
-        place="router.http.bad_words",
+        place="router.openai.tools.bad_words",
     ),
     Bound(
         "OBJECTS_PER_TOKEN_MAX",
         "400",
         "four items for each token of the context, of one of two tokenizer threads",
         f"{UNIT}/test_responses.py::test_more_items_than_the_context_could_hold_are_not_read",
-        place="router.http.responses_input",
+        place="router.openai.responses.input",
     ),
     Bound(
         "PENDING_TOKENS_MAX",

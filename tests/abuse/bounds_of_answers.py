@@ -19,14 +19,14 @@ ANSWER_BOUNDS = (
         "32 MiB of one answer",
         f"{ANSWERS}::test_the_heaviest_answer_costs_little_and_nobody_else_waits"
         "[n 64 of logprobs up to the context]",
-        place="router.http.whole_answers.answer_bytes",
+        place="router.openai.answers.answer_bytes",
     ),
     Bound(
         "FREE_BYTES",
         "an answer's text counts in answers_bytes_max",
         "32 KiB of each answer that is under way",
         "tests/unit/router/test_answer_bytes.py::test_a_short_answer_is_served_however_full_the_budget_is",
-        place="router.http.whole_answers.answer_bytes",
+        place="router.openai.answers.answer_bytes",
     ),
     Bound(
         "UNSAID_TOKENS_MAX",
@@ -34,13 +34,13 @@ ANSWER_BOUNDS = (
         "32 MiB of one answer",
         "tests/unit/router/test_answer_bytes.py"
         "::test_an_output_without_a_limit_is_reckoned_as_a_usual_one_and_counted_as_it_comes",
-        place="router.http.whole_answers.answer_bytes",
+        place="router.openai.answers.answer_bytes",
     ),
     Bound(
         "PORTION_BYTES",
         "the rest of an answer waits until the client has read",
         "64 KiB of JSON, and 2 ms of the event loop",
         "tests/unit/router/test_json_parts.py::test_others_have_their_turn_between_portions_and_no_portion_is_large",
-        place="router.http.whole_answers.json_parts",
+        place="router.openai.answers.json_parts",
     ),
 )

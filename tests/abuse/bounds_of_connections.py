@@ -26,21 +26,21 @@ CONNECTION_BOUNDS = (
         "no memory",
         "tests/abuse/test_faults.py::test_streams_are_bit_equal_through_a_fault"
         "[the router has no descriptor left and a worker dies]",
-        place="router.http.client_connections",
+        place="router.listener.connections",
     ),
     Bound(
         "SILENT_SECONDS_MAX",
         "the connection closes, while three quarters of all are taken",
         "2 s without a byte",
         f"{UNIT}/test_connection_places.py::test_when_crowded_silent_connections_go_sooner",
-        place="router.http.client_connections",
+        place="router.listener.connections",
     ),
     Bound(
         "HELD_BYTES_MAX",
         "431 or 503",
         "64 MiB of all incomplete heads together",
         f"{FULL}::test_incomplete_heads_together_fit_into_memory",
-        place="router.http.client_connections",
+        place="router.listener.connections",
     ),
     Bound(
         "UNREAD_BYTES_MAX",
@@ -48,7 +48,7 @@ CONNECTION_BOUNDS = (
         "80 MiB of all unread answers together, in the router and in the kernel",
         f"{UNIT}/test_client_connections.py"
         "::test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut",
-        place="router.http.client_connections",
+        place="router.listener.connections",
     ),
     Bound(
         "RESERVED_OUTPUT_MAX",
@@ -56,6 +56,6 @@ CONNECTION_BOUNDS = (
         "256 tokens of each answer, of what its key may have in a minute",
         f"{UNIT}/test_usage_accounts.py"
         "::test_what_was_reserved_is_paid_from_and_what_is_left_given_back_however_it_ends",
-        place="router.http.quotas",
+        place="router.access.quotas",
     ),
 )

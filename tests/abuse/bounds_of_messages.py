@@ -12,6 +12,6 @@ MESSAGES_BOUNDS = (
         "400",
         "four messages, blocks and objects in them for each token of the context, of one of two tokenizer threads",
         f"{TESTS}::test_more_blocks_than_the_context_could_hold_are_not_read",
-        place="router.http.messages.history",
+        place="router.openai.messages.history",
     ),
 )

@@ -12,10 +12,10 @@ RESUMING_BOUNDS = (
         "400",
         "4 KiB",
         f"{TESTS}::test_what_cannot_be_resumed_is_refused_by_name",
-        place="router.http.stream_ids",
+        place="router.openai.answers.stream_ids",
     ),
     *(
-        Bound(name, met, fixed, f"{TESTS}::{test}", place="router.http.resuming")
+        Bound(name, met, fixed, f"{TESTS}::{test}", place="router.openai.answers.resumable_streams")
         for name, met, fixed, test in (
             (
                 "IDEMPOTENCY_KEY_CHARS_MAX",

@@ -198,14 +198,14 @@ PROCESS_BOUNDS = (
         "the figures are older",
         "1 s for a scrape",
         f"{UNIT}/router/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
-        place="router.http.admin",
+        place="router.openai.admin",
     ),
     Bound(
         "DEBUG_SECONDS_MAX",
         "503",
         "5 s for a page of a request",
         f"{UNIT}/router/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
-        place="router.http.admin",
+        place="router.openai.admin",
     ),
     Bound(
         "loop_seconds_max",

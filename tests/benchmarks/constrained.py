@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from router.http.structured_output import json_grammar
+from router.openai.tools.structured_output import json_grammar
 from shared.engine.engine import load
 from shared.engine.grammars import Grammars
 from shared.engine.parts import Engine, Sizes

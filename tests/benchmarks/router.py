@@ -23,12 +23,12 @@ from dataclasses import fields
 
 import uvloop
 
+from router.access.key_counters import KeyCounters
+from router.access.quotas import Quotas
+from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, Outcome
-from router.http.key_counters import KeyCounters
-from router.http.quotas import Quotas
-from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import RouterShell
 from shared.api_keys import ApiKey
 from shared.baton import Baton, Holder, agent_name

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from router.http.client_connections import DESCRIPTOR_RESERVE
+from router.listener.connections import DESCRIPTOR_RESERVE
 from tests.integration.linked_worker import LinkedWorker
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from router.discovery.worker_address import static_workers
-from router.http.server import listen as listen_for_clients
+from router.listener.server import listen as listen_for_clients
 from shared.errors import ConfigError
 from shared.process.admin_port import AdminPort, AnswerPath
 from shared.process.health import Health

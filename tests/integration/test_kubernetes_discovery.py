@@ -17,8 +17,8 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.discovery import slice_api
 from router.discovery.known_pods import Listed
-from router.http.client_connections import ClientConnections
-from router.http.resuming import Resuming
+from router.listener.connections import ClientConnections
+from router.openai.answers.resumable_streams import Resuming
 from router.process import MetricsPublisher
 from shared.links.sockets import RouterLinks
 from shared.messages import Hello

@@ -17,11 +17,11 @@ from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
+from router.access.key_counters import KeyCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
-from router.http.client_connections import ClientCounters
-from router.http.key_counters import KeyCounters
-from router.http.resuming import ResumingCounters
+from router.listener.connections import ClientCounters
+from router.openai.answers.resumable_streams import ResumingCounters
 from shared import messages
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters

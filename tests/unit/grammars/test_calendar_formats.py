@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.http.calendar_formats import PATTERNS, with_calendar
-from router.http.structured_output import json_grammar
+from router.openai.tools.calendar_formats import PATTERNS, with_calendar
+from router.openai.tools.structured_output import json_grammar
 from tests.unit.grammars.test_tool_grammars import accepts
 
 YEARS = (

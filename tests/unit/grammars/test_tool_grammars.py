@@ -9,13 +9,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from router.http.fields.ignored import Ignored
-from router.http.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
-from router.http.tools.choice import NO_TOOLS, ToolUse
-from router.http.tools.declared import Tool, declared_tools
-from router.http.tools.grammars import answer_grammar
-from router.text.answer_formats import AnswerFormat, joined
-from router.text.answer_parser import AnswerFormatReader
+from router.openai.fields.ignored import Ignored
+from router.openai.tools.choice import NO_TOOLS, ToolUse
+from router.openai.tools.declared import Tool, declared_tools
+from router.openai.tools.grammars import answer_grammar
+from router.openai.tools.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
+from router.parsers.answer_formats import AnswerFormat, joined
+from router.parsers.answer_parser import AnswerFormatReader
 from shared.errors import RequestError
 from shared.grammar import Grammar
 from shared.guidance import compiled

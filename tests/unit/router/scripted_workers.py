@@ -17,19 +17,19 @@ from types import TracebackType
 
 import uvloop
 
+from router.access.key_ring import KeyRing
+from router.access.keyed_clients import KeyedClients
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
-from router.http.admin import RouterPages
-from router.http.app import make_app
-from router.http.client_connections import ClientConnections
-from router.http.key_ring import KeyRing
-from router.http.keyed_clients import KeyedClients
-from router.http.prompts import Prompts
-from router.http.resuming import Resuming
-from router.http.server import Server, listen
-from router.http.serving import OpenAIServing
+from router.listener.connections import ClientConnections
+from router.listener.server import Server, listen
+from router.openai.admin import RouterPages
+from router.openai.answers.resumable_streams import Resuming
+from router.openai.app import make_app
+from router.openai.prompts.prompts import Prompts
+from router.openai.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.byte_budget import ByteBudget
-from router.http.logprobs.logprob_objects import LogprobObjects, TokenBytes
-from router.http.logprobs.packed_list import PackedList, TokenEntry
-from router.http.replies import OverloadedError
-from router.http.response_stream import TextDelta
-from router.http.told_prompts import EchoedText, ToldPrompt
-from router.http.whole_answers.answer_bytes import FREE_BYTES, STEP_BYTES, AskedAnswer, HeldBytes
-from router.http.whole_answers.kept_answer import KeptAnswer, KeptChoice
-from router.http.whole_answers.prompt_texts import PromptTexts
+from router.access.byte_budget import ByteBudget
+from router.openai.answers.answer_bytes import FREE_BYTES, STEP_BYTES, AskedAnswer, HeldBytes
+from router.openai.answers.kept_answer import KeptAnswer, KeptChoice
+from router.openai.answers.logprob_objects import LogprobObjects, TokenBytes
+from router.openai.answers.packed_list import PackedList, TokenEntry
+from router.openai.answers.prompt_echo import EchoedText, ToldPrompt
+from router.openai.answers.prompt_texts import PromptTexts
+from router.openai.answers.response_stream import TextDelta
+from router.replies.replies import OverloadedError
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.sampled import TokenLogprobs

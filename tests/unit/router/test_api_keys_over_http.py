@@ -16,7 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from router.http.key_ring import KeyRing
+from router.access.key_ring import KeyRing
 from shared.api_keys import KEYS_FILE_BYTES_MAX, key_line
 from shared.errors import ConfigError
 from tests.metric_pages import samples_of
@@ -322,7 +322,7 @@ def test_a_logged_request_is_one_line_with_its_tokens_and_no_key(
         pytest.MonkeyPatch.context() as patch,
     ):
         write = lambda event, **fields: lines.append({"event": event} | fields)  # noqa: E731
-        patch.setattr("router.http.usage_accounts.log.info", write)
+        patch.setattr("router.access.usage_accounts.log.info", write)
         body = {**BODY, "prompt": ["abc", "de"]}
         headers = {"authorization": f"Bearer {SHOP}"}
         answer = httpx2.post(f"{running.url}/v1/completions", json=body, headers=headers)

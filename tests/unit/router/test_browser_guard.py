@@ -10,8 +10,8 @@ import httpx2
 import openai
 import pytest
 
+from router.access.browser_guard import RATE_HEADERS
 from router.config import RouterConfig
-from router.http.browser_guard import RATE_HEADERS
 from shared.errors import ConfigError
 from shared.process.settings import load
 from tests.unit.router.raw_http import answered

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.access.byte_budget import ByteBudget
 from router.config import RouterConfig
-from router.http.byte_budget import ByteBudget
-from router.http.replies import DisconnectedError, OverloadedError
-from router.http.request_body import BodyReader
+from router.openai.fields.request_body import BodyReader
+from router.replies.replies import DisconnectedError, OverloadedError
 from shared.errors import RequestError
 from tests.fuzzing import fuzzed
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from router.http.client_connection import AHEAD_BYTES_MAX, ClientConnection
-from router.http.client_connections import ClientCounters
-from router.http.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
-from router.http.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
+from router.listener.connection import AHEAD_BYTES_MAX, ClientConnection
+from router.listener.connections import ClientCounters
+from router.listener.request_parser import FRAMING_BYTES_MAX, HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from router.listener.server import SEND_BYTES, TCP_USER_TIMEOUT_MS
 from tests.unit.router.raw_http import GET, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import comes_true, soon
@@ -93,7 +93,7 @@ def test_the_head_after_a_good_request_has_the_same_budget(router: RunningRouter
 def test_heads_of_all_connections_together_have_a_budget(
     router: RunningRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.client_connections.HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr("router.listener.connections.HELD_BYTES_MAX", 100_000)
     half = b"GET /health HTTP/1.1\r\na: " + b"x" * 40_000
     with connect(router) as first, connect(router) as second:
         first.sendall(half)
@@ -177,10 +177,10 @@ def test_an_answer_that_nobody_reads_is_given_up(impatient: RunningRouter) -> No
 def test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, send_bytes: int, step: int
 ) -> None:
-    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_MAX", 60_000)
-    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_STEP", step)
+    monkeypatch.setattr("router.listener.connections.UNREAD_BYTES_MAX", 60_000)
+    monkeypatch.setattr("router.listener.connections.UNREAD_BYTES_STEP", step)
     if step == 1000:
-        monkeypatch.setattr("router.http.client_connections.CHECK_SECONDS", 3600)
+        monkeypatch.setattr("router.listener.connections.CHECK_SECONDS", 3600)
     with (
         RunningRouter(model_folder, send_bytes=send_bytes) as router,
         connect(router, receive_bytes=2048) as modest,
@@ -201,7 +201,7 @@ def test_the_backlogs_of_streams_count_among_the_unread_bytes(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transport and the kernel take a tenth of the total; so a backlog it is that exceeds it."""
-    monkeypatch.setattr("router.http.client_connections.UNREAD_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr("router.listener.connections.UNREAD_BYTES_MAX", 1_000_000)
     with RunningRouter(model_folder, stream_backlog_bytes=1 << 30, send_bytes=4096) as router:
         router.workers.script = Script(endless=True)
         body = {"model": MODEL, "prompt": ["fox"] * 60, "max_tokens": 250, "stream": True}
@@ -254,7 +254,7 @@ def test_more_sent_ahead_than_is_read_ends_the_connection_after_a_moment(model_f
 def test_a_request_sent_ahead_of_a_long_answer_is_answered(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.client_connection.AHEAD_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("router.listener.connection.AHEAD_SECONDS_MAX", 0.1)
     with RunningRouter(model_folder) as router, connect(router) as patient, connect(router) as other:
         router.workers.script = Script(stalled=True)
         patient.sendall(post("/v1/completions", COMPLETION) + LAST_GET)

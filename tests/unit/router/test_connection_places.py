@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.http.connections.places import KEYED_SHARE, Places
+from router.listener.places import KEYED_SHARE, Places
 from shared.api_keys import key_line
 from tests.unit.router.raw_http import GET, Answer, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
@@ -174,7 +174,7 @@ def test_an_answer_that_is_on_its_way_is_sent_before_its_connection_goes(model_f
 def test_when_crowded_silent_connections_go_sooner(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.client_connections.SILENT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("router.listener.connections.SILENT_SECONDS_MAX", 0.1)
     with RunningRouter(model_folder, connections_max=4) as router, ExitStack() as stack:
         spoken = served(stack.enter_context(connect(router)))
         silent = [stack.enter_context(connect(router)) for _ in range(3)]

@@ -12,14 +12,14 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
-from router.http.fields.ignored import Ignored
-from router.http.fields.known import KNOWN_FIELDS, fields_of
-from router.http.fields.spelling import edits
-from router.http.fields.states import BOTH, Endpoint
-from router.http.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
-from router.http.messages.fields import MessagesFields
-from router.http.request_fields import ChatFields, CompletionFields, GenerationFields
-from router.http.responses_fields import ResponsesFields
+from router.openai.fields.ignored import Ignored
+from router.openai.fields.known import KNOWN_FIELDS, fields_of
+from router.openai.fields.spelling import edits
+from router.openai.fields.states import BOTH, Endpoint
+from router.openai.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
+from router.openai.messages.fields import MessagesFields
+from router.openai.request_fields import ChatFields, CompletionFields, GenerationFields
+from router.openai.responses.fields import ResponsesFields
 from shared.errors import RequestError
 
 KINDS: dict[Endpoint, type[GenerationFields]] = {"chat": ChatFields, "completions": CompletionFields}

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from router.config import RouterConfig
-from router.http.client_connection import AHEAD_BYTES_MAX, LINGER_SECONDS, ClientConnection
-from router.http.client_connections import ClientConnections
-from router.http.request_parser import HEAD_BYTES_MAX
+from router.listener.connection import AHEAD_BYTES_MAX, LINGER_SECONDS, ClientConnection
+from router.listener.connections import ClientConnections
+from router.listener.request_parser import HEAD_BYTES_MAX
 from tests.doubles.memory_transport import MemoryTransport
 from tests.fuzzing import fuzzed
 from tests.unit.router.raw_http import answers

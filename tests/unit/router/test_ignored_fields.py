@@ -10,8 +10,8 @@ import httpx2
 import pytest
 import structlog
 
-from router.http.fields.ignored import CLIENT_NAMES_MAX, OWN_NAMES_MAX, Ignored
-from router.http.fields.spelling import GUARDED, NAMES_MAX, check_guarded, edits
+from router.openai.fields.ignored import CLIENT_NAMES_MAX, OWN_NAMES_MAX, Ignored
+from router.openai.fields.spelling import GUARDED, NAMES_MAX, check_guarded, edits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 HEADER = "x-segue-ignored"

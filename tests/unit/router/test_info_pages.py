@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from router.http.known_paths import REFUSED, SERVED
+from router.replies.known_paths import REFUSED, SERVED
 from router.text.tokenizer import Tokenizer
 from shared.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter

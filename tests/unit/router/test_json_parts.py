@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.http.whole_answers.json_parts import (
+from router.openai.answers.json_parts import (
     PORTION_BYTES,
     PORTION_SECONDS,
     KeptTexts,

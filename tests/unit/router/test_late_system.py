@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.http.chat_messages import without_late_system
+from router.openai.prompts.chat_messages import without_late_system
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.messages.claude_code import claude_code_body
 from tests.unit.router.scripted_workers import MODEL, RunningRouter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.fields.own_words import errors_in_words_of, own_place
-from router.http.fields.states import Endpoint
-from router.http.replies import OverloadedError
+from router.openai.fields.own_words import errors_in_words_of, own_place
+from router.openai.fields.states import Endpoint
+from router.replies.replies import OverloadedError
 from shared.errors import RequestError
 
 PLACES: dict[str, tuple[Endpoint, str, str]] = {

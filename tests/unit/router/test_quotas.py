@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.http.quotas import Quotas
+from router.access.quotas import Quotas
 from shared.api_keys import ApiKey
 
 KEY = ApiKey("shop", b"", rpm=60, tpm=600, concurrent=4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
-from router.http.prompts import Prompts
+from router.openai.prompts.prompts import Prompts
 
 
 class Prompt:

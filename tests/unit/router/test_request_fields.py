@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
-from router.http.completions import CompletionEndpoint
-from router.http.fields.ignored import Ignored
-from router.http.fields.table import NEUTRAL_BYTES_MAX, is_neutral
-from router.http.prompts import Prompts
-from router.http.request_fields import (
+from router.openai.answers.resumable_streams import AskedStream, Resuming
+from router.openai.completions import CompletionEndpoint
+from router.openai.fields.ignored import Ignored
+from router.openai.fields.table import NEUTRAL_BYTES_MAX, is_neutral
+from router.openai.prompts.prompts import Prompts
+from router.openai.request_fields import (
     ChatFields,
     CompletionFields,
     read_fields,
 )
-from router.http.resuming import AskedStream, Resuming
-from router.http.serving import OpenAIServing
+from router.openai.serving import OpenAIServing
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.fields.known import KNOWN_FIELDS
+from router.openai.fields.known import KNOWN_FIELDS
 from tests.fuzzing import fuzzed
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 

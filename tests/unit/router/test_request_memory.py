@@ -25,7 +25,7 @@ from tests.waiting import soon
 
 BODY_BYTES = (4 << 20) - 4096
 CONTEXT_LEN = 8192
-WORK_MIB = 64  # of one tokenizer's thread, see router.http.byte_budget
+WORK_MIB = 64  # of one tokenizer's thread, see router.access.byte_budget
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG_TOKEN = "x" * 80  # as long as real vocabularies have them: a text may have 80 characters for each token
 SLICE_CHARS = 8 * CONTEXT_LEN  # of one call of the tokenizer; of 4 bytes each they are SLICE_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.request_parser import CHUNKED_READ_BYTES, ParserState, RequestHead, RequestParser
+from router.listener.request_parser import CHUNKED_READ_BYTES, ParserState, RequestHead, RequestParser
 
 BODY_BYTES = 256 << 10
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"

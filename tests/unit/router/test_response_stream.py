@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from router.http.response_stream import ResponseStream, TextDelta
+from router.openai.answers.response_stream import ResponseStream, TextDelta
 
 SILENCE = 0.05
 PIECES = 3

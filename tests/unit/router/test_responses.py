@@ -16,8 +16,8 @@ from openai.resources.responses import Responses
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.http.fields.known import fields_of
-from router.http.responses_fields import ResponsesFields
+from router.openai.fields.known import fields_of
+from router.openai.responses.fields import ResponsesFields
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
 from tests.unit.router.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, TEMPLATE, prompt, says

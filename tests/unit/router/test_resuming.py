@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.http.response_stream import TextDelta
-from router.http.resuming import (
+from router.openai.answers.response_stream import TextDelta
+from router.openai.answers.resumable_streams import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     IDEMPOTENCY_KEYS_MAX,
     IDEMPOTENCY_SECONDS,
@@ -23,8 +23,8 @@ from router.http.resuming import (
     StreamPlan,
     stream_marks,
 )
-from router.http.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
-from router.text.answer_parser import AnswerDelta
+from router.openai.answers.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
+from router.parsers.answer_parser import AnswerDelta
 from router.text.tokenizer import Tokenizer
 from shared.errors import RequestError
 from shared.messages import Prefill

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.http.fields.ignored import Ignored
-from router.http.request_fields import (
+from router.openai.fields.ignored import Ignored
+from router.openai.request_fields import (
     ChatFields,
     CompletionFields,
     max_new_tokens,
     read_fields,
     sampling_params,
 )
-from router.http.structured_output import (
+from router.openai.tools.structured_output import (
     CHOICES_MAX,
     GBNF_CHARACTERS_MAX,
     REGEX_FIELD_CHARACTERS_MAX,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.http.prompts import TokenIds
+from router.openai.prompts.prompts import TokenIds
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.waiting import comes_true
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.replies import DisconnectedError, OverloadedError
-from router.http.tokenizer_queue import TokenizerQueue
+from router.openai.prompts.tokenizer_queue import TokenizerQueue
+from router.replies.replies import DisconnectedError, OverloadedError
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["come", "end", "hang up", "cancel"]), st.integers(0, 3)), max_size=40

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.access.key_counters import KeyCounters
+from router.access.quotas import RESERVED_OUTPUT_MAX, KeyQuota
+from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed, Usage
-from router.http.key_counters import KeyCounters
-from router.http.quotas import RESERVED_OUTPUT_MAX, KeyQuota
-from router.http.usage_accounts import UsageAccount, UsageAccounts
 from router.shell import TokenSink
 from shared.api_keys import ApiKey
 from shared.sampled import Logprobs

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.http.chat_messages import without_late_system
-from router.http.fields.ignored import Ignored
-from router.http.messages.blocks import NULL
-from router.http.messages.history import read_history
-from router.http.responses_input import chat_messages
+from router.openai.fields.ignored import Ignored
+from router.openai.messages.blocks import NULL
+from router.openai.messages.history import read_history
+from router.openai.prompts.chat_messages import without_late_system
+from router.openai.responses.input import chat_messages
 from router.text.chat_template import Message
 
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.http.fields.known import fields_of
-from router.http.messages.fields import MessagesFields
-from router.http.messages.history import OBJECTS_PER_TOKEN_MAX
+from router.openai.fields.known import fields_of
+from router.openai.messages.fields import MessagesFields
+from router.openai.messages.history import OBJECTS_PER_TOKEN_MAX
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.messages.asking import (
     HEADERS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.http.fields.spelling import check_names_of_each
+from router.openai.fields.spelling import check_names_of_each
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.messages.asking import TOOL, post, refusal, user
 from tests.unit.router.scripted_workers import RunningRouter

@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from router.http.tools.declared import TOOLS_MAX
+from router.openai.tools.declared import TOOLS_MAX
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.test_responses import events, refusal, stable, whole

@@ -1,0 +1,79 @@
+"""The API keys that are valid now: a mounted file, read again every second.
+
+A changed file counts as a whole. One that is wrong, or cannot be read, changes nothing: the keys of before stay, the
+log says why, and `segue_api_keys_unread_total` counts. So a slip of the pen locks nobody out, and a revocation counts
+only once the file is right. A Secret's file is a link that Kubernetes turns to a new folder, so none is half written.
+
+Keys are looked up by the hash of what was presented. Nothing of a wrong key is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from pathlib import Path
+
+import structlog
+
+from router.access.key_counters import KeyCounters
+from shared.api_keys import KEYS_FILE_BYTES_MAX, ApiKey, digest_of, parse_keys
+from shared.errors import ConfigError
+
+READ_SECONDS = 1.0  # between two looks at the file
+
+log = structlog.get_logger(__name__)
+
+
+class KeyRing:
+    """The keys of one file. Raises ConfigError where the file cannot be used at the start."""
+
+    def __init__(self, path: str):
+        self.counters = KeyCounters()
+        self._path = Path(path)
+        self._trouble = ""
+        try:
+            self._content = self._read()
+            self._keys = parse_keys(self._content)
+        except ValueError as error:
+            raise ConfigError(f"api_keys_file {path} {error}") from None
+        self.names = {key.name for key in self._keys.values()}
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """Whose key this is; None: nobody's."""
+        digest = digest_of(presented)
+        key = self._keys.get(digest)
+        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+
+    async def read_for_ever(self) -> None:
+        """Follow the file."""
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            try:
+                content = await asyncio.to_thread(self._read)
+                if content == self._content and not self._trouble:
+                    continue
+                keys = await asyncio.to_thread(parse_keys, content)
+            except ValueError as error:
+                self._keep_former(str(error))
+            except (
+                Exception
+            ) as error:  # whatever it is, the next look may go well, and a revocation must count
+                self._keep_former(f"gave {type(error).__name__}")
+            else:
+                self._content, self._keys, self._trouble = content, keys, ""
+                self.names = {key.name for key in keys.values()}
+                log.info("api_keys.read", lines=len(keys), clients=len(self.names))
+
+    def _keep_former(self, reason: str) -> None:
+        self.counters.unread += 1
+        if reason != self._trouble:
+            self._trouble = reason
+            log.error("api_keys.unread", reason=f"the file {reason}; the keys of before stay valid")
+
+    def _read(self) -> bytes:
+        """Raises ValueError where it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                return file.read(KEYS_FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}") from None

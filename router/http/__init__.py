@@ -1,1 +1,0 @@
-"""The HTTP side: OpenAI's requests in, JSON and server-sent events out."""

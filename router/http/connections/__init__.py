@@ -1,1 +1,0 @@
-"""Which client connections may be open, and which one goes for a newer one."""

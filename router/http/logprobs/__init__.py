@@ -1,1 +1,0 @@
-"""What is told of tokens and how likely they were: kept packed, and shown in the shapes of OpenAI's APIs."""

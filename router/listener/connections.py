@@ -1,0 +1,229 @@
+"""All client connections of a router: how many there may be, what they may hold together, and when each is overdue.
+
+    bound                          default       above it
+    connections_max                8192          a connection without a request goes (`connections.places`); if there is
+                                                 none, 503 and close, or no answer where many are refused at once
+    connections_per_address_max    4096          the same, among those of the address
+    DESCRIPTOR_RESERVE             256           the same: the links to workers and discovery need descriptors, too
+    HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
+    UNREAD_BYTES_MAX               64 MiB        the connections with the most unread bytes are cut
+                                                 (see client_output)
+
+`check` looks at every deadline four times a second: a request then moves a number and arms no timer. When most places
+are taken, a client that has said nothing yet has SILENT_SECONDS_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+from collections import Counter
+from dataclasses import dataclass
+
+import structlog
+
+from router.access.client_address import client_of
+from router.config import RouterConfig
+from router.listener.connection import ClientConnection
+from router.listener.places import Places
+from router.listener.request_parser import Refusal
+from shared.metric_fields import CounterMetric, all_declared, counted_by
+from shared.tally import is_worth_a_line
+
+CHECK_SECONDS = 0.25  # between two looks at the deadlines
+DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, and some for discovery
+HELD_BYTES_MAX = (
+    64 << 20
+)  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
+UNREAD_BYTES_MAX = (
+    64 << 20
+)  # of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
+UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
+REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
+CROWDED_SHARE = 3 / 4  # of connections_max: from there on silent ones have less time
+SILENT_SECONDS_MAX = 2.0  # without a byte, when crowded
+
+log = structlog.get_logger(__name__)
+
+
+@all_declared
+@dataclass(slots=True)
+class ClientCounters:
+    """What ended client connections before their time, and what was refused; totals since the start."""
+
+    ended: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_http_connections_ended_total",
+            "Client connections that the router ended, by the bound that was exceeded or the rule that was broken.",
+            ("cause",),
+        ),
+        "connections",
+        "address",
+        "descriptors",
+        "unread_bytes",
+        "silent",
+    )
+    refusals: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_http_refusals_total",
+            "HTTP requests that were refused before they became requests to the workers, by status.",
+            ("status",),
+        ),
+        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "501", "503", "505"),
+    )
+
+
+class ClientConnections:
+    """Knows every connection. Belongs to the event loop's thread."""
+
+    def __init__(self, settings: RouterConfig):
+        self.settings = settings
+        self.counters = ClientCounters()
+        self._places: Places[ClientConnection] = Places(
+            settings.connections_max,
+            settings.connections_per_address_max,
+            keys_asked=bool(settings.api_keys_file),
+        )
+        self._refused: set[ClientConnection] = set()
+        self._displaced: set[ClientConnection] = set()  # and an answer has not left yet
+        self._descriptor_places = math.inf  # how many there were when the reserve of descriptors was met
+        self._held_bytes = 0
+        self._written_bytes = 0  # since unread bytes were last measured
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Connections that were admitted and are open."""
+        return len(self._places)
+
+    def start(self) -> None:
+        """Look at the deadlines from now on."""
+        self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer:
+            self._timer.cancel()
+
+    def admit(self, connection: ClientConnection) -> None:
+        """Take a new connection in, or refuse it."""
+        address = client_of(connection.transport.get_extra_info("peername"))
+        bound = self._bound_met(connection, address)
+        if bound is not None:
+            oldest = self._places.to_displace(address if bound == "address" else None)
+            if oldest is None:
+                self._refuse(connection, bound)
+                return
+            self._displace(oldest, bound)
+        self._places.take(connection, address)
+
+    def remove(self, connection: ClientConnection) -> None:
+        """The connection is closed."""
+        self._refused.discard(connection)
+        self._displaced.discard(connection)
+        self._places.give_back(connection)
+
+    def request_under_way(self, connection: ClientConnection) -> None:
+        """A request has come whole."""
+        self._places.request_under_way(connection)
+
+    def request_ended(self, connection: ClientConnection) -> None:
+        """What was under way on the connection has ended."""
+        self._places.request_ended(connection)
+
+    def show_key(self, connection: ClientConnection, key: str) -> None:
+        """A valid API key, of this name, has come on the connection."""
+        displaced = self._places.show_key(connection, key)
+        if displaced is not None:
+            self._displace(displaced, "connections")
+
+    def hold(self, connection: ClientConnection, held_bytes: int) -> bool:
+        """Note how much a connection holds now; False if all together hold too much."""
+        grown = held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        self._held_bytes += grown
+        return grown <= 0 or self._held_bytes <= HELD_BYTES_MAX
+
+    def written(self, new_bytes: int) -> None:
+        """Note that a connection has written; much at once is not left to the next look."""
+        self._written_bytes += new_bytes
+        if self._written_bytes > UNREAD_BYTES_STEP:
+            self._bound_unread()
+
+    def count(self, cause: str) -> None:
+        """A connection is ended early."""
+        self.counters.ended[cause] += 1
+
+    def count_refusal(self, status: int) -> None:
+        """A request is refused with `status`, by its connection or by the application around the core."""
+        self.counters.refusals[str(status)] += 1
+
+    def _bound_met(self, connection: ClientConnection, address: str) -> str | None:
+        """Why a new connection has no free place.
+
+        One beyond the reserve tells how many there may be. A number alone does not tell it again: the next connection
+        gets that of a displaced one, which is low.
+        """
+        if _beyond_reserve(connection.transport):
+            self._descriptor_places = max(1, len(self))
+        if len(self) >= self._descriptor_places:
+            return "descriptors"
+        return self._places.bound_met(address)
+
+    def _displace(self, connection: ClientConnection, bound: str) -> None:
+        """End a connection without a request: the bound was met by a newer one."""
+        self._places.give_back(connection)
+        self.count(bound)
+        if not connection.leave():
+            self._displaced.add(connection)
+        times = self.counters.ended[bound]
+        if is_worth_a_line(times):
+            log.warning("http.connections_displaced", cause=bound, times=times, open=len(self))
+
+    def _refuse(self, connection: ClientConnection, cause: str) -> None:
+        if cause == "descriptors" or len(self._refused) >= REFUSED_OPEN_MAX:
+            self.count(cause)
+            connection.transport.abort()
+        else:
+            self._refused.add(connection)
+            connection.refuse(Refusal(503, cause, "too many connections are open: try again later"))
+        times = self.counters.ended[cause]
+        if is_worth_a_line(times):
+            log.warning("http.connections_refused", cause=cause, times=times, open=len(self))
+
+    def _check(self) -> None:
+        self.start()  # first, so that no failure below ends the looking
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if len(self) < self._descriptor_places * CROWDED_SHARE:
+            self._descriptor_places = math.inf  # others may have given descriptors back
+        crowded = len(self) >= self.settings.connections_max * CROWDED_SHARE
+        silent_since = now - SILENT_SECONDS_MAX if crowded else -math.inf
+        for connection in [*self._places, *self._refused, *self._displaced]:
+            try:
+                connection.check(now, silent_since)
+            except Exception as error:
+                connection.transport.abort()
+                loop.call_exception_handler({"message": "a connection's check failed", "exception": error})
+        self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """End the connections with the most unread bytes until the others are within the total."""
+        self._written_bytes = 0
+        unread = {connection: connection.output.unread_bytes() for connection in self._places}
+        excess = sum(unread.values()) - UNREAD_BYTES_MAX
+        for connection in sorted(unread, key=unread.__getitem__, reverse=True) if excess > 0 else ():
+            self.count("unread_bytes")
+            connection.output.reset()
+            excess -= unread[connection]
+            if excess <= 0:
+                break
+
+
+def _beyond_reserve(transport: asyncio.Transport) -> bool:
+    """Whether this connection uses the reserve: a new descriptor is the lowest free one, so all below are taken."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    accepted = transport.get_extra_info("socket")
+    if most == resource.RLIM_INFINITY or accepted is None:
+        return False
+    return int(accepted.fileno()) >= most - min(DESCRIPTOR_RESERVE, most // 4)

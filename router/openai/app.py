@@ -1,0 +1,135 @@
+"""The router's HTTP application: which endpoint answers which path, and the shape of every error.
+
+FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
+(`completions`, `tokenize`), so its validation and its 422 are not used. A POST for one of these does not pass through
+FastAPI's layers: each of them would be resumed with every piece of a stream. Paths come as they were sent, without
+decoding. `RequestIdMiddleware` wraps everything: it draws the request's id, writes the one log line of a request, and
+turns an uncaught error into a 500 without details. Within it `BrowserGuard` keeps web pages out, and where there are
+API keys `KeyGuard` keeps out those who have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.access.browser_guard import guarded
+from router.openai.completions import CompletionEndpoint
+from router.openai.info_pages import add_info_pages
+from router.openai.messages.count_tokens import count_tokens
+from router.openai.serving import OpenAIServing
+from router.openai.tokenize import TokenizerEndpoint, detokenize, tokenize
+from router.replies.anthropic_errors import speaks_anthropic
+from router.replies.known_paths import SERVED, describe_unknown
+from router.replies.replies import count_refusal, error_of, send_json
+from shared.process.failures import places
+from shared.process.health import Health
+
+log = structlog.get_logger(__name__)
+
+_PLAIN_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
+
+
+def make_app(
+    serving: OpenAIServing,
+    health: Health,
+    draw_rid: Callable[[], str],
+    behind_keys: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> ASGIApp:
+    """The application around a running shell; `draw_rid` gives the id of a new request."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_failure)  # Starlette raises it again once this is sent
+    hot: dict[str, ASGIApp] = {
+        "/v1/completions": CompletionEndpoint(serving, "completions"),
+        "/v1/chat/completions": CompletionEndpoint(serving, "chat"),
+        "/v1/responses": CompletionEndpoint(serving, "responses"),
+        "/v1/messages": CompletionEndpoint(serving, "messages"),
+        "/v1/messages/count_tokens": TokenizerEndpoint(serving, count_tokens),
+        "/tokenize": TokenizerEndpoint(serving, tokenize),
+        "/detokenize": TokenizerEndpoint(serving, detokenize),
+    }
+    app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
+    add_info_pages(app, serving, health)
+
+    def routed(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        endpoint = hot.get(scope["path"]) if scope["method"] == "POST" else None
+        return (endpoint or app)(scope, receive, send)
+
+    return RequestIdMiddleware(guarded(behind_keys(routed), serving.settings), draw_rid)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
+    assert isinstance(error, HTTPException)
+    count_refusal(request.scope, error.status_code)
+    messages = {404: describe_unknown(request.url.path), 405: "this path does not support this method"}
+    message = messages.get(error.status_code, "the request cannot be served")
+    code = "method_not_allowed" if error.status_code == 405 else None
+    return JSONResponse(
+        error_of(request.scope, error.status_code, message, code=code), error.status_code, error.headers
+    )
+
+
+async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+    """A fault of this program; `RequestIdMiddleware` logs it."""
+    del error
+    return JSONResponse(_failure_body(request.scope), 500)
+
+
+def _failure_body(scope: Scope) -> dict[str, Any]:
+    return error_of(scope, 500, "the router failed; its log says where")
+
+
+def _echoed_id(scope: Scope) -> bytes | None:
+    """The id that a client has given its request, if it is a plain word: its own logs know the answer by it."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    return given if _PLAIN_ID.fullmatch(given) else None
+
+
+class RequestIdMiddleware:
+    """Around the application: ids, one log line a request, and a 500 for errors that nothing else caught."""
+
+    def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):
+        self._app = app
+        self._draw_rid = draw_rid
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other kinds of ASGI scope pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        rid = scope["segue.rid"] = self._draw_rid()
+        began, status = time.monotonic(), 0
+        if scope["path"][:-1] in SERVED and scope["path"][-1] == "/":  # some clients join addresses so
+            scope["path"] = scope["path"][:-1]
+        ids = [(b"x-request-id", _echoed_id(scope) or rid.encode()), (b"x-segue-request-id", rid.encode())]
+        if speaks_anthropic(scope):
+            ids.append((b"request-id", rid.encode()))
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *ids]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
+            log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
+            if status == 0:
+                await send_json(send_with_id, 500, _failure_body(scope))
+        log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))

@@ -1,0 +1,1 @@
+"""From text, chats and tools to the token ids of a prompt."""

@@ -1,0 +1,1 @@
+"""/v1/responses as a translation onto chats: its fields, its input, and its typed events."""

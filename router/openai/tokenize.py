@@ -1,0 +1,109 @@
+"""POST /tokenize and /detokenize, with the bodies that vLLM defined.
+
+Both take as many tokens as the model's context has, and work on the tokenizer's threads up to the bytes of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from router.access.client_address import tenant_of
+from router.openai.fields.ignored import Ignored
+from router.openai.fields.request_body import decode
+from router.openai.prompts.chat_messages import NO_BYTES
+from router.openai.prompts.prompts import check_token_ids
+from router.openai.serving import OpenAIServing
+from router.openai.tools.choice import ToolFields, tool_use
+from router.replies.replies import DisconnectedError, send_json, send_request_error
+from router.text.chat_template import ChatOptions
+from shared.errors import RequestError
+
+Work = Callable[[OpenAIServing, bytearray, int], msgspec.Raw]  # of a body and the context length, on a thread
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True):
+    """The body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: msgspec.Raw = NO_BYTES
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    tools: msgspec.Raw = NO_BYTES
+    return_token_strs: bool = False
+
+    def chat_options(self) -> ChatOptions:
+        """How the messages are rendered."""
+        return ChatOptions(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.chat_template_kwargs,
+            tools=tool_use(ToolFields(tools=self.tools), Ignored()).shown or None,
+        )
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: msgspec.Raw
+
+
+class TokenizerEndpoint:
+    """The ASGI endpoint of a path whose answer takes a tokenizer and no worker."""
+
+    def __init__(self, serving: OpenAIServing, work: Work):
+        self._serving = serving
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever it holds."""
+        try:
+            await send_json(send, 200, await self._worked(scope, receive))
+        except RequestError as error:
+            await send_request_error(scope, send, error, self._serving.settings.retry_after_seconds)
+        except DisconnectedError:
+            pass
+
+    async def _worked(self, scope: Scope, receive: Receive) -> msgspec.Raw:
+        """The answer. The body lives no longer than this call, however slowly the client reads."""
+        context_len = self._serving.context_len()
+        async with self._serving.bodies.read(scope, receive) as body:
+            return await self._serving.prompts.run(
+                tenant_of(scope), receive, lambda: self._work(self._serving, body, context_len)
+            )
+
+
+def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
+    """The answer of /tokenize; raises `RequestError`. For a tokenizer's thread."""
+    fields = decode(body, TokenizeFields)
+    serving.check_model(fields.model)
+    prompts = serving.prompts
+    if bytes(fields.messages) not in (b"", b"null"):
+        ids = prompts.chat(fields.messages, context_len, fields.chat_options())
+    elif fields.prompt is not None:
+        ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
+    else:
+        raise RequestError("either prompt or messages is required", param="prompt")
+    strings = serving.tokenizer.token_strings(ids) if fields.return_token_strs else None
+    answer = {"count": len(ids), "max_model_len": context_len, "tokens": ids, "token_strs": strings}
+    return msgspec.Raw(msgspec.json.encode(answer))
+
+
+def detokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
+    """The answer of /detokenize; the same."""
+    fields = decode(body, DetokenizeFields)
+    serving.check_model(fields.model)
+    tokenizer = serving.tokenizer
+    if bytes(fields.tokens).count(b",") >= context_len:
+        raise RequestError(
+            f"tokens takes at most {context_len} ids, which is the model's context", param="tokens"
+        )
+    ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
+    return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))

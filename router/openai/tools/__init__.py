@@ -1,0 +1,1 @@
+"""Tools and schemas of a request, and the grammars that bind its answer."""

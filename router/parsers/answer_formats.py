@@ -1,0 +1,211 @@
+"""How a model writes its thoughts and its calls of tools, and how that is found out.
+
+The families' ways are data: `router/parsers/response_templates`, in the words of transformers' response templates. A model's
+own template goes before them, then the names in the settings, then the marks in its chat template.
+A model of which nothing is known writes text alone.
+
+`AnswerFormat` is the outcome, for all requests of a router; `AnswerParser` reads one answer by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from shared.errors import ModelError
+
+Body = Literal["json", "named", "value"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4", "functiongemma"
+]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3", "gemma4"]
+
+PREFIX_TOKENS = 64  # at the end of a prompt: what the template begins an answer with
+_SAME = {"qwen3": "deepseek_r1"}  # they are written alike
+_TOOL_FORMATS = [name for name in get_args(ToolCallParser) if name not in ("auto", "none")]
+_CONTENT = {"content": "text", "content_args": {"strip": False}}
+# Where an assistant's message begins in a prompt, behind which its template may have begun the answer.
+_ANCHOR = (
+    r"(?i:assistant|model)(?:<\|end_header_id\|>|<\|end_of_role\|>|\|>|\uff5c>|>)?\s{0,2}|\[/INST\]\s{0,1}"
+)
+
+
+class CallWriting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How calls stand around JSON: `open`, then `begin NAME between ARGUMENTS end` for each, then `close`."""
+
+    begin: str
+    between: str
+    end: str
+    open: str = ""
+    close: str = ""
+    separator: str = "\n"  # between two calls
+    trigger: str = ""  # with which they begin behind other text; empty: they are the whole answer
+    quoted: bool = True  # the name is a JSON string
+    call_id: str = ""  # mark of nine letters and digits that may stand behind the name
+    needs: tuple[str, ...] = ()  # what stands in the chat templates of the models that write so
+
+    def one_call(self, name: str, arguments: str) -> str:
+        """A call as it is written alone."""
+        head = f"{self.open}{self.begin}{json.dumps(name) if self.quoted else name}{self.between}"
+        return f"{head}{arguments}{self.end}{self.close}"
+
+
+class FormatData(msgspec.Struct, forbid_unknown_fields=True):
+    """One file of `response_templates`."""
+
+    marker: str  # in a chat template, if the model writes so
+    fields: dict[str, dict[str, Any]]
+    special_tokens: list[str] = []  # its marks that are special tokens in some models
+    body: Body = (
+        "value"  # what stands in a call: JSON for `call_scanner`, or what the field's content parser reads
+    )
+    body_end: str = ""  # stands behind what the content parser reads
+    close: str = ""  # stands behind a call
+    writings: list[
+        CallWriting
+    ] = []  # of models that write JSON; the first that a chat template fits, else the last
+    begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
+    thought: tuple[str, str] | None = None  # what stands around thoughts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """One way to write thoughts and calls; with neither, an answer is text."""
+
+    fields: Mapping[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # of a response template, but `content`
+    anchor: Mapping[str, Any] = field(default_factory=lambda: {"start_anchor_pattern": _ANCHOR})
+    body: Body = "value"
+    body_end: str = ""
+    close: str = ""
+    writing: CallWriting | None = None  # None: calls are no JSON
+    mark_ids: Mapping[str, int] = field(default_factory=dict)  # of the marks that are special tokens
+    begins_as_hermes: bool = False
+    thought: tuple[str, str] | None = None
+    special_tokens: frozenset[str] | None = frozenset()  # whose text is needed; None: of all but ends
+    given: bool = False  # by a setting: tools are put into words where the chat template does not know them
+
+    @property
+    def calls(self) -> bool:
+        """Whether tools can be called."""
+        return "tool_calls" in self.fields
+
+    @property
+    def thinks(self) -> bool:
+        return "reasoning_content" in self.fields
+
+    def template(self, *, calls: bool, thoughts: bool = True) -> Any:
+        """Compiled, for `ResponseParser`; None where an answer is text alone."""
+        wanted = {"tool_calls": calls, "reasoning_content": thoughts}
+        fields = {name: given for name, given in self.fields.items() if wanted.get(name, True)}
+        if not (wanted.keys() & fields.keys()):
+            return None
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        spec = {**self.anchor, "fields": {"content": _CONTENT, **fields}}
+        return load_response_template(spec)
+
+
+def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: Any) -> AnswerFormat:
+    """The format of a model, by settings, its own response template, and its chat template.
+
+    Raises `ModelError` if the model's own response template is broken.
+    """
+    own = getattr(tokenizer, "response_template", None)
+    if own is not None and tools == reasoning == "auto":
+        return _own_format(own)
+    chat_template = tokenizer.get_chat_template() if tokenizer.chat_template is not None else ""
+    tool_name = tools if tools != "auto" else _recognized(chat_template)
+    special = {
+        token.content: token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content in chat_template
+    }
+    reasoning_name = _reasoning(reasoning, tool_name, chat_template)
+    given = tools not in ("auto", "none")
+    return joined(tool_name, reasoning_name, given=given, chat_template=chat_template, special=special)
+
+
+def joined(
+    tools: str,
+    reasoning: str,
+    *,
+    given: bool = False,
+    chat_template: str = "",
+    special: Mapping[str, int] = MappingProxyType({}),
+) -> AnswerFormat:
+    """The format of two names; `none` for what a model does not do. `special`: ids of the template's special tokens."""
+    calls = read_format(tools) if tools != "none" else None
+    thoughts = read_format(_SAME.get(reasoning, reasoning)) if reasoning != "none" else None
+    fields: dict[str, dict[str, Any]] = {}
+    if calls:
+        fields["tool_calls"] = calls.fields["tool_calls"]
+    if thoughts:
+        fields["reasoning_content"] = thoughts.fields["reasoning_content"]
+    parts = [part for part in (calls, thoughts) if part]
+    marks = frozenset(token for part in parts for token in part.special_tokens)
+    return AnswerFormat(
+        fields=fields,
+        body=calls.body if calls else "value",
+        body_end=calls.body_end if calls else "",
+        close=calls.close if calls else "",
+        writing=_writing(calls, chat_template) if calls else None,
+        mark_ids={mark: special[mark] for mark in sorted(marks & special.keys())},
+        begins_as_hermes=calls is not None and calls.begins_as_hermes,
+        thought=thoughts.thought if thoughts else None,
+        special_tokens=marks,
+        given=given,
+    )
+
+
+def _writing(calls: FormatData, chat_template: str) -> CallWriting | None:
+    fitting = (each for each in calls.writings if all(mark in chat_template for mark in each.needs))
+    return next(fitting, calls.writings[-1] if calls.writings else None)
+
+
+def read_format(name: str) -> FormatData:
+    """One file of `response_templates`."""
+    text = resources.files("router.parsers.response_templates").joinpath(f"{name}.json").read_bytes()
+    return msgspec.json.decode(text, type=FormatData)
+
+
+def _recognized(chat_template: str) -> str:
+    known = {name: read_format(name) for name in _TOOL_FORMATS}
+    # XML stands in the marks of JSON: the more telling mark first
+    for name in ("qwen3_xml", "gemma4", "functiongemma", "mistral", "hermes", "llama3_json"):
+        if known[name].marker in chat_template:
+            return name
+    return "none"
+
+
+def _reasoning(setting: str, tools: str, chat_template: str) -> str:
+    if setting != "auto":
+        return setting
+    if tools == "gemma4":
+        return "gemma4"
+    return "deepseek_r1" if read_format("deepseek_r1").marker in chat_template else "none"
+
+
+def _own_format(spec: Any) -> AnswerFormat:
+    """Of the response template that came with a tokenizer."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    try:
+        load_response_template(spec)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the tokenizer's response_template is broken: {type(error).__name__}") from None
+    renamed = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
+    fields = {renamed.get(name, name): given for name, given in spec["fields"].items()}
+    anchor = {name: spec[name] for name in ("start_anchor", "start_anchor_pattern") if name in spec}
+    return AnswerFormat(
+        fields=cast("dict[str, dict[str, Any]]", fields),
+        anchor=anchor,
+        special_tokens=None,
+    )

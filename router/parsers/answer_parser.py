@@ -1,0 +1,320 @@
+"""An answer's text becomes content, thoughts and calls of tools, while it comes.
+
+transformers' `ResponseParser` finds where thoughts and calls begin and end, by an `AnswerFormat`; `call_scanner` reads
+what models write as JSON within a call. Whatever way the text is cut into pieces, the same comes out: an answer that
+is not streamed is the joined pieces of a stream.
+
+    content     <think>…</think>\\n\\n        text            <tool_call>{"name": …}</tool_call>
+    kind                reasoning   (left out)  content     call, then arguments; custom_call, then input
+
+Blank space between the parts belongs to none. A call that cannot be read is content, with the marks around it, and
+nothing is logged: it is the client's text. This file knows neither tokens, nor requests, nor stop strings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from router.parsers.answer_formats import AnswerFormat, joined
+from router.parsers.call_scanner import CallPart, CallScanner
+from router.parsers.custom_input import CustomInput
+
+DeltaKind = Literal["content", "reasoning", "call", "arguments", "custom_call", "input"]
+NAMES = ("call", "custom_call")  # whose text is the name of a tool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What is new of an answer. The text of a `call` is its name; `call` counts calls from 0.
+
+    A `custom_call` is one of a tool that takes a text, and its `input` is that text, without the JSON around it.
+    """
+
+    kind: DeltaKind
+    text: str
+    call: int = 0
+
+
+class AnswerFormatReader:
+    """Makes the parsers of one format. The templates are compiled once."""
+
+    def __init__(self, answer_format: AnswerFormat):
+        self.format = answer_format
+        both = (False, True)
+        self._templates = {
+            (calls, thoughts): answer_format.template(calls=calls, thoughts=thoughts)
+            for calls in both
+            for thoughts in both
+        }
+
+    @cached_property
+    def forced(self) -> AnswerFormatReader:
+        """Of an answer whose calls a grammar forces: as this one, if that writes them as JSON, else as Hermes."""
+        own = self.format
+        if own.writing is not None and (own.writing.trigger or not own.thinks):
+            return self
+        hermes = joined("hermes", "none")
+        thoughts = {name: given for name, given in own.fields.items() if name != "tool_calls"}
+        fields = {**thoughts, "tool_calls": hermes.fields["tool_calls"]}
+        return AnswerFormatReader(
+            replace(
+                own, fields=fields, body=hermes.body, body_end="", close=hermes.close, writing=hermes.writing
+            )
+        )
+
+    @property
+    def strict(self) -> AnswerFormatReader | None:
+        """Of a free answer whose calls a grammar keeps to schemas from their mark on; None: it cannot."""
+        if self.format.writing is not None:
+            return self
+        return self.forced if self.format.begins_as_hermes else None
+
+    def parser(
+        self,
+        *,
+        calls: bool,
+        prefix: str,
+        tools: Sequence[Any] = (),
+        text_tools: Collection[str] = (),
+        thoughts: bool = True,
+        nothing_else: bool = False,
+    ) -> AnswerParser | None:
+        """Reads one answer; None where it is text alone.
+
+        `prefix` is the end of the prompt, which may have begun the answer; `tools` as the model is shown them;
+        `text_tools` names those that take one text. `nothing_else`: a grammar keeps the answer to calls.
+        """
+        template = self._templates[calls, thoughts]
+        if template is None:
+            return None
+        if not template.start_anchor_re.search(prefix):
+            prefix = ""
+        return AnswerParser(self.format, template, prefix, tools, text_tools, has_content=not nothing_else)
+
+
+class AnswerParser:
+    """Reads one answer."""
+
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        template: Any,
+        prefix: str,
+        tools: Sequence[Any],
+        text_tools: Collection[str] = (),
+        *,
+        has_content: bool = True,
+    ):
+        """`has_content`: else what is no call is the beginning of one, cut off by max_tokens."""
+        from transformers.utils.chat_parsing import ResponseParser
+
+        self._format = answer_format
+        self._has_content = has_content
+        self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
+        self._broken = False
+        self._deltas: list[AnswerDelta] = []
+        self._calls = 0
+        self._text_tools = text_tools
+        self._input: CustomInput | None = None  # of the last call, if its tool takes a text
+        self._content = _Blank(keep_first=True)
+        self._thoughts = _Blank(keep_first=False)
+        self.reads_thoughts = "reasoning_content" in template.fields
+        self.in_thoughts = False  # behind what was read so far
+        self.thought_pieces = 0  # that were read so far, those of blank space too
+        self._body: list[str] = []  # of a call that is read at its end
+        self._scanner: CallScanner | None = None
+        for event in self._parser.initial_events:  # the prompt's own, but for what is open behind it
+            self._event(event, at_end=False)
+        self._deltas.clear()
+        self._content = self._content.continued()
+        self.begins_in_thoughts = self.in_thoughts
+
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._calls
+
+    def push(self, text: str) -> list[AnswerDelta]:
+        """What is certain now."""
+        if not text:
+            return []
+        self._read(text)
+        return self._take()
+
+    def finish(self) -> list[AnswerDelta]:
+        """The rest. The text may have ended anywhere."""
+        if not self._broken:
+            self._read(None)
+        self._end_input()
+        self._put("content", self._content.finish())
+        return self._take()
+
+    def _take(self) -> list[AnswerDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _read(self, text: str | None) -> None:
+        """Feed the parser; what it cannot take at all is content from there on."""
+        if self._broken:
+            self._say_content(text or "")
+            return
+        try:
+            events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
+        except Exception:  # of a content parser: numbers with 5,000 digits, 1,000 nested lists
+            self._broken, self.in_thoughts = True, False
+            self._say_content("".join(self._body) + (text or ""))
+            return
+        for event in events:
+            self._event(event, at_end=text is None)
+
+    def _event(self, event: dict[str, Any], *, at_end: bool) -> None:
+        region, kind = event["field"], event["type"]
+        if region == "tool_calls":
+            if kind == "region_open":
+                self._begin_calls()
+            elif kind == "region_chunk":
+                self._call_text(event["text"])
+            else:
+                self._end_calls(event["value"], at_end)
+        elif region == "reasoning_content":
+            self.in_thoughts = kind != "region_close"
+            if kind == "region_open":
+                self._thoughts = _Blank(keep_first=False)
+            elif kind == "region_chunk":
+                self.thought_pieces += 1
+                self._put("reasoning", self._thoughts.push(event["text"]))
+            else:
+                self._content = _Blank(keep_first=False)
+        elif region == "content" and kind == "region_chunk":
+            self._say_content(event["text"])
+
+    def _say_content(self, text: str) -> None:
+        if self._has_content or self._broken:
+            self._put("content", self._content.push(text))
+
+    def _put(self, kind: DeltaKind, text: str) -> None:
+        if text:
+            self._deltas.append(AnswerDelta(kind, text, max(self._calls - 1, 0)))
+
+    # ---- calls --------------------------------------------------------------------------------------------------
+
+    def _begin_calls(self) -> None:
+        self._body = []
+        self._scanner = (
+            None if self._format.body == "value" else CallScanner(named=self._format.body == "named")
+        )
+
+    def _call_text(self, text: str) -> None:
+        self._body.append(text)
+        if self._scanner:
+            self._call_parts(self._scanner, self._scanner.push(text))
+
+    def _call_parts(self, scanner: CallScanner, parts: list[CallPart]) -> None:
+        for part in parts:
+            if part.kind == "name":
+                self._say_call(part.text)
+            elif part.kind == "arguments":
+                self._say_arguments(part.text)
+            elif scanner.calls:
+                self._say_content(part.text)
+
+    def _end_calls(self, value: Any, at_end: bool) -> None:
+        """A region for calls is closed, or the answer has ended in it."""
+        if self._scanner:
+            self._call_parts(self._scanner, self._scanner.finish())
+            called = self._scanner.calls > 0
+        else:
+            called = self._say_values(value)
+        if not called:
+            mark = value.get("open", "") if isinstance(value, dict) else ""
+            self._say_content(mark + "".join(self._body) + ("" if at_end else self._format.close))
+        self._end_input()
+        self._body = []
+
+    def _say_values(self, value: Any) -> bool:
+        """The calls that a content parser has read; False if it has read none."""
+        values = value if isinstance(value, list) else [value]
+        called = [one.get("function") if isinstance(one, dict) else None for one in values]
+        pattern = self._format.fields["tool_calls"].get("content_args", {}).get("tag_pattern")
+        unread = re.sub(pattern, "", "".join(self._body), flags=re.DOTALL) if pattern else ""
+        if (
+            unread.strip() != (self._format.body_end if pattern else "")
+            or not called
+            or not all(map(_is_call, called))
+        ):
+            return False
+        for one in called:
+            assert one is not None
+            self._say_call(one["name"])
+            arguments = one.get("arguments") or {}
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self._say_arguments(text)
+        return True
+
+    def _say_call(self, name: str) -> None:
+        self._end_input()
+        self._calls += 1
+        self._content = _Blank(keep_first=False)
+        self._input = CustomInput() if name in self._text_tools else None
+        self._put("custom_call" if self._input else "call", name)
+
+    def _say_arguments(self, text: str) -> None:
+        if self._input:
+            self._put("input", self._input.push(text))
+        else:
+            self._put("arguments", text)
+
+    def _end_input(self) -> None:
+        if self._input:
+            self._put("input", self._input.finish())
+            self._input = None
+
+
+class _Blank:
+    """Holds blank space back until it is known to stand within a text; leaves it out before, unless `keep_first`."""
+
+    def __init__(self, *, keep_first: bool):
+        self.keep_first = keep_first
+        self._held: list[str] = []
+
+    def push(self, text: str) -> str:
+        """What stands within the text for certain."""
+        if not self.keep_first:
+            text = text.lstrip()
+        ink = text.rstrip()
+        if not ink:
+            self._held += [text] if text else []
+            return ""
+        before, self._held = "".join(self._held), [text[len(ink) :]]
+        self.keep_first = True
+        return before + ink
+
+    def finish(self) -> str:
+        """The blank space at the end."""
+        held, self._held = "".join(self._held), []
+        return held
+
+    def continued(self) -> _Blank:
+        """For what follows this text."""
+        return _Blank(keep_first=self.keep_first)
+
+
+def _is_call(value: Any) -> bool:
+    """Whether a content parser has read a call."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    arguments = value.get("arguments", {})
+    return isinstance(arguments, dict) or value.get("arguments") is None
+
+
+def _typed(tool: Any) -> Any:
+    """A tool whose parameters' types `ResponseParser` reads: it needs an object for each."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return tool if isinstance(properties, dict) else {}

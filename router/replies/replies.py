@@ -1,0 +1,116 @@
+"""Replies over plain ASGI: JSON, and errors in the shape that the client reads.
+
+The one place that knows OpenAI's `{"error": {"message", "type", "param", "code"}}`; Anthropic's is `anthropic_errors`'.
+Messages are written by this program and quote numbers at most, never what a client sent as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Scope, Send
+
+from router.core.effects import RequestFailed
+from router.replies.anthropic_errors import error_object, speaks_anthropic
+from shared.errors import RequestError
+
+Json = dict[str, Any]
+Headers = Sequence[tuple[bytes, bytes]]
+
+_TYPES = {
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {404: "not_found", 429: "rate_limit_exceeded", 503: "service_unavailable", 504: "timeout"}
+
+
+class DisconnectedError(Exception):
+    """The client has gone."""
+
+
+class OverloadedError(RequestError):
+    """429: this router cannot take one more of something."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None):
+        super().__init__(message, status=429)
+        self.retry_after_seconds = retry_after_seconds  # None: what is set for all
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> Json:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": message,
+            "type": _TYPES.get(status, "invalid_request_error"),
+            "param": param,
+            "code": code or _CODES.get(status),
+        }
+    }
+
+
+def failure_body(failure: RequestFailed) -> Json:
+    """The error object of a request that the core has failed."""
+    return error_body(failure.status, failure.message, failure.param, failure.code)
+
+
+def error_of(
+    scope: Scope, status: int, message: str, param: str | None = None, code: str | None = None
+) -> Json:
+    """The error object in the shape of the API that a request is for."""
+    if speaks_anthropic(scope):
+        return error_object(status, message, scope.get("segue.rid"))
+    return error_body(status, message, param, code)
+
+
+def retry_after(seconds: float | None) -> Headers:
+    """The header, in whole seconds as HTTP wants it."""
+    return [] if seconds is None else [(b"retry-after", str(max(1, math.ceil(seconds))).encode())]
+
+
+async def send_json(send: Send, status: int, body: Any, headers: Headers = ()) -> None:
+    """A complete answer."""
+    await send_start(send, status, b"application/json", headers)
+    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
+
+
+async def send_start(send: Send, status: int, content_type: bytes, headers: Headers = ()) -> None:
+    """Status and headers."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", content_type), *headers],
+        }
+    )
+
+
+async def send_failure(scope: Scope, send: Send, failure: RequestFailed, retry_after_seconds: float) -> None:
+    """The answer to a request that the core has failed before anything was sent."""
+    seconds = failure.retry_after_seconds
+    if seconds is None and failure.status in (429, 503):
+        seconds = retry_after_seconds
+    body = error_of(scope, failure.status, failure.message, failure.param, failure.code)
+    await send_json(send, failure.status, body, retry_after(seconds))
+
+
+async def send_request_error(
+    scope: Scope, send: Send, error: RequestError, retry_after_seconds: float
+) -> None:
+    """The answer to a request that was refused here."""
+    count_refusal(scope, error.status)
+    failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
+    seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
+    await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
+
+
+def count_refusal(scope: Scope, status: int) -> None:
+    """Count a request that never reaches the core, which counts the others."""
+    count: Callable[[int], None] | None = scope.get("extensions", {}).get("segue.refused", {}).get("count")
+    if count:
+        count(status)
