@@ -6,7 +6,7 @@ links, a deadline) goes into the core with the loop's time; then one pass carrie
 What may raise, and what then happens:
 
     a sink        its request ends with 500 and is cancelled; the others do not notice
-    a worker's    message: the core drops that worker, and its session ends (`router.core.worker_faults`)
+    a worker's    message: the core drops that worker, and its session ends (`router.core.worker_events.worker_faults`)
     core, links   the shell is *broken*: the effects decided so far are carried out, `on_broken` ends the process,
                   and no input reaches the core any more, because its state cannot be trusted
 """
@@ -22,7 +22,7 @@ from typing import Protocol
 from router.core.dispatch import RouterCore
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
-from router.core.fleet import Backend
+from router.core.fleet.workers import Backend
 from shared.effects import Note
 from shared.links.events import RouterSideLinks
 from shared.links.inbox import EVENTS_A_TAKE

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from router.core.token_bucket import TokenBucket
+from router.core.requests.token_bucket import TokenBucket
 from shared.api_keys import ApiKey
 
 RESERVED_OUTPUT_MAX = 256  # tokens of one answer that are reserved; most chats end before

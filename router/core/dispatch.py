@@ -15,25 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import RouterConfig
-from router.core import placement
-from router.core.admission import refusal, tenant_refusal, wait_refusal
-from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import ClientRequest, RequestAborted, RequestCompleted, RouterEffect
-from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
-from router.core.live_request import LiveRequest
-from router.core.membership import Membership
-from router.core.overtaking import PlacementPass
-from router.core.partitions import Partitions
-from router.core.placement import Placement
-from router.core.prefix_index import PrefixIndex
-from router.core.request_table import RequestTable
-from router.core.silent_workers import SilentWorkers
-from router.core.tenants import Tenant
-from router.core.time_limits import timed_out
-from router.core.worker_faults import WorkerFaults
-from router.core.worker_replies import AboutRequest, WorkerReplies
+from router.core.fleet import placement
+from router.core.fleet.placement import Placement
+from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.unreachable_pairs import Partitions
+from router.core.fleet.workers import Fleet, Worker
+from router.core.queueing.admission import refusal, tenant_refusal, wait_refusal
+from router.core.queueing.backfill import PlacementPass
+from router.core.queueing.backpressure import Backpressure
+from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
+from router.core.requests.tenants import Tenant
+from router.core.requests.time_limits import timed_out
+from router.core.worker_events.membership import Membership
+from router.core.worker_events.silent_workers import SilentWorkers
+from router.core.worker_events.worker_faults import WorkerFaults
+from router.core.worker_events.worker_replies import AboutRequest, WorkerReplies
 from shared import messages
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import Message

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from router.access.client_address import tenant_of
 from router.access.usage_accounts import UsageAccount
 from router.core.effects import ClientRequest
-from router.core.siblings import siblings
+from router.core.requests.sampling_group import siblings
 from router.openai.answers.answer_bytes import AskedAnswer, HeldBytes
 from router.openai.answers.answer_writer import AnswerWriter
 from router.openai.answers.kept_answer import KeptAnswer

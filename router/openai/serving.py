@@ -13,7 +13,7 @@ import structlog
 from router.access.byte_budget import ByteBudget
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
-from router.core.fleet import Backend
+from router.core.fleet.workers import Backend
 from router.openai.answers.answer_bytes import ANSWER_SHARE
 from router.openai.answers.json_parts import PartsWriter
 from router.openai.answers.logprob_objects import TokenBytes

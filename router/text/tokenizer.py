@@ -23,7 +23,7 @@ from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids
-from router.text.seams import NoSeamError, find_seams
+from router.text.split_points import NoSeamError, find_seams
 from router.text.time_limit import TimeLimit
 from shared.errors import ModelError
 from shared.model_files import read_config

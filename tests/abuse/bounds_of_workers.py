@@ -102,7 +102,7 @@ WORKER_BOUNDS = (
         "the request is lost there, and goes on elsewhere",
         "64 KiB a worker, kept by a router",
         f"{UNIT}/router/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
-        place="router.core.sound_batons",
+        place="router.core.worker_events.sound_batons",
     ),
     Bound(
         "ADDRESS_MAX",

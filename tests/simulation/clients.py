@@ -16,7 +16,7 @@ import shared.baton
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
-from router.core.siblings import siblings
+from router.core.requests.sampling_group import siblings
 from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, Received

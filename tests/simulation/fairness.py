@@ -31,14 +31,15 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from router.config import RouterConfig
-from router.core import books, placement
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
-from router.core.fleet import Worker
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
-from router.core.request_queue import RequestQueue
-from router.core.tenants import Tenant
+from router.core.fleet import placement
+from router.core.fleet.workers import Worker
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
+from router.core.requests.tenants import Tenant
+from router.core.worker_events import books
 from shared.baton import Baton
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from router.core.siblings import PATIENCE_SECONDS
+from router.core.requests.sampling_group import PATIENCE_SECONDS
 from tests.simulation.fairness import JudgedPrefill, PromptStart
 from tests.simulation.faults import NONSENSE, ROUTER_DRAINS
 from tests.simulation.scenario import PlannedRequest, SimulationScenario

@@ -17,10 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from router.core.dispatch import RouterCore
-from router.core.fleet import Lane, Worker
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
-from router.core.siblings import PATIENCE_SECONDS
+from router.core.fleet.workers import Lane, Worker
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.sampling_group import PATIENCE_SECONDS
 from shared.scheduling.tenant_shares import share_of
 
 STANDING_MIN = 2  # requests that may stand before decode in every lane

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from router.core.silent_workers import COMPARED_MIN, LOOKS
+from router.core.worker_events.silent_workers import COMPARED_MIN, LOOKS
 from shared.effects import Note
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.messages import (

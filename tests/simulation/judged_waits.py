@@ -12,9 +12,9 @@ from collections import Counter
 
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
-from router.core.fleet import Lane
-from router.core.live_request import LiveRequest
-from router.core.tenants import Tenant
+from router.core.fleet.workers import Lane
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
 

@@ -13,10 +13,10 @@ import shared.baton
 from decode import output_buffer, retraction, transfer_queue
 from decode.lifecycle import DecodeEvent, DecodeState
 from decode.scheduler import DecodeScheduler
-from router.core import placement
-from router.core.claims import Claims
-from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState
+from router.core.fleet import placement
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
+from router.core.requests.reservations import Claims
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row

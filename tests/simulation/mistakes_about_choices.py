@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from decode.admission import Admission
 from prefill.scheduler import PrefillScheduler
-from router.core.fleet import Fleet, Worker
+from router.core.fleet.workers import Fleet, Worker
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Decode, FinishReason, Hello, RefusalReason
 from shared.req import Req

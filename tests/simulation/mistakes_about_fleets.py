@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from router.core import placement
-from router.core.fleet import Worker
-from router.core.open_workers import OpenWorkers
+from router.core.fleet import placement
+from router.core.fleet.open_workers import OpenWorkers
+from router.core.fleet.workers import Worker
 from router.discovery import cells
 from shared.messages import Load
 from tests.simulation.mutation import Mutation, Patch, into

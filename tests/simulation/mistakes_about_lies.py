@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import router.core.silent_workers
-import router.core.worker_replies
-from router.core import books
-from router.core.assignments import Assignment
+import router.core.worker_events.silent_workers
+import router.core.worker_events.worker_replies
 from router.core.dispatch import RouterCore
 from router.core.effects import EndSession, RequestCompleted, RequestEnded, Usage
-from router.core.fleet import Fleet, Worker
-from router.core.live_request import LiveRequest
-from router.core.request_table import RequestTable
-from router.core.silent_workers import SilentWorkers
-from router.core.sound_batons import unsound_baton
-from router.core.tenants import Tenant, Tenants
-from router.core.worker_faults import WorkerFaults
+from router.core.fleet.assignments import Assignment
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
+from router.core.requests.tenants import Tenant, Tenants
+from router.core.worker_events import books
+from router.core.worker_events.silent_workers import SilentWorkers
+from router.core.worker_events.sound_batons import unsound_baton
+from router.core.worker_events.worker_faults import WorkerFaults
 from shared.baton import Baton
 from shared.links.events import LinkEvent
 from shared.messages import Load, Prefilled, Row
@@ -32,7 +32,7 @@ def _surplus() -> list[Patch]:
         del live, tokens
         return False
 
-    return [(router.core.worker_replies, "_exceeds", exceeds)]
+    return [(router.core.worker_events.worker_replies, "_exceeds", exceeds)]
 
 
 def _batons_pass_if(word: str) -> list[Patch]:
@@ -42,7 +42,7 @@ def _batons_pass_if(word: str) -> list[Patch]:
         why = unsound_baton(baton, live, sender, output_len)
         return "" if word in why else why
 
-    return [(router.core.worker_replies, "unsound_baton", deaf)]
+    return [(router.core.worker_events.worker_replies, "unsound_baton", deaf)]
 
 
 @_mistake("lies", "a baton may name any holder")
@@ -171,7 +171,7 @@ def _sent_before() -> list[Patch]:
 
 @_mistake("lies", "a worker is found silent although no other has answered")
 def _alone() -> list[Patch]:
-    return [(router.core.silent_workers, "COMPARED_MIN", 0)]
+    return [(router.core.worker_events.silent_workers, "COMPARED_MIN", 0)]
 
 
 @_mistake("lies", "a worker is found silent although it reports requests")

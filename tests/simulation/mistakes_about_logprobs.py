@@ -8,8 +8,8 @@ from decode import output_buffer
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
 from router.core.effects import PromptScored
-from router.core.live_request import LiveRequest
-from router.core.request_table import RequestTable
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
 from shared.messages import Row
 from shared.req import Req
 from shared.sampled import Logprobs, Sampled, TokenLogprobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from router.core.live_request import LiveRequest
+from router.core.requests.live_request import LiveRequest
 from shared.loop_watch import LoopWatch
 from tests.simulation.mutation import Mutation, Patch, into
 

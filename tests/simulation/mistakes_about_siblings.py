@@ -6,11 +6,11 @@ import dataclasses
 
 import msgspec
 
-from router.core import siblings
 from router.core.effects import ClientRequest
-from router.core.fleet import Worker
-from router.core.live_request import LiveRequest
-from router.core.siblings import SiblingGroup
+from router.core.fleet.workers import Worker
+from router.core.requests import sampling_group
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.sampling_group import SiblingGroup
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -23,7 +23,7 @@ def _same_seed() -> list[Patch]:
         del number
         return dataclasses.replace(request, rid=rid, siblings=group)
 
-    return [(siblings, "_sibling", sibling)]
+    return [(sampling_group, "_sibling", sibling)]
 
 
 @_mistake("siblings", "each sibling has the prompt scored")
@@ -33,8 +33,8 @@ def _scored_each() -> list[Patch]:
         asked = request.params.prompt_logprobs
         return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=asked))
 
-    real = siblings._sibling
-    return [(siblings, "_sibling", sibling)]
+    real = sampling_group._sibling
+    return [(sampling_group, "_sibling", sibling)]
 
 
 @_mistake("siblings", "no sibling has the prompt scored")
@@ -43,8 +43,8 @@ def _scored_by_none() -> list[Patch]:
         made = real(request, rid, number, group)
         return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=-1))
 
-    real = siblings._sibling
-    return [(siblings, "_sibling", sibling)]
+    real = sampling_group._sibling
+    return [(sampling_group, "_sibling", sibling)]
 
 
 @_mistake("siblings", "siblings compute the prompt side by side")

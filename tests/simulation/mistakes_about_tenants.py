@@ -11,9 +11,9 @@ from decode.retraction import Retraction
 from prefill import scheduler as prefill_scheduler
 from prefill import waiting_queue
 from prefill.scheduler import PrefillScheduler
-from router.core.live_request import LiveRequest
-from router.core.request_queue import RequestQueue
-from router.core.tenants import Tenant, Tenants
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
+from router.core.requests.tenants import Tenant, Tenants
 from shared.kv.radix_cache import Node, RadixCache
 from shared.req import Req
 from shared.scheduling import tenant_shares

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.fleet import Worker
+from router.core.fleet.workers import Worker
 from shared.messages import Hello, Message
 from shared.scheduling.router_sessions import RouterSessions
 from tests.simulation.mutation import Mutation, Patch, into

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.backpressure import Backpressure
-from router.core.claims import Claims
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestAborted
-from router.core.fleet import Fleet, Lane, Worker
-from router.core.lifecycle import RequestEvent
-from router.core.live_request import LiveRequest
-from router.core.request_queue import RequestQueue
-from router.core.tenants import Tenant
-from router.core.worker_replies import WorkerReplies
+from router.core.fleet.workers import Fleet, Lane, Worker
+from router.core.queueing.backpressure import Backpressure
+from router.core.requests.lifecycle import RequestEvent
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
+from router.core.requests.reservations import Claims
+from router.core.requests.tenants import Tenant
+from router.core.worker_events.worker_replies import WorkerReplies
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -10,11 +10,11 @@ from decode.lifecycle import DecodeEvent
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.scheduler import DecodeScheduler
-from router.core.claims import Claims
 from router.core.dispatch import RouterCore
 from router.core.drain import RouterDrain
-from router.core.fleet import Worker
-from router.core.overtaking import PlacementPass
+from router.core.fleet.workers import Worker
+from router.core.queueing.backfill import PlacementPass
+from router.core.requests.reservations import Claims
 from shared.effects import Send
 from shared.messages import Migrating
 from shared.scheduling.request_states import RequestStates

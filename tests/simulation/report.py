@@ -15,7 +15,7 @@ from decode import lifecycle as decode
 from prefill import lifecycle as prefill
 from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
-from router.core.lifecycle import TRANSITIONS
+from router.core.requests.lifecycle import TRANSITIONS
 from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.faults import FAULTS

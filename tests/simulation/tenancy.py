@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestCompleted
-from router.core.fair_clock import FairClock
+from router.core.requests.fair_queue import FairClock
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import ScenarioSizes
 

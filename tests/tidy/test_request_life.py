@@ -11,8 +11,8 @@ from decode import lifecycle as decode
 from decode.lifecycle import DecodeEvent
 from prefill import lifecycle as prefill
 from prefill.lifecycle import PrefillEvent
-from router.core import lifecycle as router
-from router.core.lifecycle import RequestEvent
+from router.core.requests import lifecycle as router
+from router.core.requests.lifecycle import RequestEvent
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-life.md"
 DIAGRAMS = {

@@ -26,7 +26,7 @@ def test_the_project_is_seen() -> None:
         "shared/scheduling/event_loop.py",
         "decode/scheduler.py",
         "prefill/scheduler.py",
-        "router/core/lifecycle.py",
+        "router/core/requests/lifecycle.py",
     }
 
 

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
-from router.core.placement import POLICIES
+from router.core.fleet.placement import POLICIES
 from shared.errors import ConfigError
 from shared.kv.radix_cache import EVICTION_POLICIES
 from shared.local.config import ROLE_CONFIGS

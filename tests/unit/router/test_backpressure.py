@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.core.backpressure import RATES_MAX
 from router.core.effects import RequestFailed
+from router.core.queueing.backpressure import RATES_MAX
 from shared.messages import Decode, Limits, Prefill
 from tests.unit.router.deployment import ScriptedDeployment, request
 

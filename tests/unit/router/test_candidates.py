@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
-from router.core.fleet import Fleet, Worker
-from router.core.placement import (
+from router.core.fleet.placement import (
     Need,
     decode_rounds,
     decode_workers,
@@ -19,7 +18,8 @@ from router.core.placement import (
     prefill_rounds,
     prefill_workers,
 )
-from router.core.prefix_index import BLOCK_TOKENS, PrefixIndex
+from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
+from router.core.fleet.workers import Fleet, Worker
 from shared.messages import WORKER_ROLES, Limits, Load
 from tests.unit.router.deployment import hello
 

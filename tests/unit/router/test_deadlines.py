@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.deadlines import Deadlines
+from router.core.requests.deadlines import Deadlines
 
 
 def test_a_deadline_set_again_moves_and_one_cleared_meanwhile_does_not_come() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.effects import RequestFailed
-from router.core.live_request import VISITS_MAX
+from router.core.requests.live_request import VISITS_MAX
 from shared.grammar import Grammar
 from shared.links.events import Received
 from shared.messages import Cancel, Decode, Failed, Limits, Load, Prefill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.prefix_index import BLOCK_TOKENS, block_names
+from router.core.fleet.prefix_index import BLOCK_TOKENS, block_names
 from shared.messages import Prefilled
 from tests.unit.router.deployment import ScriptedDeployment, baton, request
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from router.core.fair_clock import TENANTS_MAX, FairClock
+from router.core.requests.fair_queue import TENANTS_MAX, FairClock
 
 
 def served(clock: FairClock, waiting: list[tuple[float, int, str]]) -> str:

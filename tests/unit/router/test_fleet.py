@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.assignments import AssignedTotals
 from router.core.effects import FleetPaired
-from router.core.fleet import MODELS_MAX, Fleet
-from router.core.prefix_index import PrefixIndex
+from router.core.fleet.assignments import AssignedTotals
+from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.workers import MODELS_MAX, Fleet
 from shared.effects import Note
 from shared.messages import WORKER_ROLES, Draining, Limits, Load, Role
 from tests.doubles.novelty import Novelty

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.lifecycle import TRANSITIONS, RequestEvent, RequestState, next_state
+from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState, next_state
 from shared.errors import InvariantError
 from tests.unit.router.deployment import ScriptedDeployment, request
 

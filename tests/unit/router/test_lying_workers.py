@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from router.core import books
 from router.core.effects import NewTokens, RequestEnded
+from router.core.worker_events import books
 from shared.bounds import COUNT_MAX
 from shared.links.events import PeerUp
 from shared.messages import (

@@ -9,9 +9,16 @@ from dataclasses import replace
 import pytest
 
 from router.config import RouterConfig
-from router.core.fleet import Fleet, Worker
-from router.core.placement import POLICIES, Need, decode_workers, place_decode, place_prefill, prefill_workers
-from router.core.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
+from router.core.fleet.placement import (
+    POLICIES,
+    Need,
+    decode_workers,
+    place_decode,
+    place_prefill,
+    prefill_workers,
+)
+from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
+from router.core.fleet.workers import Fleet, Worker
 from shared.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.text.seams import SLICE_BYTES, NoSeamError, Seams, find_seams
+from router.text.split_points import SLICE_BYTES, NoSeamError, Seams, find_seams
 from tests.unit.router.tokenizer_shapes import CORPUS, CUTTABLE, shaped, superwords
 
 WORDS = [word for line in CORPUS for word in line.split()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.siblings import PATIENCE_SECONDS, SEEDS, siblings
+from router.core.requests.sampling_group import PATIENCE_SECONDS, SEEDS, siblings
 from shared.messages import Cancel, Decode, Limits, Prefill
 from tests.unit.router.deployment import ScriptedDeployment, request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from router.core.silent_workers import ANSWERS_MAX, REQUESTS_MAX
+from router.core.worker_events.silent_workers import ANSWERS_MAX, REQUESTS_MAX
 from shared.grammar import Grammar
 from shared.messages import Cancel, Decode, Draining, Prefill
 from shared.sampling_params import SamplingParams

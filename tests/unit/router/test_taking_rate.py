@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.taking_rate import FORGOTTEN_SECONDS, TAKES_MIN, TakingRate
+from router.core.queueing.service_rate import FORGOTTEN_SECONDS, TAKES_MIN, TakingRate
 
 
 def served(rate: TakingRate, since: float, seconds: float, per_second: int) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestCompleted, RequestFailed
-from router.core.tenants import IDLE_TENANTS_MAX, Tenants
+from router.core.requests.tenants import IDLE_TENANTS_MAX, Tenants
 from shared.errors import ConfigError
 from shared.messages import Decode, Limits, Prefill, Prefilled
 from shared.process.settings import load

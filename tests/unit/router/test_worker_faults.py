@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from router.core import books
 from router.core.effects import EndSession, RequestCompleted, RequestFailed
-from router.core.worker_replies import WorkerReplies
+from router.core.worker_events import books
+from router.core.worker_events.worker_replies import WorkerReplies
 from shared.errors import InvariantError
 from shared.messages import Draining, Generated, Joined, Row
 from tests.doubles.breaking import broken_off_at

@@ -22,13 +22,13 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest
-from router.core.fleet import Fleet, Lane
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
-from router.core.overtaking import PlacementPass
-from router.core.request_queue import RequestQueue
-from router.core.taking_rate import TakingRate
-from router.core.tenants import Tenant
+from router.core.fleet.workers import Fleet, Lane
+from router.core.queueing.backfill import PlacementPass
+from router.core.queueing.service_rate import TakingRate
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
+from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
 RATES_MAX = 64  # models and lanes whose rates are kept

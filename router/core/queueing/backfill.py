@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.core.live_request import LiveRequest
+from router.core.requests.live_request import LiveRequest
 
 Group = tuple[str, str, str]
 

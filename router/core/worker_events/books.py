@@ -12,11 +12,11 @@ import contextlib
 from collections import Counter
 from typing import Any, get_args
 
-from router.core.claims import Deadline
-from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
-from router.core.request_table import BEFORE_DECODE, RequestTable
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import BEFORE_DECODE, RequestTable
+from router.core.requests.reservations import Deadline
 from shared import messages
 from shared.errors import InvariantError
 

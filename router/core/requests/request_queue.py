@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from math import inf
 
-from router.core.fair_clock import FairClock
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
+from router.core.requests.fair_queue import FairClock
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
 
 
 class RequestQueue:

@@ -9,8 +9,8 @@ import math
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
-from router.core.fleet import Fleet
-from router.core.tenants import Tenant
+from router.core.fleet.workers import Fleet
+from router.core.requests.tenants import Tenant
 from shared.messages import WORKER_ROLES
 from shared.scheduling.tenant_shares import share_of
 

@@ -19,8 +19,6 @@ from collections import Counter, defaultdict
 from functools import partial
 
 from router.config import RouterConfig
-from router.core.claims import Claims
-from router.core.commands import decode_command, prefill_command
 from router.core.counters import RouterCounters
 from router.core.effects import (
     ClientRequest,
@@ -33,14 +31,16 @@ from router.core.effects import (
     RouterEffect,
     outcome_word,
 )
-from router.core.ended_requests import EndedRequests
-from router.core.fleet import Lane
-from router.core.lifecycle import RequestEvent, RequestState, next_state
-from router.core.live_request import LiveRequest
-from router.core.placement import Need, Placement
-from router.core.prefix_index import PrefixIndex, block_names
-from router.core.siblings import SiblingGroups
-from router.core.tenants import Tenants
+from router.core.fleet.placement import Need, Placement
+from router.core.fleet.prefix_index import PrefixIndex, block_names
+from router.core.fleet.workers import Lane
+from router.core.requests.commands import decode_command, prefill_command
+from router.core.requests.ended_requests import EndedRequests
+from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.reservations import Claims
+from router.core.requests.sampling_group import SiblingGroups
+from router.core.requests.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
 from shared.effects import Note

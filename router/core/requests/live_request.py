@@ -11,11 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
-from router.core.fleet import Lane, Worker
-from router.core.lifecycle import TRANSITIONS, RequestState
-from router.core.placement import Need
-from router.core.siblings import SiblingGroup
-from router.core.tenants import Tenant
+from router.core.fleet.placement import Need
+from router.core.fleet.workers import Lane, Worker
+from router.core.requests.lifecycle import TRANSITIONS, RequestState
+from router.core.requests.sampling_group import SiblingGroup
+from router.core.requests.tenants import Tenant
 from shared.baton import Baton
 from shared.messages import FinishReason
 

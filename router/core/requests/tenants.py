@@ -13,8 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.config import RouterConfig, weight_of
-from router.core.lifecycle import RequestState
-from router.core.token_bucket import TokenBucket
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.token_bucket import TokenBucket
 
 IDLE_TENANTS_MAX = 10_000  # remembered for what they have spent; about 5 MB
 

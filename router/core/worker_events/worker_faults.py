@@ -11,13 +11,13 @@ books are checked, and if they still disagree the error is raised after all: a c
 
 from __future__ import annotations
 
-from router.core import books
 from router.core.counters import RouterCounters
 from router.core.effects import EndSession, RequestEnded, RequestFailed, RouterEffect
-from router.core.fleet import Fleet
-from router.core.live_request import LiveRequest
-from router.core.membership import Membership
-from router.core.request_table import RequestTable
+from router.core.fleet.workers import Fleet
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
+from router.core.worker_events import books
+from router.core.worker_events.membership import Membership
 from shared.effects import Note
 from shared.links.session import reason_of
 

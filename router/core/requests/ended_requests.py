@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from router.core.live_request import LiveRequest
+from router.core.requests.live_request import LiveRequest
 
 
 class EndedRequests:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from router.config import RouterConfig
-from router.core.fleet import Fleet, Worker
-from router.core.prefix_index import PrefixIndex
+from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.workers import Fleet, Worker
 from shared.messages import Role
 
 

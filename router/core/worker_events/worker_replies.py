@@ -11,17 +11,17 @@ from __future__ import annotations
 from functools import partial
 
 from router.config import RouterConfig
-from router.core.backpressure import Backpressure
 from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.fleet import Worker
-from router.core.lifecycle import RequestEvent, RequestState
-from router.core.live_request import LiveRequest
-from router.core.partitions import Partitions
-from router.core.request_table import RequestTable
-from router.core.siblings import PATIENCE_SECONDS, SiblingGroup
-from router.core.silent_workers import SilentWorkers
-from router.core.sound_batons import unsound_baton
+from router.core.fleet.unreachable_pairs import Partitions
+from router.core.fleet.workers import Worker
+from router.core.queueing.backpressure import Backpressure
+from router.core.requests.lifecycle import RequestEvent, RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
+from router.core.requests.sampling_group import PATIENCE_SECONDS, SiblingGroup
+from router.core.worker_events.silent_workers import SilentWorkers
+from router.core.worker_events.sound_batons import unsound_baton
 from shared import messages
 from shared.baton import Baton
 from shared.messages import FinishReason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.live_request import LiveRequest
+from router.core.requests.live_request import LiveRequest
 from shared.messages import Decode, Prefill
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.core.assignments import AssignedTotals, Assignment, totals_of
-from router.core.open_workers import OpenWorkers
-from router.core.prefix_index import PrefixIndex
+from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
+from router.core.fleet.open_workers import OpenWorkers
+from router.core.fleet.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
 from shared.scheduling.tenant_shares import share_of

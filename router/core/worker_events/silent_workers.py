@@ -23,14 +23,14 @@ from collections import deque
 from itertools import islice
 
 from router.config import RouterConfig
-from router.core.assignments import Assignment
-from router.core.claims import Deadline
 from router.core.counters import RouterCounters
 from router.core.effects import RouterEffect
-from router.core.fleet import Fleet, Worker
-from router.core.lifecycle import RequestEvent
-from router.core.live_request import LiveRequest
-from router.core.request_table import RequestTable
+from router.core.fleet.assignments import Assignment
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.lifecycle import RequestEvent
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import RequestTable
+from router.core.requests.reservations import Deadline
 from shared.effects import Note
 from shared.messages import WORKER_ROLES, Role
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Literal
 
 from router.config import RouterConfig
-from router.core.deadlines import Deadlines
 from router.core.effects import RouterEffect
-from router.core.fleet import Worker
-from router.core.lifecycle import RequestState
-from router.core.live_request import LiveRequest
-from router.core.placement import Placement
-from router.core.prefix_index import PrefixIndex, block_names
-from router.core.request_queue import RequestQueue
+from router.core.fleet.placement import Placement
+from router.core.fleet.prefix_index import PrefixIndex, block_names
+from router.core.fleet.workers import Worker
+from router.core.requests.deadlines import Deadlines
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
 from shared import messages
 from shared.baton import Baton
 from shared.effects import Note, Send

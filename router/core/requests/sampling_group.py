@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from router.core.effects import ClientRequest
-from router.core.fleet import Worker
-from router.core.lifecycle import RequestState
+from router.core.fleet.workers import Worker
+from router.core.requests.lifecycle import RequestState
 
 if TYPE_CHECKING:
-    from router.core.live_request import LiveRequest
+    from router.core.requests.live_request import LiveRequest
 
 PATIENCE_SECONDS = 2.0  # that siblings wait for the worker with their prompt, while others might compute it
 SEEDS = 1 << 64

@@ -9,8 +9,8 @@ holder knows; the worker that reads checks that it is within bounds (`shared.sch
 
 from __future__ import annotations
 
-from router.core.fleet import Worker
-from router.core.live_request import LiveRequest
+from router.core.fleet.workers import Worker
+from router.core.requests.live_request import LiveRequest
 from shared.baton import Baton
 from shared.kv.page_pool import pages_for_tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.config import RouterConfig
 from router.core.effects import RequestFailed
-from router.core.fleet import Fleet
+from router.core.fleet.workers import Fleet
 
 
 def timed_out(kind: str, waited_seconds: float, fleet: Fleet, settings: RouterConfig) -> RequestFailed:

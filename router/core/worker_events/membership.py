@@ -5,12 +5,12 @@ It knows no queues: that something may be placed after each of these is the core
 
 from __future__ import annotations
 
-from router.core.claims import Deadline
 from router.core.counters import RouterCounters
 from router.core.effects import FleetPaired, RouterEffect
-from router.core.fleet import Fleet, Worker
-from router.core.partitions import Partitions
-from router.core.request_table import RequestTable
+from router.core.fleet.unreachable_pairs import Partitions
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.request_table import RequestTable
+from router.core.requests.reservations import Deadline
 from shared import messages
 from shared.effects import Note
 from shared.links.events import PeerUp

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from router.core.fleet import Worker
+    from router.core.fleet.workers import Worker
 
 
 class OpenWorkers:

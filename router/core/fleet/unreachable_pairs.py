@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from router.core.fleet import Fleet, Worker
+from router.core.fleet.workers import Fleet, Worker
 
 
 class Partitions:

@@ -1,0 +1,1 @@
+"""Who is taken into the queue, who may pass whom in it, and who is refused."""
