@@ -6,8 +6,8 @@ the same inputs give the same effects. The steps of a request are in `request_ta
 
 Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
 first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
-waiting ones. Tenants take turns in the queues (`fair_clock`), and a request that finds no room is overtaken by smaller
-ones for a while (`overtaking`).
+waiting ones. Tenants take turns in the queues (`virtual_time`), and smaller requests go past one that finds no room for
+a while (`backfill`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.core.effects import ClientRequest, RequestAborted, RequestCompleted,
 from router.core.fleet import placement
 from router.core.fleet.placement import Placement
 from router.core.fleet.prefix_index import PrefixIndex
-from router.core.fleet.unreachable_pairs import Partitions
+from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.admission import refusal, tenant_refusal, wait_refusal
 from router.core.queueing.backfill import PlacementPass
@@ -53,7 +53,7 @@ class RouterCore:
         self._effects: list[RouterEffect] = []
         self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
-        self._partitions = Partitions(settings.unreachable_seconds)
+        self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
             settings, self.fleet, self._requests, self.counters, self._effects
         )
@@ -61,12 +61,12 @@ class RouterCore:
             settings,
             self._requests,
             self._backpressure,
-            self._partitions,
+            self._unreachable_pairs,
             self._silent_workers,
             self.counters,
         )
         self._membership = Membership(
-            self.fleet, self._requests, self._partitions, self.counters, self._effects
+            self.fleet, self._requests, self._unreachable_pairs, self.counters, self._effects
         )
         self._worker_faults = WorkerFaults(
             self.fleet, self._requests, self._membership, self.counters, self._effects
@@ -79,11 +79,11 @@ class RouterCore:
     def submit(self, request: ClientRequest, now: float) -> None:
         """A client's request; the answer, also a refusal, comes as effects."""
         tenant = self._requests.tenants.find(request.tenant, now)
-        failed = refusal(request, self.fleet, len(self._requests.claims.waiting), self.settings)
+        failed = refusal(request, self.fleet, len(self._requests.reservations.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is None:
-            seconds = self._backpressure.seconds_to_wait(self._requests.claims.waiting, request, now)
+            seconds = self._backpressure.seconds_to_wait(self._requests.reservations.waiting, request, now)
             failed = wait_refusal(seconds, self.settings)
         if failed is not None:
             self._requests.refuse(request, failed)
@@ -143,11 +143,11 @@ class RouterCore:
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
-        for kind, name in self._requests.claims.deadlines.due(now):
+        for kind, name in self._requests.reservations.deadlines.due(now):
             if kind in ("pause", "rest"):
                 self._placeable = True
             elif kind == "renew":
-                self._requests.claims.renew(self._requests.live[name], now)
+                self._requests.reservations.renew(self._requests.live[name], now)
             elif kind in ("stall", "silent", "trial"):
                 self._placeable |= self._silent_workers.due(kind, name, now)
             else:
@@ -156,7 +156,7 @@ class RouterCore:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do at the latest; None: nothing."""
-        return self._requests.claims.deadlines.next()
+        return self._requests.reservations.deadlines.next()
 
     # ---- outputs -----------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class RouterCore:
                 live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
             )
         elif kind == "wait" and (until := self._waits_for_sibling(live, now)) > now:
-            self._requests.claims.deadlines.set(("wait", live.rid), until)
+            self._requests.reservations.deadlines.set(("wait", live.rid), until)
         else:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
             self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
@@ -227,7 +227,7 @@ class RouterCore:
         if self._placeable:
             self._placeable = False
             self._place_ready(now)
-            waiting = self._requests.claims.waiting.in_order()
+            waiting = self._requests.reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.overtakes_max)
             self._serve(waiting, self._to_prefill, attempts, now)
             self._backpressure.waiting_passed(attempts, now)
@@ -238,14 +238,14 @@ class RouterCore:
         In another order a draining worker at saturation would keep its streams until it ends: new requests would take
         each slot that falls free, or the room that a migration had reserved.
         """
-        ready = self._requests.claims.ready.in_order()
+        ready = self._requests.reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]
         attempts = PlacementPass(self.settings.overtakes_max)
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
         self._serve(others, self._to_decode, attempts, now)
-        self._backpressure.ready_passed(attempts, self._requests.claims.ready.in_order(), now)
+        self._backpressure.ready_passed(attempts, self._requests.reservations.ready.in_order(), now)
 
     def _serve(
         self,
@@ -271,14 +271,14 @@ class RouterCore:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return None
-        if live.siblings is not None and live.siblings.holds_back(live):
+        if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return None
         workers: Sequence[Worker] = []
-        source = self._with_siblings(live, now)
+        source = self._with_group(live, now)
         rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
         for workers in rounds:
             in_open_lanes = self._in_open_lanes(workers, live.tenant, now)
-            may_take = self._partitions.holders(in_open_lanes, self.fleet, now)
+            may_take = self._unreachable_pairs.holders(in_open_lanes, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:
                 self.fleet.mark_chosen(choice.worker)
@@ -286,18 +286,22 @@ class RouterCore:
                 return True
         return False if workers and source is None else None
 
-    def _with_siblings(self, live: LiveRequest, now: float) -> Worker | None:
+    def _with_group(self, live: LiveRequest, now: float) -> Worker | None:
         """The prefill worker that has its prompt from a sibling, and that it waits for; None: any will do."""
-        worker = live.siblings.source_for(now) if live.siblings is not None else None
-        if worker is None or worker.peer in live.avoided or self._partitions.cut_off(worker, self.fleet, now):
+        worker = live.sampling_group.source_for(now) if live.sampling_group is not None else None
+        if (
+            worker is None
+            or worker.peer in live.avoided
+            or self._unreachable_pairs.cut_off(worker, self.fleet, now)
+        ):
             return None
         return worker if placement.could_prefill(live.need, worker, self.fleet) else None
 
     def _waits_for_sibling(self, live: LiveRequest, now: float) -> float:
         """Until when it may wait for a worker, since a sibling computes or has just computed its prompt."""
-        if live.siblings is None:
+        if live.sampling_group is None:
             return now
-        since = now if live.siblings.holds_back(live) else live.siblings.computed_at
+        since = now if live.sampling_group.holds_back(live) else live.sampling_group.computed_at
         return since + self.settings.waiting_seconds_max
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
@@ -308,7 +312,7 @@ class RouterCore:
         if standing >= ready_max or tenant.before_decode >= share:
             return []
         full = self._backpressure.full_lanes(tenant, now)
-        return [worker for worker in workers if worker.lane not in full] if full else workers
+        return [worker for worker in workers if worker.kv_group not in full] if full else workers
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         choice, some_fit = self._reader(live, now)
@@ -334,7 +338,7 @@ class RouterCore:
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._untried(live, workers)
             some_fit |= bool(untried)
-            for readers in self._partitions.readers(live.waits_on, untried, now):
+            for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
                 choice = placement.place_decode(live.need, readers, self.fleet.prefixes, self.settings, now)
                 if choice is not None:
                     return choice, True
@@ -342,17 +346,17 @@ class RouterCore:
 
     def _beside_sibling(self, live: LiveRequest, holder: Worker, now: float) -> Placement | None:
         """The decode worker that has the prompt from a sibling, if it has room and can fetch the rest."""
-        reader = live.siblings.reader if live.siblings is not None else None
+        reader = live.sampling_group.reader if live.sampling_group is not None else None
         if (
-            live.siblings is None
+            live.sampling_group is None
             or reader is None
             or not placement.could_decode(live.need, reader, self.fleet)
         ):
             return None
-        if reader.peer in live.unread_by or not next(self._partitions.readers(holder, [reader], now)):
+        if reader.peer in live.unread_by or not next(self._unreachable_pairs.readers(holder, [reader], now)):
             return None
-        shared = len(live.request.token_ids) if live.siblings.is_at_reader else 0
-        return placement.place_beside_sibling(live.need, reader, shared, self.settings, now)
+        shared = len(live.request.token_ids) if live.sampling_group.is_at_reader else 0
+        return placement.place_beside_group(live.need, reader, shared, self.settings, now)
 
     def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Those of the decode workers that have not failed to fetch its pages."""

@@ -29,14 +29,14 @@ class ClientRequest:
     cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
-    siblings: str = (
+    sampling_group: str = (
         ""  # rid of the first of all requests of this prompt, as `n` asks for them; empty: it is alone
     )
 
     @property
     def charged_tokens(self) -> int:
         """Tokens of the prompt that this request is charged for: the first of its siblings pays for all."""
-        return len(self.token_ids) if self.siblings in ("", self.rid) else 0
+        return len(self.token_ids) if self.sampling_group in ("", self.rid) else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from router.access.client_address import tenant_of
 from router.access.usage_accounts import UsageAccount
 from router.core.effects import ClientRequest
-from router.core.requests.sampling_group import siblings
+from router.core.requests.sampling_group import split_choices
 from router.openai.answers.answer_bytes import AskedAnswer, HeldBytes
 from router.openai.answers.answer_writer import AnswerWriter
 from router.openai.answers.kept_answer import KeptAnswer
@@ -199,7 +199,7 @@ class CompletionEndpoint:
                 session=_opaque(fields.prompt_cache_key),
                 eos_token_ids=tokenizer.eos_token_ids,
             )
-            requests += siblings(request, rids[index * count : (index + 1) * count])
+            requests += split_choices(request, rids[index * count : (index + 1) * count])
             if prompt := told_prompt(fields, token_ids, count, tokenizer):
                 told += [prompt] * count
         return WantedAnswer(

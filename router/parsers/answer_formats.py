@@ -1,6 +1,6 @@
 """How a model writes its thoughts and its calls of tools, and how that is found out.
 
-The families' ways are data: `router/parsers/response_templates`, in the words of transformers' response templates. A model's
+The families' ways are data: `response_templates` beside this file, in the words of transformers' own. A model's
 own template goes before them, then the names in the settings, then the marks in its chat template.
 A model of which nothing is known writes text alone.
 

@@ -11,7 +11,7 @@ cuts whatever stands on both sides. Five kinds are known:
     at a space        word next       the space falls between, for tokenizers that put one before each text (Llama 2)
 
 Which of them a tokenizer has is found out when it is loaded. A kind counts if no token of the vocabulary spans it, so
-that no merge can, and if a set of samples encodes equally in one and in two parts. A tokenizer without seams, and a
+that no merge can, and if a set of samples encodes equally in one and in two parts. A tokenizer that has none, and a
 text without any in `SLICE_BYTES`, is encoded in one call or not at all.
 
 This file knows neither messages nor context lengths.
@@ -49,8 +49,8 @@ _BEFORE_SAMPLES = ["The fox", "x = {7", "don't,(a", "日本語", "über", "a  \n
 _AFTER_SAMPLES = ["fox.", "7 + 8\n", "a\n\n  b", "日本", "é!", "1234567 x", "B  ", "'s", "x🙂"]
 
 
-class Seams:
-    """The seams of one tokenizer; none where a cut is not exact."""
+class SplitPoints:
+    """The split points of one tokenizer; none where a cut is not exact."""
 
     def __init__(self, patterns: list[str]):
         self._pattern = re.compile("|".join(patterns)) if patterns else None
@@ -58,13 +58,13 @@ class Seams:
     def slices(self, text: str, chars_max: int) -> Iterator[str]:
         """`text` in slices of at most `chars_max` characters and `SLICE_BYTES`.
 
-        Raises `NoSeamError` behind the last slice that could be cut.
+        Raises `NoSplitPointError` behind the last slice that could be cut.
         """
         at = 0
         while len(text) - at > (fits := len(_window(text, at, chars_max))):
             cut = self._last_seam(text, at, at + fits)
             if cut is None:
-                raise NoSeamError(fits)
+                raise NoSplitPointError(fits)
             yield text[at : cut[0]]
             at = cut[1]
         yield text[at:]
@@ -81,7 +81,7 @@ class Seams:
         return None
 
 
-class NoSeamError(Exception):
+class NoSplitPointError(Exception):
     """A text has no seam within the `chars` that may be encoded in one call."""
 
     def __init__(self, chars: int):
@@ -89,8 +89,8 @@ class NoSeamError(Exception):
         self.chars = chars
 
 
-def find_seams(encode: Encode, vocabulary: list[str], added_tokens: list[str]) -> Seams:
-    """The seams of a tokenizer: `encode` adds no special tokens, `vocabulary` has the text of every other token."""
+def find_split_points(encode: Encode, vocabulary: list[str], added_tokens: list[str]) -> SplitPoints:
+    """Those of a tokenizer: `encode` adds no special tokens, `vocabulary` has the text of every other token."""
     alternatives = [
         [_BEFORE_SPACE, _AFTER_LINES],
         [_BEFORE_SPACE, _AFTER_LINE, _BEFORE_LINE],
@@ -100,8 +100,8 @@ def find_seams(encode: Encode, vocabulary: list[str], added_tokens: list[str]) -
     ]
     for patterns in alternatives:
         if all(_holds(pattern, encode, vocabulary, added_tokens) for pattern in patterns):
-            return Seams(patterns)
-    return Seams([])
+            return SplitPoints(patterns)
+    return SplitPoints([])
 
 
 def _holds(pattern: str, encode: Encode, vocabulary: list[str], added_tokens: list[str]) -> bool:

@@ -4,7 +4,7 @@ Only this file and the readers of answers (`answer_formats`, `answer_parser`) im
 folder (tokenizer, chat template, config.json) and neither HTTP nor requests. Chats are rendered by `chat_template`, and
 `control_tokens` keeps what users typed from becoming one. `router.text.detokenizer` goes back from ids to text.
 
-Encoding is bounded: a long text is encoded in slices that `seams` finds, and no further than a number of tokens.
+Encoding is bounded: a long text is encoded in slices that `split_points` finds, and no further than a number of tokens.
 
 transformers imports torch wherever it is installed, which costs a router seconds and half a gigabyte for nothing.
 `hide_torch`, called before the first load, hides torch from this process.
@@ -23,7 +23,7 @@ from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids
-from router.text.split_points import NoSeamError, find_seams
+from router.text.split_points import NoSplitPointError, find_split_points
 from router.text.time_limit import TimeLimit
 from shared.errors import ModelError
 from shared.model_files import read_config
@@ -81,7 +81,9 @@ class Tokenizer:
         self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
         self.eos_token_ids = read_eos_token_ids(folder, config) | token_ids(tokenizer.eos_token_id)
         texts = self._backend.decode_batch([[i] for i in vocabulary.values() if i not in added])
-        self._seams = find_seams(self._encode_once, texts, [token.content for token in added.values()])
+        self._split_points = find_split_points(
+            self._encode_once, texts, [token.content for token in added.values()]
+        )
         self._before, self._behind = self._frame()
         self._spelling = _SpellingSpecials(self._backend)
         self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
@@ -166,11 +168,11 @@ class Tokenizer:
             return self._encode_once(text, backend)
         ids: list[int] = []
         try:
-            for part in self._seams.slices(text, CHARS_PER_TOKEN * tokens_max):
+            for part in self._split_points.slices(text, CHARS_PER_TOKEN * tokens_max):
                 ids += self._encode_once(part, backend)
                 if len(ids) > tokens_max:
                     raise TooLongError(f"more than {tokens_max} tokens, which is the model's context")
-        except NoSeamError as error:
+        except NoSplitPointError as error:
             uncut = f"more than {error.chars} characters without a space or line break at which it can be cut"
             raise TooLongError(f"{uncut}, too many to be tokenized at once") from None
         return ids

@@ -340,7 +340,7 @@ ROUTER_BOUNDS = (
         "the oldest starts at the clock again",
         "10,000 entries: 1 MiB",
         f"{UNIT}/test_fair_clock.py::test_the_tenants_remembered_are_bounded",
-        place="router.core.requests.fair_queue",
+        place="router.core.requests.virtual_time",
     ),
     Bound(
         "IDLE_TENANTS_MAX",

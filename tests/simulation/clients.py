@@ -16,7 +16,7 @@ import shared.baton
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
-from router.core.requests.sampling_group import siblings
+from router.core.requests.sampling_group import split_choices
 from shared.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, Received
@@ -209,7 +209,7 @@ class Router:
             session=planned.session,
             eos_token_ids=EOS_TOKEN_IDS,
         )
-        return siblings(request, planned.group)[number] if planned.group else request
+        return split_choices(request, planned.group)[number] if planned.group else request
 
     def _abort(self, client: SimulatedClient) -> None:
         self.core.cancel(client.planned.rid, self.process.now)

@@ -87,10 +87,13 @@ class JudgedRouterCore(RouterCore):
 
     def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
-            live, self._requests.claims.waiting, RequestState.WAITING, lambda other: self._takes(other, now)
+            live,
+            self._requests.reservations.waiting,
+            RequestState.WAITING,
+            lambda other: self._takes(other, now),
         )
         placed = super()._to_prefill(live, now)
-        if placed and judged_waits.is_bounded(self, live.lane, now):
+        if placed and judged_waits.is_bounded(self, live.kv_group, now):
             self.judged["no more is computed than decode takes"] += 1
             judged_waits.prove_needed(self, live, now)
         return placed
@@ -103,14 +106,17 @@ class JudgedRouterCore(RouterCore):
             judged_waits.prove_refusal(self, request, before)
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
-        for lane in self._backpressure.full_lanes(tenant, now):
+        for kv_group in self._backpressure.full_lanes(tenant, now):
             self.judged["enough stands before decode"] += 1
-            judged_waits.prove_not_shut(self, lane, tenant)
+            judged_waits.prove_not_shut(self, kv_group, tenant)
         return super()._in_open_lanes(workers, tenant, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
-            live, self._requests.claims.ready, RequestState.READY, lambda other: self._fetches(other, now)
+            live,
+            self._requests.reservations.ready,
+            RequestState.READY,
+            lambda other: self._fetches(other, now),
         )
         if not live.migrating and self._fetches(live, now):
             self._judge_migrations(live, now)
@@ -168,12 +174,12 @@ class JudgedRouterCore(RouterCore):
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max:
             return False
-        if live.siblings is not None and live.siblings.holds_back(live):
+        if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return False
-        source = self._with_siblings(live, now)
+        source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
         workers = self._in_open_lanes(able, live.tenant, now)
-        may_take = self._partitions.holders(workers, self.fleet, now)
+        may_take = self._unreachable_pairs.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
         )

@@ -1,4 +1,4 @@
-"""The oracle for groups of siblings: a prompt is computed once, however many answers to it are wanted.
+"""The oracle for groups of sampling_group: a prompt is computed once, however many answers to it are wanted.
 
 It looks at what each prefill worker computed of each request, and when it began. A worker that had to evict may compute
 a prompt once more; so may another one, for siblings that have waited long enough for theirs. So only groups without

@@ -17,18 +17,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from router.core.dispatch import RouterCore
-from router.core.fleet.workers import Lane, Worker
+from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import PATIENCE_SECONDS
 from shared.scheduling.tenant_shares import share_of
 
-STANDING_MIN = 2  # requests that may stand before decode in every lane
+STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
 
 def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
     """Returns how many requests were asked about. Nobody is where a deadline is due: its tick is still to come."""
-    waiting, deadline = core._requests.claims.waiting.in_order(), core.next_deadline()
+    waiting, deadline = core._requests.reservations.waiting.in_order(), core.next_deadline()
     assert len(waiting) == sum(live.state is RequestState.WAITING for live in core._requests.live.values())
     if not waiting or (deadline is not None and deadline <= now):
         return 0
@@ -58,21 +58,21 @@ class FreePlaces:
         self._settings = core.settings
         self._now = now
         self._running: Counter[str] = Counter()  # by tenant
-        self._before_decode: Counter[str] = Counter()  # by tenant, in all lanes
-        self._standing: defaultdict[Lane, Counter[str]] = defaultdict(Counter)  # the same by lane
+        self._before_decode: Counter[str] = Counter()  # by tenant, in all kv_groups
+        self._standing: defaultdict[KvGroup, Counter[str]] = defaultdict(Counter)  # the same by kv_group
         for live in core._requests.live.values():
             tenant = live.tenant.name
             self._running[tenant] += live.state is not RequestState.WAITING
             if live.state in (RequestState.PREFILLING, RequestState.READY):
                 self._before_decode[tenant] += 1
-                self._standing[live.lane][tenant] += 1
-        self._readers: defaultdict[Lane, list[str]] = defaultdict(list)
+                self._standing[live.kv_group][tenant] += 1
+        self._readers: defaultdict[KvGroup, list[str]] = defaultdict(list)
         self._prefill: list[Worker] = []
         for worker in core.fleet.workers.values():
             if worker.hello.role == "prefill":
                 self._prefill.append(worker)
             elif not worker.draining:
-                self._readers[worker.lane].append(worker.peer)
+                self._readers[worker.kv_group].append(worker.peer)
 
     def is_wanted(self, live: LiveRequest) -> bool:
         """Whether the request could go anywhere, if there were room."""
@@ -100,7 +100,7 @@ class FreePlaces:
                 and self._now >= worker.paused_until
                 and len(worker.assigned) < places
                 and (not own or own < share_of(places, share_max))
-                and self._lane_is_open(worker.lane, tenant)
+                and self._lane_is_open(worker.kv_group, tenant)
                 and not self._is_cut_off(worker)
             ):
                 yield worker
@@ -112,14 +112,14 @@ class FreePlaces:
 
     def _held_back(self, live: LiveRequest) -> bool:
         """Whether a sibling computes its prompt, which no worker that takes requests has computed before."""
-        first = live.siblings._computing if live.siblings is not None else None
+        first = live.sampling_group._computing if live.sampling_group is not None else None
         if first is None or first is live or self._places_of_prompt(live):
             return False
         return first.rid in self._core._requests.live and first.state is RequestState.PREFILLING
 
     def _sources(self, live: LiveRequest) -> list[Worker]:
         """The worker that it waits for, because it has computed the prompt just now."""
-        group = live.siblings
+        group = live.sampling_group
         if group is None or self._now >= group.computed_at + PATIENCE_SECONDS:
             return []
         return [
@@ -127,11 +127,11 @@ class FreePlaces:
             for worker in self._able(live)
             if worker in self._places_of_prompt(live)
             and worker.peer not in live.avoided
-            and not self._core._partitions.cut_off(worker, self._core.fleet, self._now)
+            and not self._core._unreachable_pairs.cut_off(worker, self._core.fleet, self._now)
         ]
 
     def _places_of_prompt(self, live: LiveRequest) -> list[Worker]:
-        worker = live.siblings._prefill if live.siblings is not None else None
+        worker = live.sampling_group._prefill if live.sampling_group is not None else None
         return [worker] if worker is not None and worker.up and not worker.draining else []
 
     def _able(self, live: LiveRequest) -> Iterator[Worker]:
@@ -145,26 +145,26 @@ class FreePlaces:
                 hello.model_name == request.model
                 and live.model in ("", hello.model)
                 and all(tokens <= most for most in capacity)
-                and (not more_than_one or self._readers[worker.lane])
+                and (not more_than_one or self._readers[worker.kv_group])
             ):
                 yield worker
 
-    def _lane_is_open(self, lane: Lane, tenant: str) -> bool:
+    def _lane_is_open(self, kv_group: KvGroup, tenant: str) -> bool:
         """Whether less of the tenant stands before decode than decode surely takes in `ready_seconds`."""
-        rate = self._core._backpressure._lanes.get(lane)
+        rate = self._core._backpressure._kv_groups.get(kv_group)
         if rate is None or not rate.blocked:
             return True
         seconds = self._settings.ready_seconds
         per_second = rate.per_second(self._now, seconds)
         if per_second is None:
             return True
-        bound = max(STANDING_MIN, len(self._readers[lane]), int(per_second * seconds))
-        standing = self._standing[lane]
+        bound = max(STANDING_MIN, len(self._readers[kv_group]), int(per_second * seconds))
+        standing = self._standing[kv_group]
         if not self._before_decode[tenant]:
             return len(standing) < bound
         share = share_of(bound, self._settings.tenant_share_max)
         return standing.total() < bound and self._before_decode[tenant] < share
 
     def _is_cut_off(self, worker: Worker) -> bool:
-        failed = self._core._partitions._until.get(worker.peer, {})
+        failed = self._core._unreachable_pairs._until.get(worker.peer, {})
         return any(until > self._now for until in failed.values())

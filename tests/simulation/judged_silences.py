@@ -46,7 +46,7 @@ class Sent:
     at: float  # seconds
     tokens: int
     reported: bool  # the worker reports it: no grammar must be compiled before
-    lane: tuple[str, str]
+    kv_group: tuple[str, str]
     answered_at: float | None = None
 
 
@@ -69,7 +69,7 @@ class JudgedSilences:
             worker = self._core.fleet.workers[peer]
             tokens = len(message.token_ids) if isinstance(message, Prefill) else 0
             reported = message.params.grammar is None
-            sent = Sent(peer, message.attempt, now, tokens, reported, worker.lane)
+            sent = Sent(peer, message.attempt, now, tokens, reported, worker.kv_group)
             self._prove_may_have(peer, now)
             self._open[peer][message.rid] = sent
         elif isinstance(message, Cancel):
@@ -115,7 +115,7 @@ class JudgedSilences:
             if isinstance(message, Prefilled):
                 sent.tokens -= message.cached_tokens
             role = self._core.fleet.workers[peer].hello.role
-            self._answers[role, sent.lane].append(sent)
+            self._answers[role, sent.kv_group].append(sent)
         if not isinstance(message, Row | Joined | Scored):
             self._end(peer, message.rid, message.attempt, now)
 
@@ -152,7 +152,7 @@ class JudgedSilences:
         role = self._core.fleet.workers[sent.peer].hello.role
         compared = [
             other
-            for other in self._answers[role, sent.lane]
+            for other in self._answers[role, sent.kv_group]
             if other.peer != sent.peer
             and other.at > sent.at
             and (other.answered_at or 0.0) <= at

@@ -12,7 +12,7 @@ from collections import Counter
 
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
-from router.core.fleet.workers import Lane
+from router.core.fleet.workers import KvGroup
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
@@ -20,7 +20,7 @@ from shared.scheduling.tenant_shares import share_of
 
 def standing_before(core: RouterCore, request: ClientRequest) -> int:
     """How many of its model wait whose turn is before that of a request which is about to come."""
-    queue = core._requests.claims.waiting
+    queue = core._requests.reservations.waiting
     own = (-request.priority, queue.clock.next_start(request.tenant))
     return sum(
         queue._order(other)[:2] <= own for other in queue.in_order() if other.request.model == request.model
@@ -43,22 +43,22 @@ def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None
     )
 
 
-def is_bounded(core: RouterCore, lane: Lane, now: float) -> bool:
-    """Whether requests wait for decode in the lane, and the rate is known at which it takes them."""
-    rate = core._backpressure._lanes.get(lane)
+def is_bounded(core: RouterCore, kv_group: KvGroup, now: float) -> bool:
+    """Whether requests wait for decode in the kv_group, and the rate is known at which it takes them."""
+    rate = core._backpressure._kv_groups.get(kv_group)
     return rate is not None and rate.blocked and rate.per_second(now, core.settings.ready_seconds) is not None
 
 
 def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     """A request that has gone to prefill is one that decode soon takes."""
-    rate = core._backpressure._lanes[live.lane].per_second(now, core.settings.ready_seconds)
+    rate = core._backpressure._kv_groups[live.kv_group].per_second(now, core.settings.ready_seconds)
     assert rate is not None
     seconds = 2 * core.settings.ready_seconds  # half of it for what is being computed
-    bound = max(2, core.fleet.takers("decode", live.lane), rate * seconds + 0.5)
+    bound = max(2, core.fleet.takers("decode", live.kv_group), rate * seconds + 0.5)
     before_decode = [
         other.tenant.name
         for other in core._requests.live.values()
-        if other.lane == live.lane and other.state.value in ("prefilling", "ready")
+        if other.kv_group == live.kv_group and other.state.value in ("prefilling", "ready")
     ]
     only_one_of_its_tenant = before_decode.count(live.tenant.name) == 1
     standing = len(set(before_decode)) if only_one_of_its_tenant else len(before_decode)
@@ -67,9 +67,9 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     )
 
 
-def prove_not_shut(core: RouterCore, lane: Lane, tenant: Tenant) -> None:
-    """A lane that takes nothing more of a tenant has some before decode."""
-    some = max(2, core.fleet.takers("decode", lane))
-    standing = core._requests.before_decode.get(lane, Counter[str]()).total()
+def prove_not_shut(core: RouterCore, kv_group: KvGroup, tenant: Tenant) -> None:
+    """A kv_group that takes nothing more of a tenant has some before decode."""
+    some = max(2, core.fleet.takers("decode", kv_group))
+    standing = core._requests.before_decode.get(kv_group, Counter[str]()).total()
     enough = standing >= some or tenant.before_decode >= share_of(some, core.settings.tenant_share_max)
-    assert enough, f"{standing} stand in front of {some} places of {lane}, and no more may come"
+    assert enough, f"{standing} stand in front of {some} places of {kv_group}, and no more may come"

@@ -16,7 +16,7 @@ from decode.scheduler import DecodeScheduler
 from router.core.fleet import placement
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
-from router.core.requests.reservations import Claims
+from router.core.requests.reservations import Reservations
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
 from shared.messages import Prefill, Row
@@ -332,13 +332,13 @@ def _lost_is_ready() -> list[Patch]:
 
 @_mistake("lifecycle", "a later attempt counts its output as prompt")
 def _prompt_len_lost() -> list[Patch]:
-    def send(self: Claims, worker: Worker, message: Any) -> None:
+    def send(self: Reservations, worker: Worker, message: Any) -> None:
         if isinstance(message, Prefill):
             message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
         real(self, worker, message)
 
-    real = Claims.send
-    return [(Claims, "send", send)]
+    real = Reservations.send
+    return [(Reservations, "send", send)]
 
 
 @_mistake("lifecycle", "requests of a lost worker are not tried again")

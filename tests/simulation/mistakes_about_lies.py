@@ -205,6 +205,8 @@ def _stays_there() -> list[Patch]:
         assigned, worker.assigned = worker.assigned, {}
         convict(self, worker, now)
         worker.assigned = assigned
-        self._requests.claims.deadlines.set(("silent", worker.peer), now + self._settings.silent_seconds)
+        self._requests.reservations.deadlines.set(
+            ("silent", worker.peer), now + self._settings.silent_seconds
+        )
 
     return [(SilentWorkers, "_convict", gently)]

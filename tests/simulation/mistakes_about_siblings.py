@@ -10,7 +10,7 @@ from router.core.effects import ClientRequest
 from router.core.fleet.workers import Worker
 from router.core.requests import sampling_group
 from router.core.requests.live_request import LiveRequest
-from router.core.requests.sampling_group import SiblingGroup
+from router.core.requests.sampling_group import SamplingGroup
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}
@@ -21,9 +21,9 @@ _mistake = into(MISTAKES)
 def _same_seed() -> list[Patch]:
     def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
         del number
-        return dataclasses.replace(request, rid=rid, siblings=group)
+        return dataclasses.replace(request, rid=rid, sampling_group=group)
 
-    return [(sampling_group, "_sibling", sibling)]
+    return [(sampling_group, "_choice_request", sibling)]
 
 
 @_mistake("siblings", "each sibling has the prompt scored")
@@ -33,8 +33,8 @@ def _scored_each() -> list[Patch]:
         asked = request.params.prompt_logprobs
         return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=asked))
 
-    real = sampling_group._sibling
-    return [(sampling_group, "_sibling", sibling)]
+    real = sampling_group._choice_request
+    return [(sampling_group, "_choice_request", sibling)]
 
 
 @_mistake("siblings", "no sibling has the prompt scored")
@@ -43,34 +43,34 @@ def _scored_by_none() -> list[Patch]:
         made = real(request, rid, number, group)
         return dataclasses.replace(made, params=msgspec.structs.replace(made.params, prompt_logprobs=-1))
 
-    real = sampling_group._sibling
-    return [(sampling_group, "_sibling", sibling)]
+    real = sampling_group._choice_request
+    return [(sampling_group, "_choice_request", sibling)]
 
 
 @_mistake("siblings", "siblings compute the prompt side by side")
 def _side_by_side() -> list[Patch]:
-    def holds_back(self: SiblingGroup, live: LiveRequest) -> bool:
+    def holds_back(self: SamplingGroup, live: LiveRequest) -> bool:
         del self, live
         return False
 
-    return [(SiblingGroup, "holds_back", holds_back)]
+    return [(SamplingGroup, "holds_back", holds_back)]
 
 
 @_mistake("siblings", "siblings go to any prefill worker")
 def _anywhere() -> list[Patch]:
-    def source_for(self: SiblingGroup, now: float) -> Worker | None:
+    def source_for(self: SamplingGroup, now: float) -> Worker | None:
         del self, now
         return None
 
-    return [(SiblingGroup, "source_for", source_for)]
+    return [(SamplingGroup, "source_for", source_for)]
 
 
 @_mistake("siblings", "siblings wait for a first one that has ended")
 def _orphans() -> list[Patch]:
-    def holds_back(self: SiblingGroup, live: LiveRequest) -> bool:
+    def holds_back(self: SamplingGroup, live: LiveRequest) -> bool:
         return self.source is None and self._computing is not None and self._computing is not live
 
-    return [(SiblingGroup, "holds_back", holds_back)]
+    return [(SamplingGroup, "holds_back", holds_back)]
 
 
 @_mistake("siblings", "each sibling is charged for the prompt")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestAborted
-from router.core.fleet.workers import Fleet, Lane, Worker
+from router.core.fleet.workers import Fleet, KvGroup, Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import RequestEvent
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
-from router.core.requests.reservations import Claims
+from router.core.requests.reservations import Reservations
 from router.core.requests.tenants import Tenant
 from router.core.worker_events.worker_replies import WorkerReplies
 from tests.simulation.mutation import Mutation, Patch, into
@@ -22,7 +22,7 @@ _mistake = into(MISTAKES)
 
 @_mistake("waiting", "as much is computed as prefill can, whatever decode takes")
 def _no_bound() -> list[Patch]:
-    def full_lanes(self: Backpressure, tenant: Tenant, now: float) -> frozenset[Lane]:
+    def full_lanes(self: Backpressure, tenant: Tenant, now: float) -> frozenset[KvGroup]:
         del self, tenant, now
         return frozenset()
 
@@ -31,8 +31,8 @@ def _no_bound() -> list[Patch]:
 
 @_mistake("waiting", "at a rate of nothing, nothing is computed")
 def _shut() -> list[Patch]:
-    def lane_min(self: Backpressure, lane: Lane) -> int:
-        del self, lane
+    def lane_min(self: Backpressure, kv_group: KvGroup) -> int:
+        del self, kv_group
         return 0
 
     return [(Backpressure, "_lane_min", lane_min)]
@@ -66,11 +66,11 @@ def _asked_again() -> list[Patch]:
 
 @_mistake("waiting", "a request that its worker has forgotten is waited for")
 def _waits_on() -> list[Patch]:
-    def has_stalled(self: Claims, live: LiveRequest, now: float) -> bool:
+    def has_stalled(self: Reservations, live: LiveRequest, now: float) -> bool:
         self.deadlines.set(("stall", live.rid), now + 10.0)
         return False
 
-    return [(Claims, "has_stalled", has_stalled)]
+    return [(Reservations, "has_stalled", has_stalled)]
 
 
 @_mistake("waiting", "after events of links nothing is placed before the next client or deadline")

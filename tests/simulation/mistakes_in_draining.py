@@ -14,7 +14,7 @@ from router.core.dispatch import RouterCore
 from router.core.drain import RouterDrain
 from router.core.fleet.workers import Worker
 from router.core.queueing.backfill import PlacementPass
-from router.core.requests.reservations import Claims
+from router.core.requests.reservations import Reservations
 from shared.effects import Send
 from shared.messages import Migrating
 from shared.scheduling.request_states import RequestStates
@@ -120,18 +120,18 @@ def _still_given() -> list[Patch]:
 
 @_mistake("draining", "room that was kept for a migration is never given back")
 def _reserved_for_ever() -> list[Patch]:
-    def forget_target(self: Claims, live: Any) -> None:
+    def forget_target(self: Reservations, live: Any) -> None:
         del self
         live.target = None
 
-    return [(Claims, "forget_target", forget_target)]
+    return [(Reservations, "forget_target", forget_target)]
 
 
 @_mistake("draining", "new requests take the room that streams of a draining worker need")
 def _new_ones_first() -> list[Patch]:
     def place_ready(self: RouterCore, now: float) -> None:
         attempts = PlacementPass(self.settings.overtakes_max)
-        self._serve(self._requests.claims.ready.in_order(), self._to_decode, attempts, now)
+        self._serve(self._requests.reservations.ready.in_order(), self._to_decode, attempts, now)
         self._request_migrations(now)
 
     return [(RouterCore, "_place_ready", place_ready)]

@@ -12,14 +12,14 @@ from itertools import takewhile
 
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestCompleted
-from router.core.requests.fair_queue import FairClock
+from router.core.requests.virtual_time import VirtualTime
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.scenario import ScenarioSizes
 
 TOKENS_ROUNDING = 1e-6
 
 
-class RecordingClock(FairClock):
+class RecordingClock(VirtualTime):
     """Also sums up what each tenant was charged and given back."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class RecordingClock(FairClock):
         self.charged: Counter[str] = Counter()
 
     def start(self, tenant: str, cost: float) -> float:
-        """As a `FairClock`."""
+        """As a `VirtualTime`."""
         self.charged[tenant] += cost  # type: ignore[assignment]
         return super().start(tenant, cost)
 
     def give_back(self, tenant: str, cost: float) -> None:
-        """As a `FairClock`."""
+        """As a `VirtualTime`."""
         self.charged[tenant] -= cost  # type: ignore[assignment]
         super().give_back(tenant, cost)
 
@@ -42,8 +42,8 @@ class TenantWitness:
 
     def __init__(self, core: RouterCore):
         self._core = core
-        self.prompts = core._requests.claims.waiting.clock = RecordingClock()
-        self.outputs = core._requests.claims.ready.clock = RecordingClock()
+        self.prompts = core._requests.reservations.waiting.clock = RecordingClock()
+        self.outputs = core._requests.reservations.ready.clock = RecordingClock()
 
     def prove_charges(self, clients: Iterable[SimulatedClient], weights: Sequence[str]) -> None:
         """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more."""

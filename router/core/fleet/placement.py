@@ -154,7 +154,7 @@ def place_decode(
     return _choose(need, roomy, prefixes, settings.decode_policy, settings)
 
 
-def place_beside_sibling(
+def place_beside_group(
     need: Need, worker: Worker, shared_tokens: int, settings: RouterConfig, now: float
 ) -> Placement | None:
     """The decode worker where a sibling holds the pages of `shared_tokens`, if it has room for the rest."""

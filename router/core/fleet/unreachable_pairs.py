@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from router.core.fleet.workers import Fleet, Worker
 
 
-class Partitions:
+class UnreachablePairs:
     """Who could not read from whom, until when. Times in seconds."""
 
     def __init__(self, seconds: float):
@@ -60,5 +60,7 @@ class Partitions:
         failed = self._until.get(holder.peer)
         if not failed:
             return False
-        readers = [each for each in fleet.of_role("decode") if each.lane == holder.lane and not each.draining]
+        readers = [
+            each for each in fleet.of_role("decode") if each.kv_group == holder.kv_group and not each.draining
+        ]
         return 2 * sum(failed.get(each.peer, now) > now for each in readers) > len(readers)

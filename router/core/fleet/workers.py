@@ -21,7 +21,9 @@ from shared.scheduling.tenant_shares import share_of
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
-Lane = tuple[str, str]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+KvGroup = tuple[
+    str, str
+]  # fingerprints of model and KV format: what a prefill and a decode worker must share
 
 Doubt = Literal["rests", "tried"]  # a worker found silent gets nothing at first, then one request at a time
 
@@ -69,7 +71,7 @@ class Worker:
         self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)
 
     @property
-    def lane(self) -> Lane:
+    def kv_group(self) -> KvGroup:
         """What workers must share with it to exchange pages."""
         return (self.hello.model, self.hello.kv_format)
 
@@ -327,9 +329,9 @@ class Fleet:
         other: Role = "decode" if mine.role == "prefill" else "prefill"
         return self._partners[other, mine.model, mine.kv_format] > 0
 
-    def takers(self, role: Role, lane: Lane) -> int:
-        """How many workers of a role and a lane do not drain."""
-        return self._partners[(role, *lane)]
+    def takers(self, role: Role, kv_group: KvGroup) -> int:
+        """How many workers of a role and a kv_group do not drain."""
+        return self._partners[(role, *kv_group)]
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ that pauses, and breaks if no room comes. So while requests wait for decode, no 
 takes in `ready_seconds`. The others wait before they are computed, and a new request that would wait too long there is
 refused at once. What is being computed stands in front of decode, too: decode takes others while it takes its time.
 
-    waiting ─ the line of a model ─► prefill ─► ready ─ a lane: model and KV format ─► decode
+    waiting ─ the line of a model ─► prefill ─► ready ─ a kv_group: model and KV format ─► decode
     a wait above what is allowed: 429           what its rate takes in `ready_seconds` and the time of prefill
 
-Rates come from what the router sees (`taking_rate`). A rate may be wrong after a pause, a loss or a start. So it bounds
+Rates come from what the router sees (`service_rate`). One may be wrong after a pause, a loss or a start. So it bounds
 nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
-has nothing in front of decode, while few others do: one that fills the lane holds up nobody else.
+has nothing in front of decode, while few others do: one that fills the kv_group holds up nobody else.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest
-from router.core.fleet.workers import Fleet, Lane
+from router.core.fleet.workers import Fleet, KvGroup
 from router.core.queueing.backfill import PlacementPass
-from router.core.queueing.service_rate import TakingRate
+from router.core.queueing.service_rate import ServiceRate
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
-RATES_MAX = 64  # models and lanes whose rates are kept
+RATES_MAX = 64  # models and kv_groups whose rates are kept
 LANE_MIN = 2  # requests that may stand in front of decode, whatever the rate; or one for each worker
 PREFILL_WEIGHT = 0.1  # of the last request in the average time of prefill
 
-Name = TypeVar("Name", str, Lane)
+Name = TypeVar("Name", str, KvGroup)
 
 
 class Backpressure:
     """The rates of the queues, and the bounds that follow. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet, before_decode: Mapping[Lane, Counter[str]]):
+    def __init__(self, settings: RouterConfig, fleet: Fleet, before_decode: Mapping[KvGroup, Counter[str]]):
         self._settings = settings
         self._fleet = fleet
-        self._before_decode = before_decode  # requests in prefill and ready, by lane and tenant
-        self._lines: OrderedDict[str, TakingRate] = OrderedDict()  # by name of the model
-        self._lanes: OrderedDict[Lane, TakingRate] = OrderedDict()
+        self._before_decode = before_decode  # requests in prefill and ready, by kv_group and tenant
+        self._model_queues: OrderedDict[str, ServiceRate] = OrderedDict()  # by name of the model
+        self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
         self._prefill_seconds = 0.0  # from placement to the first token, on average
 
     # ---- what happens ------------------------------------------------------------------------------------------
@@ -55,16 +55,18 @@ class Backpressure:
         """A pass along the waiting queue has ended."""
         taken = Counter(live.request.model for live in attempts.taken)
         blocked = {model: True for model, _, _ in attempts.blocked}
-        for model in self._lines | blocked:
-            _rate(self._lines, model).passed(taken[model], model in blocked, now)
+        for model in self._model_queues | blocked:
+            _rate(self._model_queues, model).passed(taken[model], model in blocked, now)
 
     def ready_passed(self, attempts: PlacementPass, left: Sequence[LiveRequest], now: float) -> None:
         """A pass along the ready queue has ended, and `left` are still in it."""
-        taken = Counter(live.lane for live in attempts.taken)
-        waiting = Counter(live.lane for live in left)
-        for lane in self._lanes | waiting:
-            blocked = self._fleet.takers("decode", lane) > 0 and waiting[lane] >= self._lane_min(lane)
-            _rate(self._lanes, lane).passed(taken[lane], blocked, now)
+        taken = Counter(live.kv_group for live in attempts.taken)
+        waiting = Counter(live.kv_group for live in left)
+        for kv_group in self._kv_groups | waiting:
+            blocked = self._fleet.takers("decode", kv_group) > 0 and waiting[kv_group] >= self._lane_min(
+                kv_group
+            )
+            _rate(self._kv_groups, kv_group).passed(taken[kv_group], blocked, now)
 
     def computed(self, seconds: float) -> None:
         """Prefill has taken so long for a request. Above `ready_seconds` it is prefill that holds requests up."""
@@ -74,25 +76,25 @@ class Backpressure:
     def refused(self, live: LiveRequest) -> None:
         """The worker that was to take the request has no room after all."""
         if live.state is RequestState.DECODING:
-            rate = self._lanes.get(live.lane)
+            rate = self._kv_groups.get(live.kv_group)
         else:
-            rate = self._lines.get(live.request.model)
+            rate = self._model_queues.get(live.request.model)
         if rate is not None:
             rate.give_back()
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
-    def full_lanes(self, tenant: Tenant, now: float) -> frozenset[Lane]:
+    def full_lanes(self, tenant: Tenant, now: float) -> frozenset[KvGroup]:
         """Lanes where enough requests stand in front of decode, or enough of this tenant."""
         return frozenset(
-            lane
-            for lane, rate in self._lanes.items()
-            if rate.blocked and not self._may_enter(lane, rate, tenant, now)
+            kv_group
+            for kv_group, rate in self._kv_groups.items()
+            if rate.blocked and not self._may_enter(kv_group, rate, tenant, now)
         )
 
     def seconds_to_wait(self, queue: RequestQueue, request: ClientRequest, now: float) -> float:
         """How long a new request would wait for a prefill worker; 0.0 where that is not known."""
-        rate = self._lines.get(request.model)
+        rate = self._model_queues.get(request.model)
         if rate is None or not rate.blocked:
             return 0.0
         ahead = queue.place_of_new(request.tenant, request.priority)
@@ -100,29 +102,29 @@ class Backpressure:
         per_second = rate.per_second(now, self._settings.waiting_seconds_max)
         if per_second is None or ahead <= 2 * workers:
             return 0.0
-        if len(self._lines) > 1:
+        if len(self._model_queues) > 1:
             ahead = sum(live.request.model == request.model for live in queue.in_order()[:ahead])
         return ahead / per_second if per_second else inf
 
-    def _may_enter(self, lane: Lane, rate: TakingRate, tenant: Tenant, now: float) -> bool:
+    def _may_enter(self, kv_group: KvGroup, rate: ServiceRate, tenant: Tenant, now: float) -> bool:
         seconds = self._settings.ready_seconds
         per_second = rate.per_second(now, seconds)
         if per_second is None:
             return True
-        bound = max(self._lane_min(lane), round(per_second * (seconds + self._prefill_seconds)))
-        by_tenant = self._before_decode.get(lane, Counter())
+        bound = max(self._lane_min(kv_group), round(per_second * (seconds + self._prefill_seconds)))
+        by_tenant = self._before_decode.get(kv_group, Counter())
         if not tenant.before_decode:  # others may have filled a small bound, and take long to leave
             return len(by_tenant) < bound
         share = share_of(bound, self._settings.tenant_share_max)
         return by_tenant.total() < bound and tenant.before_decode < share
 
-    def _lane_min(self, lane: Lane) -> int:
-        return max(LANE_MIN, self._fleet.takers("decode", lane))
+    def _lane_min(self, kv_group: KvGroup) -> int:
+        return max(LANE_MIN, self._fleet.takers("decode", kv_group))
 
 
-def _rate(rates: OrderedDict[Name, TakingRate], name: Name) -> TakingRate:
+def _rate(rates: OrderedDict[Name, ServiceRate], name: Name) -> ServiceRate:
     if name not in rates:
-        rates[name] = TakingRate()
+        rates[name] = ServiceRate()
         if len(rates) > RATES_MAX:
             rates.popitem(last=False)
     rates.move_to_end(name)

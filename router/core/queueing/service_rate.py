@@ -16,7 +16,7 @@ MARK_SECONDS = 0.1  # of waiting, and a take, between two marks: so there are ab
 FORGOTTEN_SECONDS = 60.0  # without a wait
 
 
-class TakingRate:
+class ServiceRate:
     """The rate of one queue; `passed` follows each placement pass."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet.placement import Need
-from router.core.fleet.workers import Lane, Worker
+from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
-from router.core.requests.sampling_group import SiblingGroup
+from router.core.requests.sampling_group import SamplingGroup
 from router.core.requests.tenants import Tenant
 from shared.baton import Baton
 from shared.messages import FinishReason
@@ -44,12 +44,12 @@ class LiveRequest:
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
     rid: str = field(init=False)
     state: RequestState = TRANSITIONS.start
-    siblings: SiblingGroup | None = None
+    sampling_group: SamplingGroup | None = None
     extra_key: str = ""  # names its prefix caches
     blocks: tuple[int, ...] = ()
     starts: dict[RequestState, float] = field(
         default_factory=dict
-    )  # its place in each queue, see `fair_clock`
+    )  # its place in each queue, see `virtual_time`
     overtakes: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1
@@ -63,7 +63,7 @@ class LiveRequest:
     target: Worker | None = None  # where room is reserved for it: its migration was requested
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
-    lane: Lane = ("", "")  # of the prefill worker of this attempt
+    kv_group: KvGroup = ("", "")  # of the prefill worker of this attempt
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
     avoided: tuple[

@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from math import inf
 
-from router.core.requests.fair_queue import FairClock
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
+from router.core.requests.virtual_time import VirtualTime
 
 
 class RequestQueue:
@@ -21,7 +21,7 @@ class RequestQueue:
         self._state = state
         self._queue: list[LiveRequest] = []
         self._unserved: set[str] = set()  # charged, and no worker has taken them
-        self.clock = FairClock()
+        self.clock = VirtualTime()
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -1,7 +1,7 @@
 """All live requests, and the only steps they can take: each advances the state and all that must agree with it.
 
 A request has a state, a place in a queue, deadlines, an assignment to a worker and a lease of its pages. They change
-together in these steps and nowhere else, so that nothing stays behind (all but the state are `claims`):
+together in these steps and nowhere else, so that nothing stays behind (all but the state are `reservations`):
 
     state        queue      deadlines              worker (assigned)   holder (lease)
     waiting      waiting    wait                   -                   -
@@ -33,13 +33,13 @@ from router.core.effects import (
 )
 from router.core.fleet.placement import Need, Placement
 from router.core.fleet.prefix_index import PrefixIndex, block_names
-from router.core.fleet.workers import Lane
+from router.core.fleet.workers import KvGroup
 from router.core.requests.commands import decode_command, prefill_command
 from router.core.requests.ended_requests import EndedRequests
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest
-from router.core.requests.reservations import Claims
-from router.core.requests.sampling_group import SiblingGroups
+from router.core.requests.reservations import Reservations
+from router.core.requests.sampling_group import SamplingGroups
 from router.core.requests.tenants import Tenants
 from shared import messages
 from shared.baton import Baton
@@ -65,12 +65,12 @@ class RequestTable:
     ):
         self.live: dict[str, LiveRequest] = {}
         self.by_state: Counter[RequestState] = Counter()
-        # By lane and tenant: those that tie up, or soon will, pages of prefill workers.
-        self.before_decode: defaultdict[Lane, Counter[str]] = defaultdict(Counter)
+        # By kv_group and tenant: those that tie up, or soon will, pages of prefill workers.
+        self.before_decode: defaultdict[KvGroup, Counter[str]] = defaultdict(Counter)
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
-        self.siblings = SiblingGroups()
-        self.claims = Claims(settings, prefixes, effects)
+        self.sampling_groups = SamplingGroups()
+        self.reservations = Reservations(settings, prefixes, effects)
         self._effects = effects
         self._settings = settings
         self._counters = counters
@@ -90,7 +90,7 @@ class RequestTable:
             arrival=self._arrivals,
             arrived_at=now,
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
-            siblings=self.siblings.enter(request),
+            sampling_group=self.sampling_groups.enter(request),
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
             state_since=now,
@@ -101,9 +101,9 @@ class RequestTable:
         self._counters.prompt_tokens += request.charged_tokens
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
-            self.claims.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
+            self.reservations.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
         live.wait_until = now + self._settings.waiting_seconds_max
-        self.claims.enqueue(live)
+        self.reservations.enqueue(live)
         return live
 
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
@@ -115,11 +115,11 @@ class RequestTable:
         """waiting → prefilling."""
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
-        live.lane = choice.worker.lane
-        if live.siblings is not None:
-            live.siblings.placed(live)
+        live.kv_group = choice.worker.kv_group
+        if live.sampling_group is not None:
+            live.sampling_group.placed(live)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
-        self.claims.send(choice.worker, prefill_command(live))
+        self.reservations.send(choice.worker, prefill_command(live))
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""
@@ -131,8 +131,8 @@ class RequestTable:
     def request_migration(self, live: LiveRequest, choice: Placement) -> None:
         """Another decode worker has room: reserve it, and ask the present one to lease the pages."""
         assert live.worker is not None, live.rid
-        self.claims.reserve_target(live, choice.worker)
-        self.claims.send(live.worker, messages.Migrate(live.rid, live.attempt))
+        self.reservations.reserve_target(live, choice.worker)
+        self.reservations.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding → ready: the decode worker leases the pages; the worker that fetches them is chosen anew."""
@@ -142,11 +142,11 @@ class RequestTable:
     def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
         """ready → decoding."""
         self._counters.ready_seconds.append(now - live.state_since)
-        if live.siblings is not None:
-            live.siblings.decodes(choice.worker)
+        if live.sampling_group is not None:
+            live.sampling_group.decodes(choice.worker)
         self._place(live, choice, live.need.tokens, now)
         live.joined = False
-        self.claims.send(choice.worker, decode_command(live))
+        self.reservations.send(choice.worker, decode_command(live))
 
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
@@ -198,13 +198,13 @@ class RequestTable:
         self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
     ) -> None:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
-        self.claims.unassign(live)
+        self.reservations.unassign(live)
         self._advance(live, event, now, peer, cause)
         if event is RequestEvent.UNREACHABLE:
             live.ready_until = (
                 now + self._settings.ready_seconds_max
             )  # it has waited for a fetch, not for room
-        self.claims.enqueue(live)
+        self.reservations.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
         """The worker that the request waits on is gone. If it was to fetch migrating pages, another one can."""
@@ -247,12 +247,12 @@ class RequestTable:
         if live.migrating:
             live.migrating = False
             self._counters.migrations["recomputed"] += 1
-        self.claims.withdraw(live, worker_has_released)
+        self.reservations.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         live.attempt += 1
         patience = self._settings.worker_return_seconds if live.output else self._settings.waiting_seconds_max
         live.wait_until = now + patience
-        self.claims.enqueue(live)
+        self.reservations.enqueue(live)
 
     def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
         """Nobody could fetch its pages: it is computed anew, elsewhere if it can be. The first time is no loss.
@@ -279,14 +279,14 @@ class RequestTable:
     ) -> None:
         """The last step of a request: its worker and the holder of its pages get a `Cancel` if they still have it."""
         if live.joined:
-            self.claims.index_output(live)
-        self.claims.withdraw(live, worker_has_released)
+            self.reservations.index_output(live)
+        self.reservations.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
-        self.claims.close(live)
+        self.reservations.close(live)
         del self.live[live.rid]
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
-        self.siblings.leave(live.siblings, live.rid)
+        self.sampling_groups.leave(live.sampling_group, live.rid)
         self.ended.add(live)
         self._counters.requests[outcome_word(outcome)] += 1
         self._counters.request_seconds.append(now - live.arrived_at)
@@ -313,37 +313,37 @@ class RequestTable:
     def _note_joined(self, live: LiveRequest) -> None:
         """The decode worker has the pages, so their holder need not keep them."""
         live.joined = True
-        self.claims.ready.served(live)
-        self.claims.end_lease(live, messages.Release(live.rid, live.attempt))
+        self.reservations.ready.served(live)
+        self.reservations.end_lease(live, messages.Release(live.rid, live.attempt))
 
     def _count_loss(self, live: LiveRequest, peer: str, now: float) -> None:
         live.count_loss(peer, now, self._settings.loss_seconds)
         if live.rests_until > now:
-            self.claims.deadlines.set(("rest", live.rid), live.rests_until)
+            self.reservations.deadlines.set(("rest", live.rid), live.rests_until)
 
     def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
-        self.claims.dequeue(live)
+        self.reservations.dequeue(live)
         self._advance(live, RequestEvent.PLACED, now, choice.worker.peer, choice.why)
-        self.claims.assign(live, choice, tokens, now)
+        self.reservations.assign(live, choice, tokens, now)
 
     def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:
         """Its worker computes no more of it and keeps its pages under a lease, which must be renewed."""
         worker = live.worker
         assert worker is not None, live.rid
         self._advance(live, event, now, worker.peer)
-        self.claims.unassign(live)
-        self.claims.hold_lease(live, worker, baton, now)
+        self.reservations.unassign(live)
+        self.reservations.hold_lease(live, worker, baton, now)
         live.ready_until = now + self._settings.ready_seconds_max
-        self.claims.enqueue(live)
+        self.reservations.enqueue(live)
 
     def _count_before_decode(self, live: LiveRequest, change: int) -> None:
         if change:
-            tenant, by_tenant = live.tenant.name, self.before_decode[live.lane]
+            tenant, by_tenant = live.tenant.name, self.before_decode[live.kv_group]
             by_tenant[tenant] += change
             if not by_tenant[tenant]:
                 del by_tenant[tenant]
             if not by_tenant:
-                del self.before_decode[live.lane]
+                del self.before_decode[live.kv_group]
 
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change

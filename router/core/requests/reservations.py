@@ -26,7 +26,7 @@ from shared.messages import Message
 Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
 
 
-class Claims:
+class Reservations:
     """The queues and deadlines, and what requests have of workers. Messages to workers are appended to `effects`."""
 
     def __init__(self, settings: RouterConfig, prefixes: PrefixIndex, effects: list[RouterEffect]):

@@ -33,24 +33,24 @@ PATIENCE_SECONDS = 2.0  # that siblings wait for the worker with their prompt, w
 SEEDS = 1 << 64
 
 
-def siblings(request: ClientRequest, rids: Sequence[str]) -> list[ClientRequest]:
+def split_choices(request: ClientRequest, rids: Sequence[str]) -> list[ClientRequest]:
     """One request for each of `rids`, all of the same prompt; the first one is `request` by another name."""
     group = rids[0] if len(rids) > 1 else ""
-    return [_sibling(request, rid, number, group) for number, rid in enumerate(rids)]
+    return [_choice_request(request, rid, number, group) for number, rid in enumerate(rids)]
 
 
-def _sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
+def _choice_request(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
     seed = request.params.seed + number
     params = msgspec.structs.replace(
         request.params,
         seed=seed if seed < SEEDS else seed - SEEDS,
         prompt_logprobs=-1 if number else request.params.prompt_logprobs,
     )
-    return dataclasses.replace(request, rid=rid, params=params, siblings=group)
+    return dataclasses.replace(request, rid=rid, params=params, sampling_group=group)
 
 
 @dataclass(slots=True, eq=False)
-class SiblingGroup:
+class SamplingGroup:
     """The live requests of one prompt. It decides for none of them: it knows where the prompt is. `now` in seconds."""
 
     name: str
@@ -107,24 +107,24 @@ def _stays(worker: Worker) -> bool:
     return worker.up and not worker.draining
 
 
-class SiblingGroups:
+class SamplingGroups:
     """The groups that have a live request."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, SiblingGroup] = {}
+        self._groups: dict[str, SamplingGroup] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def enter(self, request: ClientRequest) -> SiblingGroup | None:
+    def enter(self, request: ClientRequest) -> SamplingGroup | None:
         """The group of a request that is live from now on; None: it has no siblings."""
-        if not request.siblings:
+        if not request.sampling_group:
             return None
-        group = self._groups.setdefault(request.siblings, SiblingGroup(request.siblings))
+        group = self._groups.setdefault(request.sampling_group, SamplingGroup(request.sampling_group))
         group.rids[request.rid] = None
         return group
 
-    def leave(self, group: SiblingGroup | None, rid: str) -> None:
+    def leave(self, group: SamplingGroup | None, rid: str) -> None:
         """One of the group has ended."""
         if group is not None:
             del group.rids[rid]

@@ -25,20 +25,20 @@ AT_WORK = (RequestState.PREFILLING, RequestState.DECODING)
 
 def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) -> None:
     """Take a request out of all books, whatever a step that broke off has left there; its workers are told."""
-    claims = requests.claims
+    reservations = requests.reservations
     requests.live.pop(live.rid, None)
     for worker in fleet.forget(live.rid):
-        claims.send(worker, messages.Cancel(live.rid, live.attempt))
-    for queue in (claims.waiting, claims.ready):
+        reservations.send(worker, messages.Cancel(live.rid, live.attempt))
+    for queue in (reservations.waiting, reservations.ready):
         queue.discard(live)
     for kind in get_args(Deadline):
-        claims.deadlines.clear((kind, live.rid))
-    claims.close(live)
+        reservations.deadlines.clear((kind, live.rid))
+    reservations.close(live)
     live.state = RequestState.FAILED
     live.worker = live.holder = live.target = None
     live.baton = None
-    if live.siblings is not None and live.rid in live.siblings.rids:
-        requests.siblings.leave(live.siblings, live.rid)
+    if live.sampling_group is not None and live.rid in live.sampling_group.rids:
+        requests.sampling_groups.leave(live.sampling_group, live.rid)
     _count_anew(requests)
     if not live.tenant.live:
         requests.tenants.forget(live.tenant, now)
@@ -55,8 +55,8 @@ def check(requests: RequestTable, fleet: Fleet) -> None:
         _agree(f"states of tenant {tenant.name}", tenant.by_state, own)
     _agree("requests before decode", _flat(requests), _before_decode(requests))
     for queue, state in (
-        (requests.claims.waiting, RequestState.WAITING),
-        (requests.claims.ready, RequestState.READY),
+        (requests.reservations.waiting, RequestState.WAITING),
+        (requests.reservations.ready, RequestState.READY),
     ):
         queued = Counter(each.rid for each in queue.in_order())
         _agree(f"queue of {state.value}", queued, Counter(each.rid for each in live if each.state is state))
@@ -111,15 +111,17 @@ def _count_anew(requests: RequestTable) -> None:
         requests.by_state[each.state] += 1
         each.tenant.by_state[each.state] += 1
     requests.before_decode.clear()
-    for (lane, name), count in _before_decode(requests).items():
-        requests.before_decode[lane][name] = count
+    for (kv_group, name), count in _before_decode(requests).items():
+        requests.before_decode[kv_group][name] = count
 
 
 def _before_decode(requests: RequestTable) -> Counter[tuple[tuple[str, str], str]]:
     before = (each for each in requests.live.values() if each.state in BEFORE_DECODE)
-    return Counter((each.lane, each.tenant.name) for each in before)
+    return Counter((each.kv_group, each.tenant.name) for each in before)
 
 
 def _flat(requests: RequestTable) -> Counter[tuple[tuple[str, str], str]]:
     by_lane = requests.before_decode.items()
-    return Counter({(lane, tenant): count for lane, counts in by_lane for tenant, count in counts.items()})
+    return Counter(
+        {(kv_group, tenant): count for kv_group, counts in by_lane for tenant, count in counts.items()}
+    )

@@ -84,7 +84,7 @@ class SilentWorkers:
         """Its worker is up and may have forgotten it: then it is cancelled there, and tried again."""
         worker = live.worker
         assert worker is not None, live.rid
-        if not self._requests.claims.has_stalled(live, now):
+        if not self._requests.reservations.has_stalled(live, now):
             return False
         fields = {
             "rid": live.rid,
@@ -107,7 +107,7 @@ class SilentWorkers:
         due = max(self._heard_at(worker), next(iter(worker.assigned.values())).sent_at) + seconds
         if now < due or not self._is_silent(worker, now - seconds):
             again = due if now < due else now + seconds / LOOKS
-            self._requests.claims.deadlines.set(("silent", peer), again)
+            self._requests.reservations.deadlines.set(("silent", peer), again)
             return False
         self._convict(worker, now)
         return True
@@ -148,19 +148,19 @@ class SilentWorkers:
             other is not worker
             and sent_at > unanswered.sent_at
             and (role == "decode" or tokens >= unanswered.tokens)
-            and other.lane == worker.lane
+            and other.kv_group == worker.kv_group
             for other, sent_at, tokens in self._answers[role]
         )
         return compared >= COMPARED_MIN
 
     def _convict(self, worker: Worker, now: float) -> None:
-        role, claims = worker.hello.role, self._requests.claims
+        role, reservations = worker.hello.role, self._requests.reservations
         self._counters.silent_workers[role] += 1
         fields = {"worker": worker.peer, "requests": len(worker.assigned)}
         self._effects.append(Note("fleet.worker_silent", fields, "error"))
         worker.doubted = "rests"
         worker.changed(worker)
-        claims.deadlines.set(("trial", worker.peer), now + self._settings.silent_seconds)
+        reservations.deadlines.set(("trial", worker.peer), now + self._settings.silent_seconds)
         for rid in list(worker.assigned):
             live = self._requests.live[rid]
             self._requests.try_again(live, RequestEvent.LOST, now, peer=worker.peer, cause="silent")

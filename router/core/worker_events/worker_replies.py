@@ -13,13 +13,13 @@ from functools import partial
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.fleet.unreachable_pairs import Partitions
+from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
-from router.core.requests.sampling_group import PATIENCE_SECONDS, SiblingGroup
+from router.core.requests.sampling_group import PATIENCE_SECONDS, SamplingGroup
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.sound_batons import unsound_baton
 from shared import messages
@@ -63,13 +63,13 @@ class WorkerReplies:
         settings: RouterConfig,
         requests: RequestTable,
         backpressure: Backpressure,
-        partitions: Partitions,
+        unreachable_pairs: UnreachablePairs,
         silent_workers: SilentWorkers,
         counters: RouterCounters,
     ):
         self._settings = settings
         self._backpressure = backpressure
-        self._partitions = partitions
+        self._unreachable_pairs = unreachable_pairs
         self._silent_workers = silent_workers
         self._requests = requests
         self._counters = counters
@@ -131,15 +131,15 @@ class WorkerReplies:
         output_len = message.index + len(message.token_ids)
         if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
-        self._requests.claims.waiting.served(live)
+        self._requests.reservations.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
         self._silent_workers.answered(live, worker, message.cached_tokens)
-        if live.siblings is not None:
-            self._computed(live.siblings, worker, now)
+        if live.sampling_group is not None:
+            self._computed(live.sampling_group, worker, now)
         if live.cached_tokens is None:
             live.cached_tokens = self._told(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
-        self._requests.claims.correct_index(live, message.cached_tokens)
+        self._requests.reservations.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, message.logprobs, now)
@@ -161,14 +161,14 @@ class WorkerReplies:
         else:
             self._requests.score(live, message.logprobs[known:])
 
-    def _computed(self, group: SiblingGroup, worker: Worker, now: float) -> None:
+    def _computed(self, group: SamplingGroup, worker: Worker, now: float) -> None:
         """The worker has the prompt of a group. When its siblings have waited long enough for it they go anywhere."""
         group.computed(worker, now)
-        self._requests.claims.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
+        self._requests.reservations.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
 
     def _joined(self, live: LiveRequest, worker: Worker, message: messages.Joined, now: float) -> bool:
         """Returns whether a pair of workers was taken for apart until now."""
-        reopened = live.holder is not None and self._partitions.fetched(live.holder, worker)
+        reopened = live.holder is not None and self._unreachable_pairs.fetched(live.holder, worker)
         self._requests.join(live, message, now)
         return reopened
 
@@ -203,7 +203,7 @@ class WorkerReplies:
         again = partial(self._requests.try_again, live, now=now, peer=worker.peer)
         if live.state is RequestState.READY:
             self._counters.stale_batons["lease_ended"] += 1
-            self._requests.claims.forget_lease(live)
+            self._requests.reservations.forget_lease(live)
             again(RequestEvent.LEASE_ENDED, cause="lease_ended")
         elif message.reason == "too_long":
             failed = RequestFailed(
@@ -237,9 +237,11 @@ class WorkerReplies:
         """The worker cannot fetch the pages, although their holder is up. Another one may try once."""
         self._counters.stale_batons["unreachable"] += 1
         if live.holder is not None:
-            self._partitions.failed(live.holder, worker, now)
+            self._unreachable_pairs.failed(live.holder, worker, now)
             pair = f"{live.holder.peer} {worker.peer}"
-            self._requests.claims.deadlines.set(("pause", pair), now + self._settings.unreachable_seconds)
+            self._requests.reservations.deadlines.set(
+                ("pause", pair), now + self._settings.unreachable_seconds
+            )
             live.unread_by += (worker.peer,)
             if len(live.unread_by) < FETCHES_MAX:
                 self._requests.requeue(live, RequestEvent.UNREACHABLE, now, peer=worker.peer)
@@ -249,7 +251,7 @@ class WorkerReplies:
     def _is_sound(self, baton: Baton, live: LiveRequest, worker: Worker, output_len: int, now: float) -> bool:
         """Whether the baton can be this request's; if not, the request is lost at the worker."""
         if why := unsound_baton(baton, live, worker, output_len):
-            self._requests.claims.note("fleet.unsound_baton", worker, live, why)
+            self._requests.reservations.note("fleet.unsound_baton", worker, live, why)
             self._lost(live, worker, "baton", now)
             return False
         worker.kv_metadata = baton.holder.metadata
@@ -295,7 +297,7 @@ class WorkerReplies:
     def _pause(self, worker: Worker, live: LiveRequest, now: float) -> None:
         pages = worker.assigned[live.rid].pages
         worker.pause(pages, now + self._settings.no_room_seconds, now)
-        self._requests.claims.deadlines.set(("pause", worker.peer), worker.paused_until)
+        self._requests.reservations.deadlines.set(("pause", worker.peer), worker.paused_until)
 
 
 def _exceeds(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:

@@ -1,7 +1,7 @@
 """Answers that tell of their prompt: `echo`, and `prompt_logprobs`, which a worker computes with the prompt.
 
 A prompt is told whole, before the first token of the answer. Its first token has no logprob: nothing stands before it.
-However many choices a prompt has, it is scored for the first of them (`router.core.requests.sampling_group`) and kept once, packed.
+However many choices a prompt has, it is scored for the first of them (see `sampling_group`) and kept once, packed.
 """
 
 from __future__ import annotations

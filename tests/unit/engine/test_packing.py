@@ -75,11 +75,11 @@ def test_every_byte_of_a_block_lies_where_the_kernels_look_for_it(kind: Kind) ->
     assert packed.size == 2 * 3 * 16 * block.nbytes
     for output in range(32):
         for number in range(3):
-            panel, lane = divmod(output, 16)
+            panel, kv_group = divmod(output, 16)
             start = (panel * 3 + number) * 16 * block.nbytes
             halves = packed[start : start + 32 * block.halves].view(np.uint16).reshape(block.halves, 16)
             quants = packed[start + 32 * block.halves :][: 16 * block.quant_bytes].reshape(-1, 16)
-            found = np.concatenate([halves[:, lane].copy().view(np.uint8), quants[:, lane]])
+            found = np.concatenate([halves[:, kv_group].copy().view(np.uint8), quants[:, kv_group]])
             stored = rows[output, number * block.nbytes :][: block.nbytes] if output < outputs else 0
             assert np.array_equal(found, np.broadcast_to(stored, found.shape))
 

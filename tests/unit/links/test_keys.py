@@ -47,7 +47,10 @@ def test_two_generations_are_listed_in_the_order_of_the_file() -> None:
     router = parse_keys(key_file(NEXT_ROUTER, *listed), "router")
     assert worker.peers == router.siblings
     assert router.peers == worker.siblings
-    assert (router.siblings.index(router.own.public), worker.siblings.index(worker.own.public)) == (0, 1)
+    assert (
+        router.siblings.index(router.own.public),
+        worker.siblings.index(worker.own.public),
+    ) == (0, 1)
     assert len(set(router.peers)) == len(set(worker.peers)) == 2
 
 

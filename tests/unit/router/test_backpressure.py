@@ -64,7 +64,7 @@ def test_one_that_fills_the_lane_before_decode_keeps_no_other_tenant_out() -> No
     (newcomer,) = world.come(1, "newcomer")
     assert (world.state(more), world.state(newcomer)) == ("waiting", "ready")
     (second,) = world.come(1, "newcomer")
-    assert world.state(second) == "waiting", "the lane is full for one that has something there"
+    assert world.state(second) == "waiting", "the kv_group is full for one that has something there"
 
 
 def test_no_more_is_computed_than_decode_takes_in_ready_seconds() -> None:
@@ -150,4 +150,4 @@ def test_the_rates_that_are_kept_are_bounded() -> None:
         world.up("decode", f"d-{number}", model_name=model, model=model)
         world.loaded(f"p-{number}", accepting=False)
         world.submit(request(f"stuck-{number}", model=model))
-    assert len(world.core._backpressure._lines) == RATES_MAX
+    assert len(world.core._backpressure._model_queues) == RATES_MAX

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from router.core.requests.fair_queue import TENANTS_MAX, FairClock
+from router.core.requests.virtual_time import TENANTS_MAX, VirtualTime
 
 
-def served(clock: FairClock, waiting: list[tuple[float, int, str]]) -> str:
+def served(clock: VirtualTime, waiting: list[tuple[float, int, str]]) -> str:
     """The tenant of the request that goes next."""
     start, _, tenant = heapq.heappop(waiting)
     clock.serve(start)
@@ -19,7 +19,7 @@ def served(clock: FairClock, waiting: list[tuple[float, int, str]]) -> str:
 
 
 def test_a_tenant_that_comes_new_goes_before_all_that_another_has_waiting() -> None:
-    clock = FairClock()
+    clock = VirtualTime()
     waiting = [(clock.start("greedy", 100), number, "greedy") for number in range(50)]
     heapq.heapify(waiting)
     assert [served(clock, waiting) for _ in range(3)] == ["greedy"] * 3
@@ -31,7 +31,7 @@ def test_a_tenant_that_comes_new_goes_before_all_that_another_has_waiting() -> N
 def test_tenants_that_always_wait_get_tokens_in_proportion_to_their_weights(
     weight: float, costs: tuple[int, int]
 ) -> None:
-    clock, rng = FairClock(), random.Random(1)
+    clock, rng = VirtualTime(), random.Random(1)
     weights, most = {"a": 1.0, "b": weight}, dict(zip("ab", costs, strict=True))
     waiting: list[tuple[float, int, str]] = []
     queued: Counter[tuple[str, int]] = Counter()
@@ -50,7 +50,7 @@ def test_tenants_that_always_wait_get_tokens_in_proportion_to_their_weights(
 
 
 def test_requests_of_one_tenant_go_in_the_order_they_came_also_after_some_hung_up() -> None:
-    clock = FairClock()
+    clock = VirtualTime()
     starts = [clock.start("a", 10) for _ in range(3)]
     clock.give_back("a", 10)
     clock.give_back("a", 10)
@@ -59,14 +59,14 @@ def test_requests_of_one_tenant_go_in_the_order_they_came_also_after_some_hung_u
 
 
 def test_what_a_tenant_did_not_need_brings_its_next_request_forward() -> None:
-    clock = FairClock()
+    clock = VirtualTime()
     clock.start("a", 1000)
     clock.give_back("a", 990)
     assert clock.start("a", 1) == 10
 
 
 def test_tenants_are_equal_and_forgotten_once_nobody_waits() -> None:
-    clock = FairClock()
+    clock = VirtualTime()
     first = clock.start("a", 1000)
     clock.serve(first)
     clock.rest()
@@ -75,7 +75,7 @@ def test_tenants_are_equal_and_forgotten_once_nobody_waits() -> None:
 
 
 def test_the_tenants_remembered_are_bounded() -> None:
-    clock = FairClock()
+    clock = VirtualTime()
     for number in range(TENANTS_MAX + 10):
         clock.start(f"tenant {number}", 1)
     assert len(clock) == TENANTS_MAX

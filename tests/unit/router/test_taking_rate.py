@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.queueing.service_rate import FORGOTTEN_SECONDS, TAKES_MIN, TakingRate
+from router.core.queueing.service_rate import FORGOTTEN_SECONDS, TAKES_MIN, ServiceRate
 
 
-def served(rate: TakingRate, since: float, seconds: float, per_second: int) -> float:
+def served(rate: ServiceRate, since: float, seconds: float, per_second: int) -> float:
     """Requests find no room from `since` on, and are taken one by one; returns when that ends."""
     rate.passed(0, True, since)
     for number in range(1, round(seconds * per_second) + 1):
@@ -16,13 +16,13 @@ def served(rate: TakingRate, since: float, seconds: float, per_second: int) -> f
 
 
 def test_the_rate_is_what_was_taken_while_others_waited() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     now = served(rate, 0.0, 10.0, 8)
     assert rate.per_second(now, patience=1.0) == pytest.approx(8, rel=0.05)
 
 
 def test_time_in_which_nobody_waits_does_not_count() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     now = served(rate, 0.0, 5.0, 8)
     rate.passed(1, False, now)
     rate.passed(40, False, now + 30.0)
@@ -31,7 +31,7 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
 
 
 def test_a_short_wait_before_each_take_shows_the_rate_of_the_waits() -> None:
-    rate, now = TakingRate(), 0.0
+    rate, now = ServiceRate(), 0.0
     for _ in range(100):
         rate.passed(0, True, now)
         rate.passed(1, False, now + 0.1)
@@ -40,7 +40,7 @@ def test_a_short_wait_before_each_take_shows_the_rate_of_the_waits() -> None:
 
 
 def test_the_rate_is_not_known_before_some_were_taken_or_patience_has_ended() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     rate.passed(0, True, 0.0)
     assert rate.per_second(1.9, patience=2.0) is None
     assert rate.per_second(2.0, patience=2.0) == 0.0
@@ -49,7 +49,7 @@ def test_the_rate_is_not_known_before_some_were_taken_or_patience_has_ended() ->
 
 
 def test_the_rate_follows_a_fleet_that_grows_or_shrinks() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     now = served(rate, 0.0, 60.0, 20)
     now = served(rate, now, 10.0, 80)
     assert rate.per_second(now, patience=1.0) == pytest.approx(80, rel=0.1)
@@ -58,7 +58,7 @@ def test_the_rate_follows_a_fleet_that_grows_or_shrinks() -> None:
 
 
 def test_a_take_that_is_given_back_does_not_count() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     rate.passed(0, True, 0.0)
     for second in range(1, 41):
         rate.passed(2, True, float(second))
@@ -67,7 +67,7 @@ def test_a_take_that_is_given_back_does_not_count() -> None:
 
 
 def test_a_rate_of_long_ago_is_forgotten() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     now = served(rate, 0.0, 10.0, 8)
     rate.passed(1, False, now)
     rate.passed(0, True, now + FORGOTTEN_SECONDS + 1)
@@ -75,7 +75,7 @@ def test_a_rate_of_long_ago_is_forgotten() -> None:
 
 
 def test_a_queue_that_is_never_served_costs_no_memory() -> None:
-    rate = TakingRate()
+    rate = ServiceRate()
     for number in range(10_000):
         rate.passed(0, True, float(number))
     assert rate.per_second(10_000.0, patience=1.0) == 0.0

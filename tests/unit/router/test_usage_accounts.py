@@ -48,10 +48,12 @@ class Books:
         return self.accounts.open(rid, KEY, self.quota)
 
     def submit(
-        self, rid: str = "r", prompt: int = 10, siblings: str = ""
+        self, rid: str = "r", prompt: int = 10, sampling_group: str = ""
     ) -> tuple[ClientRequest, TokenSink, AnswerReader]:
         params, reader = SamplingParams(max_new_tokens=8, seed=0), AnswerReader()
-        asked = ClientRequest(rid=rid, model="m", token_ids=(1,) * prompt, params=params, siblings=siblings)
+        asked = ClientRequest(
+            rid=rid, model="m", token_ids=(1,) * prompt, params=params, sampling_group=sampling_group
+        )
         return *self.accounts.metered(asked, reader), reader
 
     def asked(self, rid: str, prompt: int, max_tokens: int) -> ClientRequest:
@@ -113,8 +115,8 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
 def test_siblings_pay_for_their_prompt_once_however_they_end() -> None:
     books = Books()
     books.open()
-    sinks = [books.submit(f"r-{index}", siblings="r-0")[1] for index in range(3)]
-    other = books.submit("r-3", siblings="r-3")[1]
+    sinks = [books.submit(f"r-{index}", sampling_group="r-0")[1] for index in range(3)]
+    other = books.submit("r-3", sampling_group="r-3")[1]
     assert books.paid == 20
     for sink in (*sinks, other):
         sink.tokens((1,), ())

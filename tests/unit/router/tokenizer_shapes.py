@@ -102,7 +102,7 @@ def _without_pre_tokenizer(tokenizer: Tokenizer) -> str:
     return json.dumps(json.loads(tokenizer.to_str()) | {"pre_tokenizer": None})
 
 
-# Each has seams, at which a long text may be cut.
+# Each has split points, at which a long text may be cut.
 CUTTABLE: dict[str, Callable[[], Tokenizer]] = {
     "gpt2": lambda: _by_regex(_GPT2),
     "gpt2 with a space before": lambda: _by_bytes(pre_tokenizers.ByteLevel(add_prefix_space=True)),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.text.split_points import SLICE_BYTES, NoSeamError, Seams, find_seams
+from router.text.split_points import SLICE_BYTES, NoSplitPointError, SplitPoints, find_split_points
 from tests.unit.router.tokenizer_shapes import CORPUS, CUTTABLE, shaped, superwords
 
 WORDS = [word for line in CORPUS for word in line.split()]
@@ -29,17 +29,17 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def seams_of(tokenizer: Tokenizer) -> Seams:
+def split_points_of(tokenizer: Tokenizer) -> SplitPoints:
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = [[token_id] for token_id in tokenizer.get_vocab().values() if token_id not in added]
-    return find_seams(
+    return find_split_points(
         lambda text: encode(tokenizer, text),
         tokenizer.decode_batch(vocabulary),
         [token.content for token in added.values()],
     )
 
 
-SEAMS = {name: seams_of(shaped(name)) for name in CUTTABLE}
+SPLIT_POINTS = {name: split_points_of(shaped(name)) for name in CUTTABLE}
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,10 +48,10 @@ SEAMS = {name: seams_of(shaped(name)) for name in CUTTABLE}
 def test_slices_have_the_ids_of_the_whole_text(name: str, text: str, chars_max: int) -> None:
     ids: list[int] = []
     try:
-        for part in SEAMS[name].slices(text, chars_max):
+        for part in SPLIT_POINTS[name].slices(text, chars_max):
             assert len(part) <= chars_max
             ids += encode(shaped(name), part)
-    except NoSeamError:
+    except NoSplitPointError:
         return  # another test shows that ordinary text is cut
     assert ids == encode(shaped(name), text)
 
@@ -59,7 +59,7 @@ def test_slices_have_the_ids_of_the_whole_text(name: str, text: str, chars_max: 
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
     text = "".join(CORPUS[:3]) * 20
-    slices = list(SEAMS[name].slices(text, 200))
+    slices = list(SPLIT_POINTS[name].slices(text, 200))
     assert len(slices) > len(text) / 200
     assert [token_id for part in slices for token_id in encode(shaped(name), part)] == encode(
         shaped(name), text
@@ -68,7 +68,7 @@ def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
 
 def test_a_text_without_spaces_is_cut_at_line_breaks() -> None:
     text = "中文文本。没有空格。\n" * 50
-    assert len(list(SEAMS["llama3"].slices(text, 100))) >= 5
+    assert len(list(SPLIT_POINTS["llama3"].slices(text, 100))) >= 5
 
 
 PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_size=1, max_size=40), min_size=8).map(
@@ -81,27 +81,27 @@ PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_siz
 @pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "o200k", "qwen"])
 def test_paragraphs_without_spaces_are_cut_at_blank_lines(name: str, text: str) -> None:
     paragraphs = "日本語のテキスト。\n\n中文文本\n\n" + text
-    slices = list(SEAMS[name].slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
+    slices = list(SPLIT_POINTS[name].slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
     assert len(slices) > 1
     ids = [token_id for part in slices for token_id in encode(shaped(name), part)]
     assert ids == encode(shaped(name), "".join(slices))
 
 
 def test_a_tokenizer_whose_tokens_span_words_is_never_cut() -> None:
-    seams = seams_of(superwords())
-    assert list(seams.slices("word " * 20, 100)) == ["word " * 20]
-    with pytest.raises(NoSeamError):
-        list(seams.slices("word " * 21, 100))
+    cuts = split_points_of(superwords())
+    assert list(cuts.slices("word " * 20, 100)) == ["word " * 20]
+    with pytest.raises(NoSplitPointError):
+        list(cuts.slices("word " * 21, 100))
 
 
 def test_a_slice_is_bounded_in_bytes_too() -> None:
     text = "🙂" * 1000 + " x" * SLICE_BYTES
-    slices = list(SEAMS["gpt2"].slices(text, SLICE_BYTES))
+    slices = list(SPLIT_POINTS["gpt2"].slices(text, SLICE_BYTES))
     assert "".join(slices) == text
     assert max(len(part.encode()) for part in slices) <= SLICE_BYTES
 
 
 def test_a_long_word_without_a_seam_is_refused_with_its_bound() -> None:
-    with pytest.raises(NoSeamError) as caught:
-        list(SEAMS["gpt2"].slices("7" * 101, 100))
+    with pytest.raises(NoSplitPointError) as caught:
+        list(SPLIT_POINTS["gpt2"].slices("7" * 101, 100))
     assert caught.value.chars == 100

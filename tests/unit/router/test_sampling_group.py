@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.requests.sampling_group import PATIENCE_SECONDS, SEEDS, siblings
+from router.core.requests.sampling_group import PATIENCE_SECONDS, SEEDS, split_choices
 from shared.messages import Cancel, Decode, Limits, Prefill
 from tests.unit.router.deployment import ScriptedDeployment, request
 
@@ -15,7 +15,7 @@ SLOTS = Limits(context_len=4096, page_size=16, pages=512, slots=8, vocab_size=10
 
 
 def group(world: ScriptedDeployment, max_new_tokens: int = 8, tenant: str = "") -> None:
-    for each in siblings(request("whole", PROMPT, max_new_tokens, tenant=tenant), RIDS):
+    for each in split_choices(request("whole", PROMPT, max_new_tokens, tenant=tenant), RIDS):
         world.submit(each)
 
 
@@ -26,17 +26,19 @@ def placed(world: ScriptedDeployment) -> list[tuple[str, str]]:
 
 def test_choice_0_is_the_answer_of_one_alone_and_the_others_have_the_next_seeds() -> None:
     alone = request("whole", PROMPT)
-    made = siblings(alone, RIDS)
+    made = split_choices(alone, RIDS)
     assert [each.params.seed for each in made] == [0, 1, 2, 3]
     assert made[0].params == alone.params
-    (only,) = siblings(alone, ("x",))
-    assert (only.rid, only.params, only.siblings) == ("x", alone.params, "")
+    (only,) = split_choices(alone, ("x",))
+    assert (only.rid, only.params, only.sampling_group) == ("x", alone.params, "")
 
 
 def test_seeds_start_over_behind_the_last_one() -> None:
-    last = siblings(request("whole", PROMPT), ("a",))[0]
+    last = split_choices(request("whole", PROMPT), ("a",))[0]
     params = type(last.params)(max_new_tokens=1, seed=SEEDS - 1)
-    seeds = [each.params.seed for each in siblings(request("whole", PROMPT, params=params), ("a", "b", "c"))]
+    seeds = [
+        each.params.seed for each in split_choices(request("whole", PROMPT, params=params), ("a", "b", "c"))
+    ]
     assert seeds == [SEEDS - 1, 0, 1]
 
 
@@ -45,10 +47,10 @@ def test_the_first_has_the_prompt_scored_for_all() -> None:
     asked = request(
         "whole", PROMPT, params=type(params)(max_new_tokens=1, seed=0, logprobs=2, prompt_logprobs=5)
     )
-    made = siblings(asked, RIDS)
+    made = split_choices(asked, RIDS)
     assert [each.params.prompt_logprobs for each in made] == [5, -1, -1, -1]
     assert [each.params.logprobs for each in made] == [2] * 4
-    assert siblings(asked, ("x",))[0].params.prompt_logprobs == 5
+    assert split_choices(asked, ("x",))[0].params.prompt_logprobs == 5
 
 
 def test_the_others_wait_for_the_first_and_follow_it_to_both_workers() -> None:
@@ -156,7 +158,7 @@ def test_siblings_that_all_end_leave_nothing() -> None:
         world.generated("d0", rid, 1, 11)
         world.finished("d0", rid, 2)
     assert all(isinstance(world.outcome(rid), RequestCompleted) for rid in RIDS)
-    assert len(world.core._requests.siblings) == 0
+    assert len(world.core._requests.sampling_groups) == 0
     world.assert_nothing_left()
 
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 TENANTS_MAX = 10_000  # remembered at a time; those beyond start at the clock again
 
 
-class FairClock:
+class VirtualTime:
     """Hands out starts. Costs are tokens divided by the tenant's weight."""
 
     def __init__(self) -> None:
