@@ -22,14 +22,14 @@ from decode.config import DecodeConfig
 from decode.expected_growth import ExpectedGrowth
 from decode.present import KeptSum
 from decode.step_rate import StepRate
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import Decode, RefusalReason
-from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
+from shared.wire.messages import Decode, RefusalReason
 
 # In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
 STEPS_BETWEEN = 2

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from shared.kv.leases import LeaseCounters
-from shared.metric_fields import (
+from shared.primitives.metric_fields import (
     CACHED_TOKENS,
     FETCHED_BYTES,
     GENERATED_TOKENS,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.req import Req
+from shared.batch.req import Req
 from shared.scheduling.output_lengths import OutputLengths
 
 STEPS_AHEAD = tuple(steps << power for power in range(9) for steps in (16, 24))  # 16 … 6,144

@@ -14,11 +14,11 @@ from decode.migration import Migrations
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import TransferQueue
-from shared.errors import InvariantError
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
 from shared.kv.page_pool import PageState
-from shared.req import Req
+from shared.primitives.errors import InvariantError
 from shared.scheduling.request_states import check_states
 
 

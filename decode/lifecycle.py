@@ -12,7 +12,7 @@ pages are copied nothing else may touch them: a request that is cancelled then i
 from __future__ import annotations
 
 from shared.kv.leases import LeaseEnd
-from shared.state_table import StateTable, Word
+from shared.primitives.state_table import StateTable, Word
 
 
 class DecodeState(Word):

@@ -15,12 +15,12 @@ from decode.counters import DecodeCounters
 from decode.lifecycle import ENDED, DecodeEvent, DecodeState
 from decode.output_buffer import OutputBuffer
 from decode.running_batch import RunningBatch
-from shared.effects import Send, WorkerEffect
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
-from shared.messages import Migrating
-from shared.req import Req
 from shared.scheduling.request_states import RequestStates
+from shared.wire.messages import Migrating
 
 
 @dataclass(slots=True)

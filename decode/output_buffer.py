@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.effects import Send
-from shared.messages import Generated, Row
-from shared.req import Req
+from shared.batch.effects import Send
+from shared.batch.req import Req
+from shared.wire.messages import Generated, Row
 
 
 class OutputBuffer:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shared.errors import InvariantError
-from shared.req import Req
+from shared.batch.req import Req
+from shared.primitives.errors import InvariantError
 
 Sum = TypeVar("Sum")
 

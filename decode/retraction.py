@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
-from shared.effects import Backup, Restore, WorkerEffect
+from shared.batch.effects import Backup, Restore, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
-from shared.req import Req
 from shared.scheduling.request_states import RequestStates
 from shared.scheduling.tenant_shares import heaviest_tenant
 

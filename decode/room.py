@@ -16,10 +16,10 @@ from decode.admission import Admission
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import TransferQueue
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import Load
-from shared.req import Req
+from shared.wire.messages import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from collections.abc import Collection
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.kv.kv_memory import KvMemory
-from shared.req import Req
-from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.scheduling.request_states import RequestStates
 
 

@@ -26,20 +26,20 @@ from decode.retraction import Retraction
 from decode.room import Room
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
-from shared.baton import Baton, Holder
-from shared.effects import Send, WorkerEffect
-from shared.errors import InvariantError
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel, Decode, Finished, FinishReason, Migrate, RefusalReason, Refused
-from shared.req import Req
-from shared.sampled import Sampled
-from shared.schedule_batch import ScheduleBatch
+from shared.primitives.errors import InvariantError
 from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
+from shared.wire.baton import Baton, Holder
+from shared.wire.messages import Cancel, Decode, Finished, FinishReason, Migrate, RefusalReason, Refused
+from shared.wire.sampled import Sampled
 
 
 class DecodeScheduler:

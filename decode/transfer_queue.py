@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
-from shared.baton import Baton
-from shared.effects import AbandonFetch, StartFetch, WorkerEffect
-from shared.errors import InvariantError
+from shared.batch.effects import AbandonFetch, StartFetch, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import Joined, RefusalReason
-from shared.req import Req
+from shared.primitives.errors import InvariantError
 from shared.scheduling.request_states import RequestStates
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
+from shared.wire.baton import Baton
+from shared.wire.messages import Joined, RefusalReason
 
 
 @dataclass(frozen=True, slots=True)

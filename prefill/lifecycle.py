@@ -8,7 +8,7 @@ hold requests in their own order; `PrefillScheduler.check` proves that they and 
 from __future__ import annotations
 
 from shared.kv.leases import LeaseEnd
-from shared.state_table import StateTable, Word
+from shared.primitives.state_table import StateTable, Word
 
 
 class PrefillState(Word):

@@ -12,10 +12,10 @@ from collections import deque
 
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import PrefillEvent, PrefillState
-from shared.errors import InvariantError
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
-from shared.req import Req
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import Extend
 from shared.scheduling.request_states import RequestStates
 

@@ -19,22 +19,22 @@ from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
 from prefill.prompt_batch import PromptBatch
 from prefill.waiting_queue import WaitingQueue
-from shared.baton import Holder
-from shared.effects import Send, WorkerEffect
-from shared.errors import InvariantError
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import SCORES_MAX, Cancel, Load, Prefill, Prefilled, Refused, Scored
-from shared.req import Req
-from shared.sampled import Sampled, TokenLogprobs
-from shared.schedule_batch import ScheduleBatch
+from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
+from shared.wire.baton import Holder
+from shared.wire.messages import SCORES_MAX, Cancel, Load, Prefill, Prefilled, Refused, Scored
+from shared.wire.sampled import Sampled, TokenLogprobs
 
 
 class PrefillScheduler:

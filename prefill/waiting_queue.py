@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefill.config import PrefillConfig
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.messages import Prefill, RefusalReason
-from shared.req import Req
 from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
 from shared.scheduling.sound_commands import unsound
 from shared.scheduling.tenant_shares import least_served_first
+from shared.wire.messages import Prefill, RefusalReason
 
 
 class WaitingQueue:

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from router.parsers.answer_formats import ReasoningParser, ToolCallParser
-from shared.cell import CELL_WORKERS_MAX
-from shared.messages import Role
+from shared.primitives.cell import CELL_WORKERS_MAX
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
+from shared.wire.messages import Role
 
 Policy = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"

@@ -42,11 +42,10 @@ from router.shell import RouterShell
 from router.text.folder_trial import try_folder
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer, hide_torch
-from shared.errors import ConfigError, InvariantError
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
-from shared.messages import WORKER_ROLES, Hello
+from shared.primitives.errors import ConfigError, InvariantError
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.garbage import spare_what_is_loaded
@@ -54,6 +53,7 @@ from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.probes import probe_pages
+from shared.wire.messages import WORKER_ROLES, Hello
 
 Discover = Callable[[RouterLinks, Health], Discovery]
 

@@ -23,13 +23,13 @@ from router.core.dispatch import RouterCore
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestFailed
 from router.core.fleet.workers import Backend
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.events import RouterSideLinks
 from shared.links.inbox import EVENTS_A_TAKE
-from shared.messages import Message
 from shared.process.failures import describe_failure
 from shared.process.logs import write_note
-from shared.sampled import Logprobs
+from shared.wire.messages import Message
+from shared.wire.sampled import Logprobs
 
 FAILED = RequestFailed(500, "the router failed; its log says where")
 OnBroken = Callable[[BaseException], None]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 CONFIG_BYTES_MAX = 8 << 20  # of a configuration
 INDEX_BYTES_MAX = 64 << 20  # of a list of all weights: DeepSeek's has 9 MB

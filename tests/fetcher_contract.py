@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.baton import Baton, Holder
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import (
@@ -25,6 +24,7 @@ from shared.transfer.protocol import (
     FetchLanded,
     FetchStale,
 )
+from shared.wire.baton import Baton, Holder
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512

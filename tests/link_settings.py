@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.session import LinkSettings
 from shared.process.process_config import ProcessConfig
 

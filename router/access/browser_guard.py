@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.config import RouterConfig
 from router.replies.known_paths import SERVED
 from router.replies.replies import send_request_error
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 from shared.process.host_header import (
     is_loopback,
     is_private,

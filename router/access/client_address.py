@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from starlette.types import Scope
 
-from shared.api_keys import ApiKey
+from shared.process.api_keys import ApiKey
 
 IPV6_PREFIX_BITS = 64  # what one subscriber usually gets: the addresses within it are one client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted_by, counted_by_labels, total
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by, counted_by_labels, total
 
 
 @all_declared

@@ -21,7 +21,7 @@ from router.access.quotas import KeyQuota, Quotas
 from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.config import RouterConfig
 from router.replies.replies import count_refusal, error_of, retry_after, send_json
-from shared.api_keys import ApiKey
+from shared.process.api_keys import ApiKey
 
 Headers = Sequence[tuple[bytes, bytes]]
 

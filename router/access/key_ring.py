@@ -16,8 +16,8 @@ from pathlib import Path
 import structlog
 
 from router.access.key_counters import KeyCounters
-from shared.api_keys import KEYS_FILE_BYTES_MAX, ApiKey, digest_of, parse_keys
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
+from shared.process.api_keys import KEYS_FILE_BYTES_MAX, ApiKey, digest_of, parse_keys
 
 READ_SECONDS = 1.0  # between two looks at the file
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.core.requests.token_bucket import TokenBucket
-from shared.api_keys import ApiKey
+from shared.process.api_keys import ApiKey
 
 RESERVED_OUTPUT_MAX = 256  # tokens of one answer that are reserved; most chats end before
 

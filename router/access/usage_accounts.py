@@ -24,9 +24,9 @@ from router.access.quotas import RESERVED_OUTPUT_MAX, KeyQuota
 from router.core.effects import ClientRequest, Outcome, RequestCompleted, RequestFailed
 from router.replies.replies import OverloadedError
 from router.shell import TokenSink
-from shared.api_keys import ApiKey
-from shared.errors import RequestError
-from shared.sampled import Logprobs
+from shared.primitives.errors import RequestError
+from shared.process.api_keys import ApiKey
+from shared.wire.sampled import Logprobs
 
 log = structlog.get_logger(__name__)
 

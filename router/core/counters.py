@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from shared.metric_fields import (
+from shared.primitives.metric_fields import (
     CACHED_TOKENS,
     FETCHED_BYTES,
     GENERATED_TOKENS,

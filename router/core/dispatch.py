@@ -34,10 +34,10 @@ from router.core.worker_events.membership import Membership
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.worker_faults import WorkerFaults
 from router.core.worker_events.worker_replies import AboutRequest, WorkerReplies
-from shared import messages
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Message
 from shared.scheduling.tenant_shares import share_of
+from shared.wire import messages
+from shared.wire.messages import Message
 
 
 class RouterCore:

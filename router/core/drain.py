@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import enum
 
-from shared.effects import Note
-from shared.state_table import StateTable, Word
+from shared.batch.effects import Note
+from shared.primitives.state_table import StateTable, Word
 
 LOOK_SECONDS = 0.1  # between two looks at what is still open
 ENDING_SECONDS = 2.0  # for answers that are being written, after END_ANSWERS

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from router.core.dispatch import RouterCore
 from router.core.effects import EndSession, NewTokens, Outcome, PromptScored, RequestEnded, RouterEffect
-from shared.effects import Note, Send
-from shared.messages import Message
-from shared.sampled import Logprobs
+from shared.batch.effects import Note, Send
+from shared.wire.messages import Message
+from shared.wire.sampled import Logprobs
 
 
 class EffectSink(Protocol):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.effects import Note, Send
-from shared.messages import FinishReason
-from shared.sampled import Logprobs
-from shared.sampling_params import SamplingParams
+from shared.batch.effects import Note, Send
+from shared.wire.messages import FinishReason
+from shared.wire.sampled import Logprobs
+from shared.wire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,9 @@ from typing import Literal
 from router.discovery.cells import workers_of
 from router.discovery.pods_of_slices import Pod, PodSlice, PodsOfSlices
 from router.discovery.worker_address import WorkerAddress
-from shared.cell import CELL_WORKERS_MAX
-from shared.effects import Note
-from shared.messages import WORKER_ROLES
+from shared.batch.effects import Note
+from shared.primitives.cell import CELL_WORKERS_MAX
+from shared.wire.messages import WORKER_ROLES
 
 PodState = Literal["waiting", "elsewhere", "dialed", "terminating", "absent"]
 POD_STATES: tuple[PodState, ...] = ("waiting", "elsewhere", "dialed", "terminating", "absent")

@@ -30,9 +30,9 @@ from router.discovery.polling import ListSlices, Pace, Polling, Step
 from router.discovery.slice_api import NoAnswerError, SliceApi, WatchEndedError
 from router.discovery.static import Dialer
 from router.discovery.worker_address import WorkerAddress
-from shared.cell import CELL_WORKERS_MAX
-from shared.effects import Note
-from shared.errors import InvariantError
+from shared.batch.effects import Note
+from shared.primitives.cell import CELL_WORKERS_MAX
+from shared.primitives.errors import InvariantError
 from shared.process import gauges
 from shared.process.health import Health
 from shared.process.metrics import Metrics

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shared.backoff import backoff_seconds
+from shared.primitives.backoff import backoff_seconds
 
 PAUSE_SECONDS = 0.1
 PAUSE_SECONDS_MAX = 5.0  # an API server that was away is asked again at most this long after its return

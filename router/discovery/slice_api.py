@@ -35,7 +35,7 @@ from router.discovery.known_pods import (
     Watching,
 )
 from router.discovery.pods_of_slices import Pod, PodSlice
-from shared.errors import SegueError, StartError
+from shared.primitives.errors import SegueError, StartError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 COMPONENT = "app.kubernetes.io/component"

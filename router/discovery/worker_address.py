@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.errors import ConfigError
-from shared.messages import WORKER_ROLES
+from shared.primitives.errors import ConfigError
+from shared.wire.messages import WORKER_ROLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from router.config import RouterConfig
 from router.listener.connection import ClientConnection
 from router.listener.places import Places
 from router.listener.request_parser import Refusal
-from shared.metric_fields import CounterMetric, all_declared, counted_by
-from shared.tally import is_worth_a_line
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by
+from shared.primitives.tally import is_worth_a_line
 
 CHECK_SECONDS = 0.25  # between two looks at the deadlines
 DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, and some for discovery

@@ -8,7 +8,7 @@ for one behind the other, would else keep all places.
 So a holder that opens more and more displaces its own, and others keep what they have. (Max-min fairness; a fixed
 share for each would keep out a proxy that may well have all of them.)
 
-Every operation takes the same time whatever is open (`shared.holders`).
+Every operation takes the same time whatever is open (`shared.primitives.holders`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
-from shared.holders import Holders
+from shared.primitives.holders import Holders
 
 KEYED_SHARE = 3 / 4  # of all places, that connections with a valid key may have for themselves
 

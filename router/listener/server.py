@@ -22,8 +22,8 @@ from router.config import RouterConfig
 from router.core.drain import RouterDrain, RouterDrainStep
 from router.listener.connection import ClientConnection
 from router.listener.connections import ClientConnections
-from shared.effects import Note
-from shared.errors import StartError
+from shared.batch.effects import Note
+from shared.primitives.errors import StartError
 from shared.process.listening import listening_socket
 from shared.process.logs import write_note
 

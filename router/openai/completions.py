@@ -65,7 +65,7 @@ from router.openai.tools.bad_words import bad_word_ids, check_bars
 from router.openai.tools.choice import NO_TOOLS, ToolUse
 from router.openai.tools.structured_output import asked_grammar
 from router.replies.replies import DisconnectedError, send_request_error
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 PREFIXES: dict[Endpoint, str] = {
     "chat": "chatcmpl-",

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from router.openai.serving import OpenAIServing
 from router.replies.known_paths import SERVED
 from router.replies.replies import error_body, error_of
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 from shared.process.health import Health
 
 MODEL_OWNER = "segue"

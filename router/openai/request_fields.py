@@ -27,10 +27,10 @@ from router.openai.tools.structured_output import StructuredFields
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
-from shared.sampling_params import SamplingParams, brief, validate
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
+from shared.wire.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024

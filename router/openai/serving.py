@@ -27,7 +27,7 @@ from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopPattern, StopStrings
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 TOO_MANY_ANSWERS = "the answers that are under way hold too much memory: try again later, or stream"
 

@@ -20,7 +20,7 @@ from router.openai.serving import OpenAIServing
 from router.openai.tools.choice import ToolFields, tool_use
 from router.replies.replies import DisconnectedError, send_json, send_request_error
 from router.text.chat_template import ChatOptions
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Work = Callable[[OpenAIServing, bytearray, int], msgspec.Raw]  # of a body and the context length, on a thread
 

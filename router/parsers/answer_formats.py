@@ -18,7 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 Body = Literal["json", "named", "value"]
 ToolCallParser = Literal[

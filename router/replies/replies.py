@@ -15,7 +15,7 @@ from starlette.types import Scope, Send
 
 from router.core.effects import RequestFailed
 from router.replies.anthropic_errors import error_object, speaks_anthropic
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
 Headers = Sequence[tuple[bytes, bytes]]

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from router.text.time_limit import TimeLimit, TimeLimitError
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Message = Mapping[str, Any]  # role and content, and what else templates read
 

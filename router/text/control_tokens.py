@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from router.text.chat_template import ChatOptions, ChatTemplate, Message, client_texts, replace_all
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Encode = Callable[[Any, str], list[int]]  # with a tokenizer, a text without special tokens around it
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from router.text.chat_template import SAMPLE_TOOL, ChatOptions, TemplateLimitError
 from router.text.tokenizer import Tokenizer, TooLongError, hide_torch
-from shared.errors import ModelError, RequestError
 from shared.model_files import TOKENIZER_BYTES_MAX
+from shared.primitives.errors import ModelError, RequestError
 
 MEMORY_BYTES = 256 << 20  # beside what transformers takes once it is imported
 MEMORY_BYTES_PER_FILE_BYTE = 32  # a tokenizer.json of 15 MB with 262,144 tokens takes 23

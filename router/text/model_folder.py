@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError, RequestError
 from shared.model_files import read_json
-from shared.sampling_params import SamplingParams, validate
+from shared.primitives.errors import ModelError, RequestError
+from shared.wire.sampling_params import SamplingParams, validate
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

@@ -14,12 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.mask_budget import MaskBudget, MaskShares
 from shared.engine.timed_matcher import Matcher, TimedMatcher
-from shared.errors import InvariantError
-from shared.grammar import Grammar
-from shared.guidance import error_of
-from shared.schedule_batch import SlotJoin
+from shared.grammar.limits import error_of
+from shared.primitives.errors import InvariantError
+from shared.wire.grammar import Grammar
 
 NOTHING_ALLOWED = "no token is allowed after the output so far"
 

@@ -27,9 +27,9 @@ from shared.engine.parts import Engine, Sizes, features_with
 from shared.engine.sampler import Sampler
 from shared.engine.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.torch_ops import TorchOps
-from shared.guidance import library_version
+from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
-from shared.messages import Limits
+from shared.wire.messages import Limits
 
 
 def load_on_cpu(

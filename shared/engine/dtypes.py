@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_CAPABILITY = (8, 0)

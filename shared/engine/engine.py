@@ -14,7 +14,7 @@ from shared.engine.fallback_config import ModelImpl
 from shared.engine.flashinfer_package import missing_kernels_named
 from shared.engine.parts import Engine, Sizes
 from shared.engine.torch_device import OnLogits
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 DEVICES = ("cpu", "cuda", "cuda-on-cpu")
 

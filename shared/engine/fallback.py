@@ -24,7 +24,7 @@ from shared.engine.attention.per_request import PerRequestStep, Scores
 from shared.engine.dense.weights import OnProgress, weight_files
 from shared.engine.fallback_config import FallbackConfig
 from shared.engine.kv_cache import KVCache
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 PROBE_TOKENS = 40
 GAP_MAX = {torch.float32: 1e-3, torch.float16: 3e-2}  # of the largest logit, by the type of keys and values

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shared.engine.families import FAMILIES
 from shared.engine.model_config import ModelConfig, architectures, read_model_config
-from shared.errors import ModelError
 from shared.model_files import read_config as read_config_file
+from shared.primitives.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 
 ARCHS_FILE = "archs.txt"  # of a folder of compiled modules: what they have code for
 

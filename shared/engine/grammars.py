@@ -19,9 +19,9 @@ from queue import SimpleQueue
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
-from shared.errors import ModelError
-from shared.grammar import Grammar
-from shared.guidance import compiled, error_of
+from shared.grammar.limits import compiled, error_of
+from shared.primitives.errors import ModelError
+from shared.wire.grammar import Grammar
 
 log = structlog.get_logger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, SlotJoin
 from shared.engine.native.kernels import Kernels
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
-from shared.schedule_batch import ExtendRow, SlotJoin
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
 
 Row = NDArray[np.float32]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.bounds import NUMBERS_MAX
-from shared.errors import ConfigError, ModelError
 from shared.kv.page_pool import pages_for_tokens
+from shared.primitives.errors import ConfigError, ModelError
+from shared.wire.bounds import NUMBERS_MAX
 
 if TYPE_CHECKING:
     from shared.engine.fallback_config import FallbackConfig

@@ -15,8 +15,8 @@ from typing import Any
 
 from shared.engine.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.rope_config import Rope, read_ropes, stretched_context_len
-from shared.errors import ModelError
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
+from shared.primitives.errors import ModelError
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 

@@ -11,8 +11,8 @@ from shared.engine.grammars import Grammars
 from shared.engine.kv_cache import KVCache
 from shared.engine.memory_plan import UNBOUNDED, Budget
 from shared.engine.model_config import ModelConfig
-from shared.messages import Limits
 from shared.scheduling.device import Device
+from shared.wire.messages import Limits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class EngineDevice(Device, Protocol):
 
     @property
     def counters(self) -> object | None:
-        """A class of counters to publish, see `shared.metric_fields`; None: it counts nothing."""
+        """A class of counters to publish, see `shared.primitives.metric_fields`; None: it counts nothing."""
 
     @property
     def launches_cost(self) -> bool:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.constraints import Constraints
 from shared.engine.gumbel import gumbel_noise, row_keys, signed
 from shared.engine.mask_budget import MaskShares
 from shared.engine.token_bars import TokenBars
-from shared.schedule_batch import SlotJoin
 
 
 class Sampler:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shared.sampled import Sampled, TokenLogprobs
-from shared.schedule_batch import ExtendRow
+from shared.batch.schedule_batch import ExtendRow
+from shared.wire.sampled import Sampled, TokenLogprobs
 
 SCORES_A_RUN = 64  # logits of 12 MB for a vocabulary of 49,152
 

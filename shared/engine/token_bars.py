@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.sampling_params import MAX_BAD_WORD_TOKENS
-from shared.schedule_batch import SlotJoin
+from shared.batch.schedule_batch import SlotJoin
+from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS
 
 REMEMBERED = MAX_BAD_WORD_TOKENS - 1  # tokens of the output that the longest bad word looks at
 

@@ -21,14 +21,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.logprobs import LogprobRows
 from shared.engine.sampler import Sampler
 from shared.engine.scored_runs import joined_runs, scored_runs
-from shared.errors import InvariantError
-from shared.sampled import Sampled
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.primitives.errors import InvariantError
+from shared.wire.sampled import Sampled
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shared.batch.req import Req
 from shared.kv.page_pool import PagePool, PageState, pages_for_tokens
 from shared.kv.radix_cache import RadixCache, ancestry
-from shared.req import Req
 
 
 class KvMemory:

@@ -1,7 +1,7 @@
 """Leases: how long the pages of a request stay locked for the holder of their baton.
 
 Both kinds of worker lease pages: prefill those of every prompt it has computed, decode those of requests that migrate.
-A lease binds a request's locked pages to one *word* that readers can check (`shared.baton` draws the timeline). The
+A lease binds a request's locked pages to one *word* that readers can check (`baton` draws the timeline). The
 word is a nonce that nobody can guess, so who has it was given the baton. Ending a lease clears the word first; only
 then are the pages unlocked.
 
@@ -17,14 +17,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.baton import Baton, Holder
-from shared.effects import Send, WorkerEffect
-from shared.errors import InvariantError
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.messages import Refused, Release, Renew
-from shared.metric_fields import CounterMetric, all_declared, counted
-from shared.req import Req
+from shared.primitives.errors import InvariantError
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted
 from shared.transfer.protocol import LeaseWords
+from shared.wire.baton import Baton, Holder
+from shared.wire.messages import Refused, Release, Renew
 
 
 class LeaseEnd(enum.Enum):

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from shared.errors import InvariantError
-from shared.state_table import Word
+from shared.primitives.errors import InvariantError
+from shared.primitives.state_table import Word
 
 
 class PageState(Word):

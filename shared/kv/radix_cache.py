@@ -20,8 +20,8 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.errors import InvariantError
 from shared.kv.page_pool import PagePool, PageState
+from shared.primitives.errors import InvariantError
 
 _ChildKey = tuple[str, tuple[int, ...]]  # extra_key, the first page's tokens
 

@@ -14,13 +14,13 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys
 from shared.links.poller import READ_BATCH
 from shared.links.session import reason_of
 from shared.links.thread import WriteNote
-from shared.tally import Tally
+from shared.primitives.tally import Tally
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"segue"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted, total
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted, total
 
 REFUSALS = CounterMetric(
     "segue_link_refusals_total", "Connections and handshakes that were refused, by cause.", ("cause",)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shared.backoff import backoff_seconds
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
@@ -33,7 +32,17 @@ from shared.links.session import (
     read_message,
     reason_of,
 )
-from shared.messages import PROTOCOL, UNDERSTOOD, Closed, Heartbeat, Hello, Load, decode_from_worker, encode
+from shared.primitives.backoff import backoff_seconds
+from shared.wire.messages import (
+    PROTOCOL,
+    UNDERSTOOD,
+    Closed,
+    Heartbeat,
+    Hello,
+    Load,
+    decode_from_worker,
+    encode,
+)
 
 LOOK_SECONDS = 0.05  # between two looks at all links: so late a heartbeat or an end by silence may be
 FAULT_REST_SECONDS = (

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from shared.baton import worker_name
-from shared.messages import Hello, Message
+from shared.wire.baton import worker_name
+from shared.wire.messages import Hello, Message
 
 
 def peer_name(hello: Hello) -> str:

@@ -19,10 +19,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from shared.errors import InvariantError
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.session import LinkSettings
-from shared.messages import Hello, Load
+from shared.primitives.errors import InvariantError
+from shared.wire.messages import Hello, Load
 
 EVENTS_A_TAKE = 256  # about 10 ms of a router's event loop
 

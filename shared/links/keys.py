@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import NameOID
 from zmq.utils import z85
 
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 LinkRole = Literal["router", "worker"]  # prefill and decode workers use one key
 LINK_ROLES: tuple[LinkRole, ...] = ("router", "worker")

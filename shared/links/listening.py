@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.links.session import (
@@ -29,8 +29,8 @@ from shared.links.session import (
     read_message,
     reason_of,
 )
-from shared.loop_watch import LoopWatch
-from shared.messages import (
+from shared.primitives.loop_watch import LoopWatch
+from shared.wire.messages import (
     PROTOCOL,
     UNDERSTOOD,
     Closed,

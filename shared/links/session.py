@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.messages import READABLE, Closed, Heartbeat, Message, Role, encode
+from shared.wire.messages import READABLE, Closed, Heartbeat, Message, Role, encode
 
 LAST = 2**64 - 1
 HEARTBEAT = encode(Heartbeat())

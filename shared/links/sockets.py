@@ -18,7 +18,6 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from shared.errors import StartError
 from shared.links.authenticator import Authenticator
 from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
@@ -28,7 +27,8 @@ from shared.links.listening import WorkerEnd
 from shared.links.poller import READ_BATCH, SocketPoller
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
 from shared.links.thread import ThreadedLinks, WriteNote
-from shared.messages import Hello
+from shared.primitives.errors import StartError
+from shared.wire.messages import Hello
 
 Socket = zmq.Socket[bytes]
 

@@ -21,13 +21,13 @@ from typing import Literal, Protocol
 
 import structlog
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent
 from shared.links.inbox import Inbox
 from shared.links.poller import SocketPoller
 from shared.links.session import LinkSettings, reason_of
-from shared.messages import Message, encode
+from shared.wire.messages import Message, encode
 
 log = structlog.get_logger(__name__)
 

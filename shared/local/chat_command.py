@@ -14,9 +14,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shared.errors import StartError
 from shared.local.answer_lines import AnswerLines
 from shared.local.chat_session import ChatSession
+from shared.primitives.errors import StartError
 from shared.process.settings import FlagParser
 
 PROMPT = "> "

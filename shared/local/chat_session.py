@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 
 ANSWER_SECONDS_MAX = 600.0  # without a byte
 CONNECT_SECONDS_MAX = 10.0

@@ -12,10 +12,10 @@ import signal
 import threading
 import time
 
-from shared.errors import StartError
 from shared.local.child_process import Child, ChildProcess, Liveness
 from shared.local.console import Service, StartupConsole
 from shared.local.restart_policy import GiveUp, RestartPolicy
+from shared.primitives.errors import StartError
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0  # from the signal to SIGKILL; the whole deployment ends within 5

@@ -46,7 +46,7 @@ def main() -> NoReturn:
 
 def run_and_exit(argv: list[str]) -> NoReturn:
     """Carry out the command and exit; where it cannot start, exit with one sentence."""
-    from shared.errors import StartError
+    from shared.primitives.errors import StartError
     from shared.process.role_main import exit_now, exit_with_error
 
     try:
@@ -94,7 +94,7 @@ def _command(word: str) -> Callable[[list[str]], None]:
             from shared.local.keys_command import keys
 
             return keys
-    from shared.errors import ConfigError
+    from shared.primitives.errors import ConfigError
 
     raise ConfigError(f"unknown command {word}; there are {', '.join(COMMANDS)}: see segue --help")
 

@@ -26,8 +26,7 @@ from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
 from shared.engine.gguf.convert import DEFAULT_MODEL
-from shared.errors import ConfigError
-from shared.messages import Role
+from shared.primitives.errors import ConfigError
 from shared.process.process_config import LogFormat, LogLevel, ProcessConfig
 from shared.process.settings import (
     Count,
@@ -44,6 +43,7 @@ from shared.process.settings import (
     variable_of,
 )
 from shared.process.worker_config import DEVICE_DESCRIPTION, DeviceChoice
+from shared.wire.messages import Role
 
 ROLE_CONFIGS: dict[Role, type[ProcessConfig]] = {
     "router": RouterConfig,

@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 
 from shared.engine.fallback_config import read_config
 from shared.engine.native.build import choose
-from shared.errors import DoctorError, StartError
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
 from shared.local.up import NVIDIA, needed_bytes, why_not_ours
+from shared.primitives.errors import DoctorError, StartError
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.settings import FlagParser
 

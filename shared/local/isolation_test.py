@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.errors import SmokeTestError
+from shared.primitives.errors import SmokeTestError
 
 CONNECT_SECONDS_MAX = 3.0
 CONNECTIONS_MAX = 64  # at once

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shared.api_keys import ApiKey, key_line, new_key, parse_keys
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
+from shared.process.api_keys import ApiKey, key_line, new_key, parse_keys
 
 USAGE = """usage: segue keys new NAME [rpm=N] [tpm=N] [concurrent=N] [priority=N] [models=A,B] [--file FILE]
        segue keys check FILE

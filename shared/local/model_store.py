@@ -23,7 +23,7 @@ from typing import Any
 
 from shared.engine.fallback_config import read_config
 from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import ConfigError, ModelError
 from shared.local.model_store import cache_folder, resolve
+from shared.primitives.errors import ConfigError, ModelError
 
 PULL_USAGE = """usage: segue pull MODEL
 

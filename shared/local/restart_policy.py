@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.backoff import backoff_seconds
+from shared.primitives.backoff import backoff_seconds
 
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 10.0

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
-from shared.errors import ConfigError, StartError
 from shared.local.chat_command import talk, write_answer
 from shared.local.chat_session import ChatSession
+from shared.primitives.errors import ConfigError, StartError
 
 USAGE = """usage: segue run MODEL [PROMPT] [FLAGS of segue up]
 

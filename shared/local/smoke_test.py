@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from shared.errors import SmokeTestError
+from shared.primitives.errors import SmokeTestError
 
 ANSWER_SECONDS_MAX = 120.0  # also for a first request that waits until a worker is ready
 MAX_TOKENS = 16

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.errors import ConfigError
 from shared.local.foreign_flags import FOREIGN_FLAGS
+from shared.primitives.errors import ConfigError
 
 ALIASES = {
     "-p": "--router-port",  # the API's port is the one that users mean

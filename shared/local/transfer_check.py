@@ -12,10 +12,9 @@ import mmap
 import sys
 import time
 
-from shared.baton import Baton
-from shared.errors import StartError, TransferError
 from shared.links.keys import read_keys
 from shared.links.new_keys import new_key_files, open_in_memory
+from shared.primitives.errors import StartError, TransferError
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchLanded
@@ -23,6 +22,7 @@ from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.transfer.ucx import LOOPBACK
+from shared.wire.baton import Baton
 
 PAGE_BYTES = 1 << 20
 PAGES = 64  # half of them are read into the other half

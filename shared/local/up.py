@@ -18,11 +18,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.api_keys import key_line
 from shared.engine.fallback_config import FallbackConfig, read_config
 from shared.engine.memory_plan import RESERVE_BYTES, Budget, context_bound
 from shared.engine.model_config import ModelConfig
-from shared.errors import ConfigError, StartError
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child
@@ -30,10 +28,12 @@ from shared.local.children import ChildProcesses
 from shared.local.config import LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
-from shared.messages import Role
+from shared.primitives.errors import ConfigError, StartError
+from shared.process.api_keys import key_line
 from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.worker_config import WorkerConfig
+from shared.wire.messages import Role
 
 KEY_NAME = "default"  # of --api-key, in metrics and logs
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty

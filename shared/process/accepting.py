@@ -25,8 +25,8 @@ from functools import partial
 
 import structlog
 
-from shared.holders import Holders
-from shared.tally import Tally
+from shared.primitives.holders import Holders
+from shared.primitives.tally import Tally
 
 SILENT_MAX = 1024  # connections that are kept without a byte; at most an eighth of the process's descriptors
 SILENT_SECONDS_MAX = 10.0

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import h11
 import structlog
 
-from shared.errors import StartError
-from shared.holders import Holders
+from shared.primitives.errors import StartError
+from shared.primitives.holders import Holders
 from shared.process.accepting import Accepting
 from shared.process.failures import describe_failure
 from shared.process.host_header import is_loopback, is_private, name_in

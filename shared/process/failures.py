@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 
-from shared.errors import SegueError
+from shared.primitives.errors import SegueError
 
 PLACES_MAX = 6  # the innermost ones
 

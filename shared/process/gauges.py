@@ -2,12 +2,12 @@
 
 A new gauge is declared here and set by the shell that publishes it: `publish_scheduler` and `shared.process.worker` for
 workers, `router.process.MetricsPublisher` for routers. Counters and histograms are declared where they are counted, in
-a `counters.py` (see `shared.metric_fields`). `make docs` writes all of them into docs/reference.md.
+a `counters.py` (see `shared.primitives.metric_fields`). `make docs` writes all of them into docs/reference.md.
 """
 
 from __future__ import annotations
 
-from shared.metric_fields import GaugeMetric
+from shared.primitives.metric_fields import GaugeMetric
 
 INFO = GaugeMetric("segue_info", "Always 1; the label is the version that runs.", ("version",))
 READY = GaugeMetric("segue_ready", "1 when the process is ready, else 0.")

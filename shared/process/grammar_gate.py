@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.grammar import Grammar
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused
 from shared.scheduling.event_loop import WorkerEndpoint
+from shared.wire.grammar import Grammar
+from shared.wire.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused
 
 POLL_SECONDS = 0.001  # between two looks at what is compiled
 WAITING_GRAMMARS_MAX = 64  # requests that wait for a compile; those beyond go to another worker

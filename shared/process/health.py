@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared.loop_watch import LoopWatch
+from shared.primitives.loop_watch import LoopWatch
 
 
 class Health:

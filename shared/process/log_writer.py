@@ -27,8 +27,8 @@ from typing import Literal, TextIO
 import msgspec
 import structlog
 
-from shared.effects import Note
-from shared.metric_fields import all_declared, total
+from shared.batch.effects import Note
+from shared.primitives.metric_fields import all_declared, total
 
 LogForm = Literal["json", "console"]
 

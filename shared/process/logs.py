@@ -15,9 +15,9 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from shared.effects import Note
+from shared.batch.effects import Note
+from shared.primitives.tally import Tally
 from shared.process.log_writer import CONFIDENTIAL, LEVELS, LineWriter, LogCounters, LogForm
-from shared.tally import Tally
 
 CHATTY = ("httpcore2", "httpx2", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn.access")
 CAUSED_BY_CLIENTS = ("uvicorn.error", "asyncio")  # malformed requests, upgrades, hang-ups at a bad moment

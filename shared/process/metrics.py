@@ -1,7 +1,7 @@
 """Shows counters and gauges to Prometheus.
 
 The shell calls `publish` between turns; scrapes, on another thread, read what was last published. Which metric shows
-which field is declared in the counter classes (`shared.metric_fields`); gauges are in `shared.process.gauges`.
+which field is declared in the counter classes (`metric_fields`); gauges are in `gauges`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.errors import InvariantError
-from shared.messages import Role
-from shared.metric_fields import CounterMetric, GaugeMetric, HistogramMetric, ShownField, shown_fields
+from shared.primitives.errors import InvariantError
+from shared.primitives.metric_fields import (
+    CounterMetric,
+    GaugeMetric,
+    HistogramMetric,
+    ShownField,
+    shown_fields,
+)
 from shared.process import gauges
+from shared.wire.messages import Role
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shared.engine.memory_plan import Budget
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")

@@ -16,12 +16,12 @@ from typing import NoReturn, TypeVar
 
 import structlog
 
-from shared.errors import StartError
-from shared.messages import Role
+from shared.primitives.errors import StartError
 from shared.process.failures import describe_failure
 from shared.process.logs import configure, flush
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
+from shared.wire.messages import Role
 
 Config = TypeVar("Config", bound=ProcessConfig)
 DESCRIPTORS_LOW = 4096  # a router of 600 workers holds 2,400, and one for each client

@@ -26,7 +26,7 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, Field, Validati
 from pydantic.alias_generators import to_camel
 from pydantic_settings import CliSettingsSource, EnvSettingsSource, SettingsConfigDict
 
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 PREFIX = "SEGUE_"
 

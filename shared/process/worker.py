@@ -20,14 +20,13 @@ from time import monotonic, sleep
 
 import structlog
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.engine.engine import load
 from shared.engine.parts import Engine, EngineDevice, Sizes
-from shared.errors import ConfigError
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
-from shared.messages import Hello, Role
+from shared.primitives.errors import ConfigError
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
@@ -46,6 +45,7 @@ from shared.transfer.fetches import FetchLimits
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
+from shared.wire.messages import Hello, Role
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way

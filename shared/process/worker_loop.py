@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.kv.kv_memory import KvMemory
 from shared.process import gauges
 from shared.process.health import Health

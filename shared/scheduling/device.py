@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.sampled import Sampled
-from shared.schedule_batch import ScheduleBatch
+from shared.batch.schedule_batch import ScheduleBatch
+from shared.wire.sampled import Sampled
 
 
 class Device(Protocol):

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.effects import Note
+from shared.batch.effects import Note
 
 
 class DrainFacts(Protocol):

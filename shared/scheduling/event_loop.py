@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.effects import AbandonFetch, Backup, Note, Restore, Send, StartFetch, WorkerEffect
+from shared.batch.effects import AbandonFetch, Backup, Note, Restore, Send, StartFetch, WorkerEffect
+from shared.batch.schedule_batch import ScheduleBatch
 from shared.links.events import LinkEvent
-from shared.messages import Message
-from shared.sampled import Sampled
-from shared.schedule_batch import ScheduleBatch
 from shared.scheduling.device import Device
 from shared.transfer.protocol import Fetcher, FetchEvent
+from shared.wire.messages import Message
+from shared.wire.sampled import Sampled
 
 BUSY_POLL_SECONDS = 0.001  # while a fetch or a copy is under way: neither has anything to block on
 CHECK_SECONDS_MIN = 5.0  # between two checks of an idle worker: each walks the whole pool

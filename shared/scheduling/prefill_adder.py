@@ -12,9 +12,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from shared.errors import InvariantError
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.req import Req
+from shared.primitives.errors import InvariantError
 
 
 class AddResult(enum.Enum):

@@ -10,8 +10,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from shared.batch.req import Req
 from shared.kv.radix_cache import Node, RadixCache, ancestry
-from shared.req import Req
 
 
 def order_waiting(

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Generic, cast
 
-from shared.errors import InvariantError
-from shared.req import Req
-from shared.state_table import Event, State, StateTable
+from shared.batch.req import Req
+from shared.primitives.errors import InvariantError
+from shared.primitives.state_table import Event, State, StateTable
 
 
 class RequestStates(Generic[State, Event]):

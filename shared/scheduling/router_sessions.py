@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.effects import Send, WorkerEffect
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.leases import LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import DrainAck, Draining, Failed, Hello, Load, Message, Refused, Release, Renew
-from shared.req import Req
+from shared.wire.messages import DrainAck, Draining, Failed, Hello, Load, Message, Refused, Release, Renew
 
 
 class RouterSessions:

@@ -7,11 +7,11 @@ decided here.
 
 from __future__ import annotations
 
-from shared.baton import Baton
-from shared.errors import RequestError
 from shared.kv.page_pool import pages_for_tokens
-from shared.messages import Decode, Prefill
-from shared.sampling_params import validate
+from shared.primitives.errors import RequestError
+from shared.wire.baton import Baton
+from shared.wire.messages import Decode, Prefill
+from shared.wire.sampling_params import validate
 
 ADDRESS_MAX = 2**63  # bytes; no memory lies beyond
 LEASES_MAX = 2**32  # words of one holder

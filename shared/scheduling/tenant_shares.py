@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shared.req import Req
+from shared.batch.req import Req
 
 
 def share_of(places: int, share_max: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted, counted_by, total
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted, counted_by, total
 
 PEERS_COUNTED_MAX = 256  # addresses that have series of their own; pods come and go
 OTHER_PEERS = "others"

@@ -13,7 +13,7 @@ table does not know which reads an event ends.
 
 from __future__ import annotations
 
-from shared.state_table import StateTable, Word
+from shared.primitives.state_table import StateTable, Word
 
 
 class FetchState(Word):

@@ -28,8 +28,7 @@ from functools import partial
 
 import structlog
 
-from shared.baton import Baton, Holder
-from shared.errors import TransferError
+from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
 from shared.transfer.kv_links import KvLinks
@@ -37,6 +36,7 @@ from shared.transfer.memory import PageMemory
 from shared.transfer.new_reader import Begin, make_here
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.transfer.reader import SPANS_MAX, NotPostedError, Reader, ReadState, Span, page_spans
+from shared.wire.baton import Baton, Holder
 
 RETIRE_AGAIN_SECONDS = 1.0  # between two attempts to make a reader: all ports may be taken for a while
 

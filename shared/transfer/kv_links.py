@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.baton import Holder, HolderIdentity
 from shared.transfer.counters import KvCounters
 from shared.transfer.protocol import KvLink
 from shared.transfer.reader import PEERS_MAX
+from shared.wire.baton import Holder, HolderIdentity
 
 UNKNOWN = "unknown"  # transport of a peer that was never checked, or where UCX has printed nothing
 MEASURED_BYTES_MIN = 2**20

@@ -22,13 +22,13 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from shared.baton import Baton, Holder, HolderIdentity, agent_name
-from shared.errors import TransferError
+from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
 from shared.transfer.transfer import describe_holder
 from shared.transfer.ucx import TransportLog, configure_ucx
+from shared.wire.baton import Baton, Holder, HolderIdentity, agent_name
 
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from shared.baton import Baton, Holder
+from shared.wire.baton import Baton, Holder
 
 KvTransport = Literal["auto", "nixl", "sealed"]  # what carries the bytes, see `transports`
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from shared.baton import Baton
-from shared.cell import CELL_WORKERS_MAX
+from shared.primitives.cell import CELL_WORKERS_MAX
 from shared.transfer.memory import WORD_BYTES, PageMemory
+from shared.wire.baton import Baton
 
 PEERS_MAX = CELL_WORKERS_MAX  # peers remembered at a time: all that a worker meets in its cell
 SPANS_MAX = 4096  # of one read: a holder keeps 400 bytes of each while it answers

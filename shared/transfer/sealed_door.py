@@ -23,8 +23,8 @@ from time import monotonic
 
 import structlog
 
-from shared.errors import TransferError
-from shared.tally import Tally, is_worth_a_line
+from shared.primitives.errors import TransferError
+from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shared.tally import Tally, is_worth_a_line
+from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Shown, Verdict
 from shared.transfer.memory import WORD_BYTES

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from shared.baton import Baton, Holder, HolderIdentity
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel, cut
@@ -41,6 +40,7 @@ from shared.transfer.sealed_requests import (
     cut_portions,
     encode_request,
 )
+from shared.wire.baton import Baton, Holder, HolderIdentity
 
 SEALED = "sealed"
 STAGED = "sealed/staged"  # by way of host memory: pages of a device

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.baton import Baton
-from shared.errors import TransferError
+from shared.primitives.errors import TransferError
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import Fetcher, FetchEvent, FetchLanded, LeaseWords
+from shared.wire.baton import Baton
 
 FETCH_ID = 0
 TARGET = 0  # any page of the pool: none is in use yet

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from shared.baton import Baton, Holder, agent_name
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.grants import Grants
@@ -19,6 +18,7 @@ from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.new_reader import make_here, make_on_thread
 from shared.transfer.protocol import FetchEvent
 from shared.transfer.reader import Reader
+from shared.wire.baton import Baton, Holder, agent_name
 
 
 class Offer(Protocol):

@@ -16,8 +16,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import ConfigError, TransferError
 from shared.links.keys import LinkKeys
+from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import KvTransport
 from shared.transfer.sealed import SealedOffer

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from shared.errors import TransferError
+from shared.primitives.errors import TransferError
 
 WITHOUT_TCP = "^tcp"
 LOOPBACK = "lo"

@@ -354,7 +354,7 @@ ROUTER_BOUNDS = (
         "refused at the start; later the keys of before stay",
         "1 MiB, and 4 MiB as keys; wrong keys leave nothing",
         "tests/unit/test_api_keys.py::test_a_file_is_no_larger_than_a_secret",
-        place="shared.api_keys",
+        place="shared.process.api_keys",
     ),
     Bound(
         "VISITS_MAX",

@@ -47,7 +47,7 @@ LINK_BOUNDS = (
         "counted as other",
         "256 names; one line for the 1st, 2nd, 4th, 8th time",
         f"{UNIT}/test_tally.py::test_the_causes_that_are_told_apart_are_bounded",
-        place="shared.tally",
+        place="shared.primitives.tally",
     ),
     # peers
     Bound(
@@ -76,7 +76,7 @@ LINK_BOUNDS = (
         "the session ends, and nothing is built",
         "token ids and pages of one command: 84 MiB and 0.3 s, in 1 GiB of address space",
         f"{BEYOND}[token ids]",
-        place="shared.bounds",
+        place="shared.wire.bounds",
     ),
     *(
         Bound(
@@ -85,7 +85,7 @@ LINK_BOUNDS = (
             f"none: {why}",
             "tests/unit/links/test_bounds.py::"
             "test_a_number_at_its_extremes_is_within_its_bounds_or_cannot_be_read",
-            place="shared.bounds",
+            place="shared.wire.bounds",
         )
         for name, why in (
             ("COUNT_MAX", "what a worker counts, so that sums stay exact"),
@@ -106,63 +106,63 @@ LINK_BOUNDS = (
         "the session ends",
         "4 KiB a name",
         f"{BEYOND}[a name]",
-        place="shared.baton",
+        place="shared.wire.baton",
     ),
     Bound(
         "MAX_STOP_TOKEN_IDS",
         "the session ends; a client has met 400",
         "64 numbers a request",
         f"{BEYOND}[stop ids]",
-        place="shared.sampling_params",
+        place="shared.wire.sampling_params",
     ),
     Bound(
         "MAX_LOGIT_BIAS_ENTRIES",
         "the session ends; a client has met 400",
         "300 entries a request",
         f"{BEYOND}[biases]",
-        place="shared.sampling_params",
+        place="shared.wire.sampling_params",
     ),
     Bound(
         "MAX_ALLOWED_TOKEN_IDS",
         "the session ends; a client has met 400",
         "1,024 numbers a request",
         f"{BEYOND}[allowed ids]",
-        place="shared.sampling_params",
+        place="shared.wire.sampling_params",
     ),
     Bound(
         "MAX_BAD_WORDS",
         "the session ends; a client has met 400",
         "64 words a request",
         f"{BEYOND}[bad words]",
-        place="shared.sampling_params",
+        place="shared.wire.sampling_params",
     ),
     Bound(
         "MAX_BAD_WORD_TOKENS",
         "the session ends; a client has met 400",
         "32 numbers a word",
         f"{BEYOND}[a bad word]",
-        place="shared.sampling_params",
+        place="shared.wire.sampling_params",
     ),
     Bound(
         "GRAMMAR_CHARACTERS_MAX",
         "the session ends; a client has met 400",
         "64 KiB a request",
         f"{BEYOND}[a grammar]",
-        place="shared.grammar",
+        place="shared.wire.grammar",
     ),
     Bound(
         "FAILED_CHARACTERS_MAX",
         "the session ends",
         "4 KiB a message",
         f"{UNIT}/links/test_wire.py::test_a_worker_cannot_send_an_endless_sentence",
-        place="shared.messages",
+        place="shared.wire.messages",
     ),
     Bound(
         "SCORES_MAX",
         "the worker splits them; a longer message ends the session",
         "256 tokens with up to 20 likely ones, 100 KiB a message",
         f"{UNIT}/links/test_wire.py::test_a_report_holds_no_more_scores_than_the_bound",
-        place="shared.messages",
+        place="shared.wire.messages",
     ),
     *(
         Bound(
@@ -170,7 +170,7 @@ LINK_BOUNDS = (
             "400",
             fixed,
             f"{GRAMMARS}::test_each_bound_is_met_exactly[{case}]",
-            place="shared.grammar_bounds",
+            place="shared.grammar.bounds",
         )
         for name, fixed, case in (
             ("REGEX_CHARACTERS_MAX", "32 KiB of a grammar's 64", "regex"),
@@ -186,7 +186,7 @@ LINK_BOUNDS = (
         "the session ends",
         "20 tokens and their logprobs a token",
         "tests/unit/links/test_wire.py::test_a_report_names_no_more_of_the_likeliest_than_the_bound",
-        place="shared.sampled",
+        place="shared.wire.sampled",
     ),
     Bound(
         "REASON_CHARACTERS_MAX",

@@ -241,7 +241,7 @@ PROCESS_BOUNDS = (
         "the oldest measurement is forgotten",
         "65,536 figures a metric that nobody publishes",
         f"{UNIT}/process/test_metrics.py::test_measurements_that_nobody_publishes_are_bounded",
-        place="shared.metric_fields",
+        place="shared.primitives.metric_fields",
     ),
     # discovery
     Bound(

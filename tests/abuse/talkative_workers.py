@@ -13,12 +13,12 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 
-from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
-from shared.messages import (
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import (
     SCORES_MAX,
     Cancel,
     Decode,
@@ -33,7 +33,7 @@ from shared.messages import (
     Row,
     Scored,
 )
-from shared.sampled import Logprobs, TokenLogprobs
+from shared.wire.sampled import Logprobs, TokenLogprobs
 from tests.link_settings import link_settings, write_note
 
 ROUTER_SECONDS = 10.0  # between two looks at whether to end

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shared.errors import SegueError
+from shared.primitives.errors import SegueError
 from tests.benchmarks.client.measuring import SIZES, choose
 from tests.benchmarks.client.report import write_json
 from tests.benchmarks.comparison import Comparison, compare

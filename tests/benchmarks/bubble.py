@@ -26,13 +26,13 @@ from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Protocol
 
-from shared.effects import Note
+from shared.batch.effects import Note
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.cuda.counters import DeviceCounters
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
-from shared.sampled import Sampled
-from shared.schedule_batch import ForwardMode, ScheduleBatch
 from shared.scheduling.device import Device
 from shared.scheduling.event_loop import EventLoop
+from shared.wire.sampled import Sampled
 from tests.benchmarks.endless_decode import EndlessRouter, TimedFetcher, WallTime, WorkedTime, Workload
 from tests.benchmarks.schedulers import PAGE_SIZE, decode_scheduler
 from tests.benchmarks.timed_engine import timed_engine

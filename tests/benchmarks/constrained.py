@@ -16,14 +16,14 @@ from time import perf_counter
 from typing import Any
 
 from router.openai.tools.structured_output import json_grammar
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.engine import load
 from shared.engine.grammars import Grammars
 from shared.engine.parts import Engine, Sizes
-from shared.grammar import Grammar
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.wire.grammar import Grammar
+from shared.wire.sampling_params import SamplingParams
 
 ROWS = 8
 PAGES = 24  # of a row

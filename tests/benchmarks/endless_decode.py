@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.baton import Baton, Holder
 from shared.links.events import LinkEvent, PeerUp, Received
-from shared.messages import Decode, Finished, Hello, Message, Refused
-from shared.sampling_params import SamplingParams
 from shared.transfer.protocol import FetchEvent, FetchLanded
+from shared.wire.baton import Baton, Holder
+from shared.wire.messages import Decode, Finished, Hello, Message, Refused
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.schedulers import PAGE_SIZE
 from tests.unit.scheduling.worker_bench import HOLDER
 

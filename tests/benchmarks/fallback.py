@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from shared.local.model_store import resolve
-from shared.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import Driver, tokens_of
 
 PROMPT, CONTEXT, STEPS = 512, 256, 20  # tokens, tokens, decode steps

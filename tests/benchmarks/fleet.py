@@ -26,9 +26,9 @@ from router.core.effects import ClientRequest
 from router.shell import RouterShell
 from shared.links.keys import read_keys
 from shared.links.sockets import RouterLinks
-from shared.messages import WORKER_ROLES, Hello
 from shared.process.role_main import raise_descriptor_limit
-from shared.sampling_params import SamplingParams
+from shared.wire.messages import WORKER_ROLES, Hello
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.router import SilentSink
 from tests.link_keys import write_new_keys
 from tests.link_settings import link_settings

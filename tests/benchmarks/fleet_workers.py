@@ -17,7 +17,7 @@ from shared.links.counters import LinkCounters
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.listening import WorkerEnd
 from shared.links.poller import SocketPoller
-from shared.messages import WORKER_ROLES, Hello, Limits, Load, Role, encode
+from shared.wire.messages import WORKER_ROLES, Hello, Limits, Load, Role, encode
 from tests.link_settings import link_settings
 
 LIMITS = Limits(context_len=8192, page_size=16, pages=10_000, slots=64, vocab_size=1000)

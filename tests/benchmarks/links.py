@@ -17,7 +17,7 @@ from pathlib import Path
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.links.keys import read_keys
 from shared.links.sockets import RouterLinks
-from shared.messages import Cancel, Hello
+from shared.wire.messages import Cancel, Hello
 from tests.link_keys import write_new_keys
 from tests.link_settings import link_settings, write_note
 

@@ -23,6 +23,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.loading import assemble
 from shared.engine.cuda.memory import FittedPool
@@ -32,8 +33,7 @@ from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig, parse_model_config
 from shared.engine.parts import Sizes
 from shared.process.resources import memory_budget
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.offline_workers import Part, TwoWorkers
 from tests.unit.engine.published_models import PUBLISHED
 

@@ -30,14 +30,14 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, Outcome
 from router.shell import RouterShell
-from shared.api_keys import ApiKey
-from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerUp, Received
-from shared.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
 from shared.process import logs
-from shared.sampled import Logprobs
-from shared.sampling_params import SamplingParams
+from shared.process.api_keys import ApiKey
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
+from shared.wire.sampled import Logprobs
+from shared.wire.sampling_params import SamplingParams
 
 TOGETHER = 64  # requests at a time: as many messages come in one turn of the loop
 SHORT, LONG = 2, 52  # tokens of a request: two lengths tell its own cost from that of its tokens

@@ -18,13 +18,13 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.baton import Baton
-from shared.effects import Send, StartFetch, WorkerEffect
+from shared.batch.effects import Send, StartFetch, WorkerEffect
 from shared.links.events import PeerUp, Received
-from shared.messages import Decode, Hello, Prefill, Release
-from shared.sampled import Sampled
-from shared.sampling_params import SamplingParams
 from shared.transfer.protocol import FetchLanded
+from shared.wire.baton import Baton
+from shared.wire.messages import Decode, Hello, Prefill, Release
+from shared.wire.sampled import Sampled
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.scheduling.worker_bench import HOLDER, PlainWords
 
 PAGE_SIZE, PROMPT_LEN, CONTEXT_LEN = 16, 512, 4096

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shared.api_keys import digest_of
-from shared.api_keys import parse_keys as parse_api_keys
 from shared.links.keys import LINK_ROLES, parse_keys
+from shared.process.api_keys import digest_of
+from shared.process.api_keys import parse_keys as parse_api_keys
 from tests.charts.live_objects import cluster_of
 from tests.charts.rendering import CHART, NAMESPACE, Object, objects, of_kind, run_helm
 

@@ -12,8 +12,8 @@ import yaml
 
 from router.discovery.slice_api import COMPONENT, PORTS
 from shared.local.config import ROLE_CONFIGS
-from shared.messages import Role
 from shared.process.settings import load, unknown_variables
+from shared.wire.messages import Role
 from tests.charts.rendering import (
     CHART,
     EVERY_VALUE,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from shared.messages import Limits, Prefill
+from shared.wire.messages import Limits, Prefill
 from tests.clients.environments import client_folder
 from tests.unit.router.scripted_workers import FEATURES, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID, write_folder

@@ -12,7 +12,7 @@ from time import monotonic
 import httpx2
 import pytest
 
-from shared.api_keys import key_line, new_key
+from shared.process.api_keys import key_line, new_key
 from tests.cluster.conftest import LATER, chart_version
 from tests.cluster.load import Plan, run_streams
 from tests.cluster.release import ADMIN_PORT, NAME, HelmRelease

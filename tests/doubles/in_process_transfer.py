@@ -11,11 +11,11 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.baton import Baton, Holder, agent_name
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
 from shared.transfer.transfer import describe_holder
+from shared.wire.baton import Baton, Holder, agent_name
 
 
 def _move_memory(span: Span) -> None:

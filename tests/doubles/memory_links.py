@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
-from shared.messages import Hello, Message, decode_from_router, decode_from_worker, encode
+from shared.wire.messages import Hello, Message, decode_from_router, decode_from_worker, encode
 
 
 class MemoryLinks:

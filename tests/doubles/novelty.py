@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import Message
+from shared.wire.messages import Message
 
 
 class Novelty(Message, frozen=True):

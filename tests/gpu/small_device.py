@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.cuda.loading import assemble
 from shared.engine.cuda.platform import Platform
 from shared.engine.dense.weights import Weights
 from shared.engine.dtypes import dtypes_on_cuda
 from shared.engine.model_config import read_model_config
 from shared.engine.parts import Sizes
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import EOS, ToyMatchers
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

@@ -11,10 +11,10 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant
 from shared.engine.cuda.graphs import DecodeGraphs, buckets_for
 from shared.engine.cuda.platform import Platform
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant
+from shared.wire.sampling_params import SamplingParams
 from tests.gpu.small_device import PROMPT_LEN, SmallDevice
 from tests.simulation.toy_grammar import FIRM, allowed, state_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE

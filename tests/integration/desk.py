@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.links.events import Received
-from shared.messages import (
+from shared.wire.messages import (
     Decode,
     Finished,
     FinishReason,
@@ -24,7 +24,7 @@ from shared.messages import (
     Refused,
     Release,
 )
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
 
 

@@ -16,7 +16,7 @@ import threading
 from shared.links.events import Received
 from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
-from shared.messages import Cancel, Hello, Refused
+from shared.wire.messages import Cancel, Hello, Refused
 from tests.link_settings import link_settings, write_note
 
 DEAF = "be deaf"

@@ -13,11 +13,11 @@ import time
 import msgspec
 import structlog
 
-from shared.baton import Baton
 from shared.links.keys import parse_keys
 from shared.transfer.memory import PageMemory
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
+from shared.wire.baton import Baton
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
 from tests.integration.holder_processes import network
 

@@ -13,11 +13,11 @@ from itertools import count
 
 import msgspec
 
-from shared.baton import Baton, Holder
 from shared.links.keys import LinkKeys, parse_keys
 from shared.links.new_keys import Identity, key_file, new_identity
 from shared.transfer.protocol import KvTransport
 from shared.transfer.transports import KvNetwork
+from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import LEASES, PAGE_BYTES, PAGES
 
 PORTS = "21000-21099"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerUp, Received
 from shared.links.keys import read_keys
 from shared.links.sockets import WorkerLinks
-from shared.messages import Hello, Limits, Load, Prefill, Prefilled, Role
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import Hello, Limits, Load, Prefill, Prefilled, Role
 from tests.link_settings import link_settings, write_note
 
 LIMITS = Limits(context_len=1024, page_size=16, pages=1000, slots=100, vocab_size=400)

@@ -19,16 +19,16 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.engine.engine import load
 from shared.engine.parts import Engine, Sizes
 from shared.kv.page_pool import PagePool, PageState
-from shared.messages import FinishReason, Hello, Role
 from shared.process.page_memory import page_memory
 from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.transfer import Transfer
+from shared.wire.messages import FinishReason, Hello, Role
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, DeskRequest, DeskStream

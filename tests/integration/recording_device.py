@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.parts import EngineDevice
-from shared.sampled import Sampled
-from shared.schedule_batch import ForwardMode, ScheduleBatch
+from shared.wire.sampled import Sampled
 
 Place = tuple[int, int]  # seed of the request, index in its output
 

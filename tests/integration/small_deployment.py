@@ -16,10 +16,10 @@ import socket
 import sys
 import threading
 
-from shared.errors import StartError
 from shared.local.child_process import HOST, Child, Liveness
 from shared.local.children import ChildProcesses
 from shared.local.console import Service, StartupConsole
+from shared.primitives.errors import StartError
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health
 from shared.process.metrics import Metrics

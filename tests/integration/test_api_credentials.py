@@ -10,7 +10,7 @@ import pytest
 from kubernetes.config import incluster_config
 
 from router.discovery import slice_api
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 from tests.integration.running_discovery import RunningDiscovery
 from tests.integration.service_account import TOKEN, write_service_account
 from tests.integration.slice_server import ServedPod, SliceServer

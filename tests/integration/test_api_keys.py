@@ -16,7 +16,7 @@ import httpx2
 import openai
 import pytest
 
-from shared.api_keys import digest_of, key_line, new_key
+from shared.process.api_keys import digest_of, key_line, new_key
 from tests.abuse.procfs import PeakMemory
 from tests.integration.conftest import SMALL
 from tests.integration.deployment import LocalDeployment, RoleConfigs, deployment

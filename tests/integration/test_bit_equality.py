@@ -16,11 +16,11 @@ import msgspec
 import pytest
 import torch
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.engine import load
 from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.integration.desk import DeskRequest
 from tests.integration.one_process import DECODE, PREFILL, CollectedAnswer, OneProcess
 from tests.integration.recording_device import Logbook, RecordingDevice

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shared.errors import StartError
 from shared.local.chat_session import ChatSession
+from shared.primitives.errors import StartError
 from tests.integration.deployment import LocalDeployment, deployment
 from tests.waiting import comes_true
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from shared.engine.gguf.convert import convert, default_gguf
 from shared.engine.gguf.packing import PACKED_FILE, PackedFile, unpack
 from shared.engine.model_config import read_eos_token_ids
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import Driver
 
 NEW_TOKENS = 24

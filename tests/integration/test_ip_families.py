@@ -12,7 +12,7 @@ import pytest
 
 from router.discovery.worker_address import static_workers
 from router.listener.server import listen as listen_for_clients
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 from shared.process.admin_port import AdminPort, AnswerPath
 from shared.process.health import Health
 from shared.process.listening import listening_socket

@@ -11,7 +11,7 @@ from shared.links.events import PeerDown, PeerUp
 from shared.links.keys import parse_keys
 from shared.links.new_keys import Identity, key_file, new_identity
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Cancel, Hello
+from shared.wire.messages import Cancel, Hello
 from tests.integration.watched_links import (
     KEYS,
     ROUTER_HELLO,

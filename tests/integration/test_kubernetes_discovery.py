@@ -21,8 +21,8 @@ from router.listener.connections import ClientConnections
 from router.openai.answers.resumable_streams import Resuming
 from router.process import MetricsPublisher
 from shared.links.sockets import RouterLinks
-from shared.messages import Hello
 from shared.process.metrics import Metrics
+from shared.wire.messages import Hello
 from tests.integration.running_discovery import NAMESPACE, RunningDiscovery
 from tests.integration.slice_server import ServedPod, SliceServer, Trouble
 from tests.link_keys import new_keys

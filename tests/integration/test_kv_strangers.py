@@ -18,10 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.baton import Baton, Holder
-from shared.errors import TransferError
 from shared.links.keys import LinkKeys, parse_keys
 from shared.links.new_keys import Identity, key_file, new_identity
+from shared.primitives.errors import TransferError
 from shared.transfer.nixl import NixlOffer
 from shared.transfer.reader import SPANS_MAX, ReadState, Span
 from shared.transfer.sealed import SealedOffer
@@ -32,6 +31,7 @@ from shared.transfer.sealed_keys import Handshake, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import CheckLease, GetPages, Request, encode_request
 from shared.transfer.ucx import WITHOUT_TCP
+from shared.wire.baton import Baton, Holder
 from tests.abuse.procfs import PeakMemory
 from tests.fetcher_contract import (
     KV_FORMAT,

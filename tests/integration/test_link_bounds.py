@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.baton import NAME_CHARACTERS_MAX, Baton, Holder, agent_name
-from shared.bounds import NUMBERS_MAX
-from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.links.events import PeerDown
-from shared.messages import Cancel, Decode, Message, Refused
-from shared.sampling_params import SamplingParams
+from shared.wire.baton import NAME_CHARACTERS_MAX, Baton, Holder, agent_name
+from shared.wire.bounds import NUMBERS_MAX
+from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
+from shared.wire.messages import Cancel, Decode, Message, Refused
+from shared.wire.sampling_params import SamplingParams
 from tests.abuse.procfs import PeakMemory
 from tests.integration.echo_worker import DEAF
 from tests.integration.watched_links import KEY_FILES, Watched, dial, start_echo

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages import Cancel, Refused
+from shared.wire.messages import Cancel, Refused
 from tests.integration.watched_links import KEY_FILES, Watched, dial, start_echo
 
 STRANGERS = 130

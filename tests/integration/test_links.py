@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shared.errors import StartError
 from shared.links import sockets
 from shared.links.dialing import SendFrames
 from shared.links.events import PeerDown, Received
 from shared.links.session import seal
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Cancel, Migrate, Refused, encode
+from shared.primitives.errors import StartError
+from shared.wire.messages import Cancel, Migrate, Refused, encode
 from tests.integration.watched_links import (
     KEY_FILES,
     KEYS,

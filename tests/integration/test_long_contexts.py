@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from shared.local.model_store import resolve
-from shared.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import Driver, tokens_of
 
 LENGTH = 4_000

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.baton import Baton
 from shared.transfer.nixl import NixlReader, load_nixl
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.ucx import configure_ucx
+from shared.wire.baton import Baton
 from tests.fetcher_contract import KV_FORMAT, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.integration.holder_processes import PORTS, HolderProcess, epochs, holders
 

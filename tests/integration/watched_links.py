@@ -17,7 +17,7 @@ from shared.links.keys import LINK_ROLES, LinkKeys, parse_keys
 from shared.links.new_keys import new_key_files
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
-from shared.messages import Hello, Message, encode
+from shared.wire.messages import Hello, Message, encode
 from tests.link_settings import link_settings, write_note
 
 PATIENCE_SECONDS = 20.0

@@ -12,16 +12,16 @@ from functools import cached_property
 
 import msgspec
 
-import shared.baton
+import shared.wire.baton
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, Received
-from shared.messages import Decode, FinishReason, Hello, Message
-from shared.sampled import Logprobs, TokenLogprobs
+from shared.wire.messages import Decode, FinishReason, Hello, Message
+from shared.wire.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.fairness import JudgedRouterCore
 from tests.simulation.judged_silences import JudgedSilences
@@ -293,7 +293,7 @@ class Router:
         assert holder is not None, f"{rid}: pages at {baton.holder.name}, which nobody knows"
         assert (baton.rid, baton.attempt, baton.kv_format) == (rid, decode.attempt, holder.hello.kv_format)
         assert (baton.kv_len, baton.prompt_len) == (len(decode.token_ids) - 1, decode.prompt_len), rid
-        agent = shared.baton.agent_name(holder.hello.uid, holder.hello.epoch)
+        agent = shared.wire.baton.agent_name(holder.hello.uid, holder.hello.epoch)
         assert baton.holder.agent == agent, f"{rid}: pages at the agent {baton.holder.agent}, not {agent}"
         if page_size := holder.hello.limits.page_size:  # else nobody has told the router
             pages = pages_for_tokens(baton.kv_len, page_size)

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 from router.config import Policy
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
 from tests.simulation.faults import DRAWN_FAULTS, LEAVES, drawn_faults
 from tests.simulation.network import NetworkFaults

@@ -17,9 +17,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.baton import Baton, Holder
 from shared.transfer.grants import Grants, Shown, Verdict
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
+from shared.wire.baton import Baton, Holder
 from tests.simulation.oracle_device import Pages
 from tests.simulation.timeline import Action, TimelineProcess
 

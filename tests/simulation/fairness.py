@@ -40,12 +40,12 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
 from router.core.requests.tenants import Tenant
 from router.core.worker_events import books
-from shared.baton import Baton
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ExtendRow, ScheduleBatch
 from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent
-from shared.req import Req
-from shared.schedule_batch import ExtendRow, ScheduleBatch
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
+from shared.wire.baton import Baton
 from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation import judged_waits
 from tests.simulation.judged_places import prove_nobody_waits_beside_a_free_place

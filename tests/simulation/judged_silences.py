@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from router.core.worker_events.silent_workers import COMPARED_MIN, LOOKS
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import (
+from shared.wire.messages import (
     Cancel,
     Decode,
     Failed,

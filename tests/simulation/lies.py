@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.baton import agent_name
-from shared.bounds import COUNT_MAX, SECONDS_MAX
 from shared.links.events import peer_name
-from shared.messages import Decode, Hello, Message, Prefill
+from shared.wire.baton import agent_name
+from shared.wire.bounds import COUNT_MAX, SECONDS_MAX
+from shared.wire.messages import Decode, Hello, Message, Prefill
 from tests.simulation.faults import Fault
 
 UNREADABLE = (-1, -(2**63), 2**63, COUNT_MAX + 1, math.nan, math.inf, -math.inf)

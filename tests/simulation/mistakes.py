@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-import shared.baton
+import shared.wire.baton
 from decode import output_buffer, retraction, transfer_queue
 from decode.lifecycle import DecodeEvent, DecodeState
 from decode.scheduler import DecodeScheduler
@@ -17,13 +17,13 @@ from router.core.fleet import placement
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.reservations import Reservations
+from shared.batch.req import Req
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
-from shared.messages import Prefill, Row
-from shared.req import Req
-from shared.sampled import Logprobs, Sampled
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.protocol import FetchLanded, FetchStale
+from shared.wire.messages import Prefill, Row
+from shared.wire.sampled import Logprobs, Sampled
 from tests.simulation import worker
 from tests.simulation.fabric import Agent, FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
@@ -122,7 +122,7 @@ def _epoch_ignored() -> list[Patch]:
         del epoch
         return uid
 
-    names = [(module, "agent_name", agent_name) for module in (shared.baton, worker)]
+    names = [(module, "agent_name", agent_name) for module in (shared.wire.baton, worker)]
     return [(FabricWords, "open", open_lease), *names]
 
 

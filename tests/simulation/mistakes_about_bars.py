@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.token_bars import TokenBars
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from decode.admission import Admission
 from prefill.scheduler import PrefillScheduler
 from router.core.fleet.workers import Fleet, Worker
+from shared.batch.req import Req
 from shared.kv.radix_cache import RadixCache
-from shared.messages import Decode, FinishReason, Hello, RefusalReason
-from shared.req import Req
 from shared.scheduling.queue_policy import QUEUE_POLICIES
+from shared.wire.messages import Decode, FinishReason, Hello, RefusalReason
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from prefill.scheduler import PrefillScheduler
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.req import Req
 from shared.scheduling.prefill_adder import PrefillAdder
 from tests.simulation.mutation import Mutation, Patch, into
 

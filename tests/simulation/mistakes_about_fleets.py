@@ -10,7 +10,7 @@ from router.core.fleet import placement
 from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.workers import Worker
 from router.discovery import cells
-from shared.messages import Load
+from shared.wire.messages import Load
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

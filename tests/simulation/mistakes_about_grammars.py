@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shared.batch.req import Req
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.constraints import Constraints
 from shared.links.events import LinkEvent, Received
 from shared.process.grammar_gate import GrammarGate
-from shared.req import Req
-from shared.schedule_batch import SlotJoin
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -17,9 +17,9 @@ from router.core.worker_events import books
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.sound_batons import unsound_baton
 from router.core.worker_events.worker_faults import WorkerFaults
-from shared.baton import Baton
 from shared.links.events import LinkEvent
-from shared.messages import Load, Prefilled, Row
+from shared.wire.baton import Baton
+from shared.wire.messages import Load, Prefilled, Row
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

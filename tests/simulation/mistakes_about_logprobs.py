@@ -10,10 +10,10 @@ from prefill.scheduler import PrefillScheduler
 from router.core.effects import PromptScored
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
-from shared.messages import Row
-from shared.req import Req
-from shared.sampled import Logprobs, Sampled, TokenLogprobs
-from shared.schedule_batch import ScheduleBatch
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ScheduleBatch
+from shared.wire.messages import Row
+from shared.wire.sampled import Logprobs, Sampled, TokenLogprobs
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

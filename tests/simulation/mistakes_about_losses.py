@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from router.core.requests.live_request import LiveRequest
-from shared.loop_watch import LoopWatch
+from shared.primitives.loop_watch import LoopWatch
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

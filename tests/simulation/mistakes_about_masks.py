@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from decode.running_batch import RunningBatch
 from decode.scheduler import DecodeScheduler
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ScheduleBatch
 from shared.engine.mask_budget import MaskBudget
 from shared.engine.timed_matcher import TimedMatcher
-from shared.req import Req
-from shared.sampled import Sampled
-from shared.schedule_batch import ScheduleBatch
+from shared.wire.sampled import Sampled
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

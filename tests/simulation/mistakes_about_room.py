@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from decode.admission import Admission
 from decode.expected_growth import ExpectedGrowth
 from decode.transfer_queue import TransferQueue
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.req import Req
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

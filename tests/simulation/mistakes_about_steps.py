@@ -6,12 +6,12 @@ from decode import output_buffer
 from decode.lifecycle import DecodeEvent
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import TransferQueue, Transferred
-from shared.baton import Baton
+from shared.batch.req import Req
+from shared.batch.schedule_batch import PageGrant, SlotJoin
 from shared.kv.page_pool import PageState
-from shared.messages import Row
-from shared.req import Req
-from shared.sampled import TokenLogprobs
-from shared.schedule_batch import PageGrant, SlotJoin
+from shared.wire.baton import Baton
+from shared.wire.messages import Row
+from shared.wire.sampled import TokenLogprobs
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -14,8 +14,8 @@ from prefill.scheduler import PrefillScheduler
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
 from router.core.requests.tenants import Tenant, Tenants
+from shared.batch.req import Req
 from shared.kv.radix_cache import Node, RadixCache
-from shared.req import Req
 from shared.scheduling import tenant_shares
 from tests.simulation.mutation import Mutation, Patch, into
 

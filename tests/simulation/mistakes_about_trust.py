@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import decode.admission
 import prefill.waiting_queue
-from shared.baton import Baton
-from shared.messages import Decode, Prefill
 from shared.transfer.grants import Grants, Shown, _Grant
+from shared.wire.baton import Baton
+from shared.wire.messages import Decode, Prefill
 from tests.simulation.fabric import FabricWords
 from tests.simulation.mutation import Mutation, Patch, into
 

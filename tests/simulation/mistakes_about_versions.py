@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from router.core.fleet.workers import Worker
-from shared.messages import Hello, Message
 from shared.scheduling.router_sessions import RouterSessions
+from shared.wire.messages import Hello, Message
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

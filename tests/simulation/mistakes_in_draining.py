@@ -15,10 +15,10 @@ from router.core.drain import RouterDrain
 from router.core.fleet.workers import Worker
 from router.core.queueing.backfill import PlacementPass
 from router.core.requests.reservations import Reservations
-from shared.effects import Send
-from shared.messages import Migrating
+from shared.batch.effects import Send
 from shared.scheduling.request_states import RequestStates
 from shared.scheduling.router_sessions import RouterSessions
+from shared.wire.messages import Migrating
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

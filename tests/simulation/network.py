@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
-from shared.messages import Hello, Message
+from shared.wire.messages import Hello, Message
 from tests.doubles.novelty import Novelty
 from tests.simulation.lies import Lies
 from tests.simulation.timeline import TimelineProcess

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shared.baton import Baton, Holder
-from shared.messages import Decode, Generated, Hello, Message, Prefill, Refused
-from shared.sampling_params import SamplingParams
 from shared.scheduling.sound_commands import ADDRESS_MAX, LEASES_MAX
+from shared.wire.baton import Baton, Holder
+from shared.wire.messages import Decode, Generated, Hello, Message, Prefill, Refused
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle import VOCAB_SIZE
 
 TOKENS = (3, 5, 7)

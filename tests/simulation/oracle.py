@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.messages import FinishReason
-from shared.sampled import Logprobs, TokenLogprobs
-from shared.sampling_params import SamplingParams
+from shared.wire.messages import FinishReason
+from shared.wire.sampled import Logprobs, TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation import toy_grammar
 
 VOCAB_SIZE = 64

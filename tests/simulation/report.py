@@ -16,7 +16,7 @@ from prefill import lifecycle as prefill
 from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.requests.lifecycle import TRANSITIONS
-from shared.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
+from shared.wire.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
 from tests.simulation.clients import SimulatedClient
 from tests.simulation.faults import FAULTS
 from tests.simulation.lies import WAYS

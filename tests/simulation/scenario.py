@@ -8,8 +8,8 @@ from typing import Literal
 
 from router.config import Policy
 from router.discovery.cells import ROUTERS_MIN, workers_of
-from shared.messages import Role
-from shared.sampling_params import SamplingParams
+from shared.wire.messages import Role
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
 from tests.simulation.faults import Fault
 from tests.simulation.network import NetworkFaults

@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from shared.baton import Baton, Holder, agent_name
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
+from shared.wire.baton import Baton, Holder, agent_name
 from tests.simulation.fabric import Agent, Fabric, FabricFaults, FabricWords
 from tests.simulation.mutations import mutated
 from tests.simulation.oracle_device import Pages

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Hello, Role
+from shared.wire.messages import Cancel, Hello, Role
 from tests.doubles.novelty import Novelty
 from tests.simulation.lies import Lies
 from tests.simulation.network import Network, NetworkFaults, SimulatedLink

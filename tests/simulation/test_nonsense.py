@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.baton import Holder, agent_name
-from shared.messages import Decode, Hello, Prefilled, Refused, Role
 from shared.scheduling.sound_commands import unsound, unsound_baton
+from shared.wire.baton import Holder, agent_name
+from shared.wire.messages import Decode, Hello, Prefilled, Refused, Role
 from tests.simulation.nonsense import BATONS, COMMANDS, HOLDERS, RefusedNonsense, unsound_command
 from tests.simulation.oracle import VOCAB_SIZE
 

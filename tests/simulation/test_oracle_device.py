@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle import expected_output
 from tests.simulation.oracle_device import OracleDevice, Pages, Speed
 from tests.simulation.timeline import Timeline, TimelineProcess

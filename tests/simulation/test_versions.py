@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.messages import READABLE, Hello, Message, Role
+from shared.wire.messages import READABLE, Hello, Message, Role
 from tests.doubles.novelty import Novelty
 from tests.simulation.drawing import draw
 from tests.simulation.versions import NEWER, read, understood_by, written

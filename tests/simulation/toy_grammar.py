@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from shared.grammar import Grammar
+from shared.wire.grammar import Grammar
 from tests.simulation.timeline import Action, TimelineProcess
 
 FIRM, FRAIL, BARREN, SLOW = (Grammar("regex", word) for word in ("firm", "frail", "barren", "slow"))

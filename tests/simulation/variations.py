@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 
 from router.config import Policy
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.bounds import bounds
 from tests.simulation.faults import (
     FORGET,

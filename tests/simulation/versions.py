@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import (
+from shared.wire.messages import (
     Failed,
     Hello,
     Message,

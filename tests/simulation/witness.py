@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from decode.lifecycle import DecodeState
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
-from shared.effects import WorkerEffect
+from shared.batch.effects import WorkerEffect
+from shared.batch.schedule_batch import ScheduleBatch
 from shared.links.events import LinkEvent, PeerDown, Received
-from shared.messages import Cancel
-from shared.sampled import Sampled
-from shared.schedule_batch import ScheduleBatch
 from shared.transfer.protocol import FetchEvent
+from shared.wire.messages import Cancel
+from shared.wire.sampled import Sampled
 
 
 @dataclass(slots=True)

@@ -13,15 +13,15 @@ from functools import partial
 
 import msgspec
 
-from shared.baton import Holder, agent_name
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.engine.constraints import Constraints
 from shared.links.events import LinkEvent, Received
-from shared.loop_watch import LoopWatch
-from shared.messages import Hello, Limits, Message, Role
+from shared.primitives.loop_watch import LoopWatch
 from shared.process.grammar_gate import GrammarGate
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
+from shared.wire.baton import Holder, agent_name
+from shared.wire.messages import Hello, Limits, Message, Role
 from tests.doubles.novelty import Novelty
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.fairness import JudgedDecode, JudgedPrefill

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from router.core.drain import RouterDrainState
 from router.core.effects import RequestFailed
-from shared.errors import SegueError
 from shared.kv.page_pool import PageState
 from shared.links.events import Received, peer_name
-from shared.messages import Cancel, Role
+from shared.primitives.errors import SegueError
+from shared.wire.messages import Cancel, Role
 from tests.simulation.clients import Router, SimulatedClient
 from tests.simulation.fabric import Fabric
 from tests.simulation.fairness import JudgedPrefill

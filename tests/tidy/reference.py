@@ -22,17 +22,23 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.listener.connections import ClientCounters
 from router.openai.answers.resumable_streams import ResumingCounters
-from shared import messages
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
-from shared.metric_fields import CounterMetric, DeclaredMetric, GaugeMetric, HistogramMetric, shown_fields
+from shared.primitives.metric_fields import (
+    CounterMetric,
+    DeclaredMetric,
+    GaugeMetric,
+    HistogramMetric,
+    shown_fields,
+)
 from shared.process import gauges
 from shared.process.log_writer import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.process.worker_config import WorkerConfig
 from shared.transfer.counters import KvCounters
+from shared.wire import messages
 from tests.abuse.bound import Bound
 from tests.abuse.bounds import ROUTER_BOUNDS
 from tests.abuse.bounds_of_answers import ANSWER_BOUNDS

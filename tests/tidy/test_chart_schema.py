@@ -7,8 +7,8 @@ import json
 import pytest
 
 from shared.local.config import ROLE_CONFIGS
-from shared.messages import Role
 from shared.process.settings import schema_of
+from shared.wire.messages import Role
 from tests.tidy.chart_schema import NOT_IN_A_POD, SCHEMA, schema_text, set_by_the_chart
 
 

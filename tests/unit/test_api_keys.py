@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.api_keys import KEYS_FILE_BYTES_MAX, ApiKey, digest_of, key_line, new_key, parse_keys
+from shared.process.api_keys import KEYS_FILE_BYTES_MAX, ApiKey, digest_of, key_line, new_key, parse_keys
 
 KEY = "sk-segue-test"
 DIGEST = digest_of(KEY.encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.backoff import backoff_seconds
+from shared.primitives.backoff import backoff_seconds
 
 
 def test_the_wait_doubles_with_each_failure_up_to_the_bound() -> None:

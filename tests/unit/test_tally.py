@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.tally import CAUSES_MAX, Tally
+from shared.primitives.tally import CAUSES_MAX, Tally
 
 
 def test_the_1st_2nd_4th_and_8th_time_deserve_a_line() -> None:

@@ -17,7 +17,7 @@ from itertools import islice
 from router.config import RouterConfig
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.workers import Fleet, Worker
-from shared.messages import Role
+from shared.wire.messages import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

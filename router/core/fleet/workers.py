@@ -16,8 +16,8 @@ from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
-from shared.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
 from shared.scheduling.tenant_shares import share_of
+from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
 
 MODELS_MAX = 64  # names remembered after their last worker has gone
 

@@ -11,8 +11,8 @@ from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestFailed
 from router.core.fleet.workers import Fleet
 from router.core.requests.tenants import Tenant
-from shared.messages import WORKER_ROLES
 from shared.scheduling.tenant_shares import share_of
+from shared.wire.messages import WORKER_ROLES
 
 WAIT_FRACTION = 0.8  # of what a new request may wait: a wait that is foreseen may become longer
 

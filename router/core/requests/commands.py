@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.requests.live_request import LiveRequest
-from shared.messages import Decode, Prefill
+from shared.wire.messages import Decode, Prefill
 
 
 def prefill_command(live: LiveRequest) -> Prefill:

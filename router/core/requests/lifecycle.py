@@ -10,8 +10,8 @@ request depends on the worker that leases its pages. This file knows nothing of 
 
 from __future__ import annotations
 
-from shared.errors import InvariantError
-from shared.state_table import StateTable, Word
+from shared.primitives.errors import InvariantError
+from shared.primitives.state_table import StateTable, Word
 
 
 class RequestState(Word):

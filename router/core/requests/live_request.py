@@ -16,8 +16,8 @@ from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
 from router.core.requests.sampling_group import SamplingGroup
 from router.core.requests.tenants import Tenant
-from shared.baton import Baton
-from shared.messages import FinishReason
+from shared.wire.baton import Baton
+from shared.wire.messages import FinishReason
 
 VISITS_MAX = 32  # placements shown by /debug: the last ones of a request that is refused again and again
 

@@ -41,11 +41,11 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
 from router.core.requests.sampling_group import SamplingGroups
 from router.core.requests.tenants import Tenants
-from shared import messages
-from shared.baton import Baton
-from shared.effects import Note
-from shared.errors import InvariantError
-from shared.sampled import Logprobs
+from shared.batch.effects import Note
+from shared.primitives.errors import InvariantError
+from shared.wire import messages
+from shared.wire.baton import Baton
+from shared.wire.sampled import Logprobs
 
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent

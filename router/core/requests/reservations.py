@@ -18,10 +18,10 @@ from router.core.requests.deadlines import Deadlines
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
-from shared import messages
-from shared.baton import Baton
-from shared.effects import Note, Send
-from shared.messages import Message
+from shared.batch.effects import Note, Send
+from shared.wire import messages
+from shared.wire.baton import Baton
+from shared.wire.messages import Message
 
 Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
 

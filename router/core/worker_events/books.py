@@ -17,8 +17,8 @@ from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE, RequestTable
 from router.core.requests.reservations import Deadline
-from shared import messages
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
+from shared.wire import messages
 
 AT_WORK = (RequestState.PREFILLING, RequestState.DECODING)
 

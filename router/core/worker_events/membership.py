@@ -11,10 +11,10 @@ from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.request_table import RequestTable
 from router.core.requests.reservations import Deadline
-from shared import messages
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.events import PeerUp
-from shared.messages import WORKER_ROLES
+from shared.wire import messages
+from shared.wire.messages import WORKER_ROLES
 
 OF_A_WORKER: tuple[Deadline, ...] = ("pause", "silent", "trial")  # deadlines that have a worker's name
 

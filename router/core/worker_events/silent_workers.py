@@ -31,8 +31,8 @@ from router.core.requests.lifecycle import RequestEvent
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.core.requests.reservations import Deadline
-from shared.effects import Note
-from shared.messages import WORKER_ROLES, Role
+from shared.batch.effects import Note
+from shared.wire.messages import WORKER_ROLES, Role
 
 COMPARED_MIN = 3  # answers of others
 ANSWERS_MAX = 256  # of a role, the last ones; what is older is of no use to a worker that is silent now

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from router.core.fleet.workers import Worker
 from router.core.requests.live_request import LiveRequest
-from shared.baton import Baton
 from shared.kv.page_pool import pages_for_tokens
+from shared.wire.baton import Baton
 
 METADATA_BYTES_MAX = 64 << 10  # those of NIXL have about 1 KiB; a router keeps one of each worker
 

@@ -18,7 +18,7 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.core.worker_events import books
 from router.core.worker_events.membership import Membership
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.session import reason_of
 
 FAILED = RequestFailed(500, "The answer of a worker could not be used.", code="worker_failed")

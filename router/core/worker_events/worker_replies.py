@@ -22,9 +22,9 @@ from router.core.requests.request_table import RequestTable
 from router.core.requests.sampling_group import PATIENCE_SECONDS, SamplingGroup
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.sound_batons import unsound_baton
-from shared import messages
-from shared.baton import Baton
-from shared.messages import FinishReason
+from shared.wire import messages
+from shared.wire.baton import Baton
+from shared.wire.messages import FinishReason
 
 AboutRequest = (
     messages.Prefilled

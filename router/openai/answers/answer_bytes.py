@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from router.access.byte_budget import Holding
 from router.openai.answers.packed_list import ENTRY_BYTES, PACK_BYTES, PACKED_BYTES
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 ANSWER_SHARE = 4  # the part of the budget that one answer may hold: a quarter
 UNSAID_TOKENS_MAX = (

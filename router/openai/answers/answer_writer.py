@@ -26,7 +26,7 @@ from router.openai.answers.openai_objects import AnswerObjects, Event, usage_jso
 from router.openai.answers.response_stream import ResponseStream, TextDelta
 from router.openai.answers.resumable_streams import StreamMarks
 from router.replies.replies import Headers, send_failure, send_start
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ import msgspec
 from llguidance import LLTokenizer
 
 from router.openai.answers.packed_list import TokenEntry
-from shared.sampled import TokenLogprobs
+from shared.wire.sampled import TokenLogprobs
 
 Json = dict[str, Any]
 

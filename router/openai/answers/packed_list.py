@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shared.sampled import TokenLogprobs
+from shared.wire.sampled import TokenLogprobs
 
 T = TypeVar("T", bound=msgspec.Struct)
 

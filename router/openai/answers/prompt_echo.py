@@ -15,8 +15,8 @@ from router.openai.answers.packed_list import PackedList, TokenEntry
 from router.openai.answers.response_stream import Choice, ResponseStream, TextDelta
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
-from shared.errors import InvariantError
-from shared.sampled import Logprobs, TokenLogprobs
+from shared.primitives.errors import InvariantError
+from shared.wire.sampled import Logprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from router.parsers.answer_parser import AnswerDelta, AnswerParser
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 from router.text.thought_tokens import ThoughtTokens
-from shared.errors import InvariantError
-from shared.sampled import Logprobs
+from shared.primitives.errors import InvariantError
+from shared.wire.sampled import Logprobs
 
 PIECE_BYTES = 256  # what one piece costs on the wire and in memory beside its text
 ENTRY_BYTES = 128  # … and a token with its logprob

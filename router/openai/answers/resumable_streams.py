@@ -25,10 +25,10 @@ from starlette.types import Scope
 from router.openai.answers.response_stream import TextDelta
 from router.openai.answers.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
 from router.parsers.answer_parser import NAMES, AnswerDelta
-from shared.api_keys import ApiKey
-from shared.errors import RequestError
-from shared.holders import Holders
-from shared.metric_fields import all_declared, total
+from shared.primitives.errors import RequestError
+from shared.primitives.holders import Holders
+from shared.primitives.metric_fields import all_declared, total
+from shared.process.api_keys import ApiKey
 
 IDEMPOTENCY_KEY_CHARS_MAX = 255
 IDEMPOTENCY_KEYS_MAX = 10_000  # for `IDEMPOTENCY_SECONDS`, about 5 MB; who has most forgets its oldest

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 EVENT_ID_CHARS_MAX = 4096
 MAC_BYTES = 16

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from router.openai.fields.states import Endpoint
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 _PLACES: Mapping[Endpoint, Mapping[str, str]] = {  # the first that matches is taken
     "messages": {

@@ -22,7 +22,7 @@ from router.access.byte_budget import ByteBudget, Holding
 from router.access.client_address import tenant_of
 from router.config import RouterConfig
 from router.replies.replies import DisconnectedError
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 UNKNOWN = "unknown_parameter"  # OpenAI's word
 GUARDED = (  # where a slip is an error: sampling, tools, and the form of an answer

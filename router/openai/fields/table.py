@@ -15,7 +15,7 @@ from router.openai.fields.known import KNOWN_FIELDS, fields_of
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import OBJECTS, UNKNOWN, check_guarded, check_names
 from router.openai.fields.states import Endpoint, KnownField
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
 NEUTRAL_BYTES_MAX = 64

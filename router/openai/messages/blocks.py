@@ -14,7 +14,7 @@ import msgspec
 
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode, missing_field
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 NULL = msgspec.Raw(b"null")
 _FOR_ANTHROPIC = frozenset(

@@ -14,7 +14,7 @@ from router.openai.messages.fields import MessagesFields, as_chat, told_too_long
 from router.openai.prompts.prompts import TRUNCATED_CONTEXTS_MAX, Truncation
 from router.openai.request_fields import chat_options
 from router.openai.serving import OpenAIServing
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 
 def count_tokens(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:

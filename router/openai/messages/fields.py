@@ -18,7 +18,7 @@ from router.openai.messages.blocks import NULL
 from router.openai.messages.history import read_history
 from router.openai.messages.tools import ToolChoiceFields, chat_choice, chat_tools
 from router.openai.request_fields import ChatFields
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
 

@@ -23,7 +23,7 @@ from router.openai.messages.blocks import NULL
 from router.openai.messages.client_tools import CLIENT_TOOLS
 from router.openai.messages.history import History
 from router.openai.tools.declared import check_kind, left_out
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
 

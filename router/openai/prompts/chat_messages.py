@@ -17,8 +17,8 @@ import msgspec
 from router.openai.fields.request_body import decode, missing_field
 from router.parsers.custom_input import INPUT
 from router.text.chat_template import Message
-from shared.errors import RequestError
-from shared.grammar_bounds import check_nesting
+from shared.grammar.bounds import check_nesting
+from shared.primitives.errors import RequestError
 
 NO_BYTES = msgspec.Raw(b"")
 

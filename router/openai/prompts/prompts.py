@@ -30,7 +30,7 @@ from router.openai.prompts.tokenizer_queue import TokenizerQueue
 from router.openai.prompts.tools_in_words import in_words, not_shown
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 T = TypeVar("T")
 TokenIds = tuple[int, ...]

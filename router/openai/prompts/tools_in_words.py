@@ -13,7 +13,7 @@ from typing import Any
 from router.parsers.answer_formats import CallWriting
 from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import Message
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 _IN_WORDS = (
     "You may call functions. Their descriptions, one a line:\n<tools>\n{tools}\n</tools>\n"

@@ -19,7 +19,7 @@ import msgspec
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode, missing_field
 from router.openai.tools.declared import joined_name
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 OBJECTS_PER_TOKEN_MAX = 4  # of the context: an item, and each of its parts, is an object
 

@@ -16,8 +16,8 @@ from router.openai.tools.grammars import answer_grammar
 from router.parsers.answer_formats import PREFIX_TOKENS
 from router.parsers.answer_parser import AnswerFormatReader, AnswerParser
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.grammar import Grammar
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
+from shared.primitives.errors import RequestError
+from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 
 BAD_WORDS_MAX = MAX_BAD_WORDS // 2
 BAD_WORD_CHARS_MAX = 256

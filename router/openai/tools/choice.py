@@ -21,8 +21,8 @@ import msgspec
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.tools.declared import Json, Tool, declared_tools, joined_name
-from shared.errors import RequestError
-from shared.grammar_bounds import check_nesting
+from shared.grammar.bounds import check_nesting
+from shared.primitives.errors import RequestError
 
 NULL = msgspec.Raw(b"null")
 _EMPTY = (b"null", b"[]", b"")

@@ -16,9 +16,9 @@ from typing import Any
 from router.openai.fields.ignored import Ignored
 from router.openai.tools.structured_output import REGEX_FIELD_CHARACTERS_MAX, json_grammar
 from router.parsers.custom_input import INPUT
-from shared import guidance
-from shared.errors import RequestError
-from shared.grammar_bounds import check_bounds, too_large
+from shared.grammar import limits
+from shared.grammar.bounds import check_bounds, too_large
+from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -52,7 +52,7 @@ def custom_schema(given: Any, param: str, ignored: Ignored) -> CustomSchema:
         schema = _schema({"pattern": f"^(?:{definition})$"})
         alone = json_grammar(schema, param)
         check_bounds(alone, param)
-        if not guidance.problem(alone):
+        if not limits.problem(alone):
             return CustomSchema(schema, described, True)
     ignored.own(param)
     return CustomSchema(_schema({}), described, False)

@@ -20,7 +20,7 @@ from router.openai.fields.ignored import Ignored
 from router.openai.fields.spelling import check_names, is_slip
 from router.openai.tools.custom import custom_schema
 from router.parsers.custom_input import INPUT
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
 

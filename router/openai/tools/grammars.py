@@ -28,10 +28,10 @@ from router.openai.tools.declared import Tool
 from router.openai.tools.lenient_schemas import has_pattern_annotations
 from router.openai.tools.structured_output import ANY_OBJECT, check_grammar, json_grammar
 from router.parsers.answer_formats import AnswerFormat, CallWriting
-from shared import guidance
-from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.grammar_bounds import check_bounds
+from shared.grammar import limits
+from shared.grammar.bounds import check_bounds
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
 
 CALLS = 16  # in one forced answer
 
@@ -54,7 +54,7 @@ def answer_grammar(
             return structured
         whole = Grammar("lark", _behind_thoughts("answer_body", answer_format, begun) + _body(structured))
         check_bounds(whole, "response_format")
-        if why := guidance.problem(whole):
+        if why := limits.problem(whole):
             raise RequestError(
                 f"response_format cannot be kept to: {why}", param="response_format", code="invalid_grammar"
             )
@@ -68,7 +68,7 @@ def answer_grammar(
 def _checked(grammar: Grammar, use: ToolUse, ignored: Ignored) -> Grammar:
     """The grammar of calls, once it is known to compile. Where it says more than is kept, each schema tells what."""
     check_bounds(grammar, "tools")
-    judgement = guidance.judged(grammar)
+    judgement = limits.judged(grammar)
     if judgement.problem or judgement.unkept or has_pattern_annotations(grammar):
         for tool in use.tools:
             check_grammar(_schema(tool, exact=tool.name in use.forced), tool.param, ignored)

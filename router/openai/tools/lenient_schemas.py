@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from router.openai.tools.calendar_formats import VALUES
-from shared.grammar import Grammar
+from shared.wire.grammar import Grammar
 
 _ANNOTATION = "x-pattern"
 _BEYOND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")

@@ -25,10 +25,10 @@ from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
 from router.openai.tools.calendar_formats import with_calendar
 from router.openai.tools.lenient_schemas import has_pattern_annotations, with_patterns_as_annotations
-from shared import guidance
-from shared.errors import RequestError
-from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
-from shared.grammar_bounds import check_bounds, check_nesting, too_large
+from shared.grammar import limits
+from shared.grammar.bounds import check_bounds, check_nesting, too_large
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 
 REGEX_FIELD_CHARACTERS_MAX = 8 << 10
 CHOICES_MAX = 2000
@@ -80,7 +80,7 @@ def asked_grammar(fields: StructuredFields, ignored: Ignored) -> Grammar | None:
 def check_grammar(grammar: Grammar, param: str, ignored: Ignored) -> None:
     """Raise `RequestError` for a grammar that is too large, or that no worker could compile; note what is not kept."""
     check_bounds(grammar, param)
-    judgement = guidance.judged(grammar)
+    judgement = limits.judged(grammar)
     if judgement.problem:
         raise RequestError(
             f"{param} cannot be kept to: {judgement.problem}", param=param, code="invalid_grammar"

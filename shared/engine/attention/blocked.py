@@ -25,7 +25,7 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
 from shared.engine.soft_cap import soft_cap
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step
 BLOCK = 128  # positions

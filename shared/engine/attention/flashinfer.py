@@ -35,7 +35,7 @@ from shared.engine.attention.flashinfer_workspace import (
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.kv_cache import KVCache
 from shared.engine.model_config import ModelConfig
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
 ROTARY_DIM_MULTIPLE = 16  # a thread rotates 8 numbers, all of one half (pos_enc.cuh)

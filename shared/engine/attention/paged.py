@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.kv_cache import INVALID_PAGE
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.ops import Ops
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampling_params import SamplingParams
 
 Rows = NDArray[np.signedinteger]
 

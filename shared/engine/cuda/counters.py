@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shared.metric_fields import CounterMetric, all_declared, counted, counted_by, total
+from shared.primitives.metric_fields import CounterMetric, all_declared, counted, counted_by, total
 
 BUSY_SECONDS = CounterMetric(
     "segue_device_busy_seconds_total", "Seconds that the GPU worked on steps, by forward mode.", ("mode",)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.constraints import Matchers
 from shared.engine.cuda.counters import DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -35,10 +36,9 @@ from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.streams import Mark, Stream, Work
 from shared.engine.torch_device import OnLogits
-from shared.errors import InvariantError
-from shared.sampled import Sampled
-from shared.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
-from shared.schedule_batch import ForwardMode, ScheduleBatch
+from shared.primitives.errors import InvariantError
+from shared.wire.sampled import Sampled
+from shared.wire.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 
 _ROW_WORDS = 64 + 3 * (MAX_LOGIT_BIAS_ENTRIES + MAX_STOP_TOKEN_IDS)  # of staging for the sampling of a row
 

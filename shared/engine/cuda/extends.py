@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, SlotJoin
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import PlannedAttention
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -23,8 +24,7 @@ from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
 from shared.engine.scored_runs import Run, scored_runs
 from shared.engine.streams import Mark, Stream, Work
-from shared.sampled import TokenLogprobs
-from shared.schedule_batch import ExtendRow, SlotJoin
+from shared.wire.sampled import TokenLogprobs
 
 Words = NDArray[np.int32]
 

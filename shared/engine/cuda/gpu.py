@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from shared.errors import ConfigError, StartError
+from shared.primitives.errors import ConfigError, StartError
 
 CAPABILITY_MIN = (7, 5)  # FlashInfer's
 ALLOCATOR_VARIABLES = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
-from shared.errors import InvariantError, StartError
+from shared.primitives.errors import InvariantError, StartError
 
 SOURCE = Path(__file__).with_name("step_kernels.cu")
 _ROW_THREADS = 1024  # a row of logits is long

@@ -21,9 +21,9 @@ from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_mod
 from shared.engine.parts import Engine, Sizes, features_with
 from shared.engine.scored_runs import SCORES_A_RUN
 from shared.engine.torch_device import OnLogits
-from shared.guidance import library_version
+from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
-from shared.messages import Limits
+from shared.wire.messages import Limits
 
 
 def load_on(

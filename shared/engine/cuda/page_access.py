@@ -19,7 +19,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from shared.errors import TransferError
+from shared.primitives.errors import TransferError
 
 log = structlog.get_logger(__name__)
 

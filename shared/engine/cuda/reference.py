@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.engine.cuda.step_kernels import SlotWord, ToldWord
 from shared.engine.gumbel import gumbel_noise, row_keys
-from shared.sampled import TOP_LOGPROBS_MAX
+from shared.wire.sampled import TOP_LOGPROBS_MAX
 
 
 class ReferenceKernels:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.constraints import Matchers
 from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.slots import DeviceWords
@@ -28,8 +29,7 @@ from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMask
 from shared.engine.ops import Ops
 from shared.engine.streams import Stream
 from shared.engine.torch_device import OnLogits
-from shared.sampled import Sampled, TokenLogprobs
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampled import Sampled, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from shared.batch.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.gumbel import signed
 from shared.engine.kv_cache import INVALID_PAGE
 from shared.engine.streams import Stream, Work
-from shared.errors import ConfigError, InvariantError
-from shared.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
+from shared.primitives.errors import ConfigError, InvariantError
 
 Words = NDArray[np.int32]
 

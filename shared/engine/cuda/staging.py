@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.streams import Mark, Stream
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 BUFFERS = 4
 

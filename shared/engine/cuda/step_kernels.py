@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shared.sampled import TOP_LOGPROBS_MAX
+from shared.wire.sampled import TOP_LOGPROBS_MAX
 
 
 class SlotWord(IntEnum):

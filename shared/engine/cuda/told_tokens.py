@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.engine.cuda.step_kernels import TOLD_WORDS, ToldWord
 from shared.engine.streams import Stream
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
 
 
 class ToldBuffers:

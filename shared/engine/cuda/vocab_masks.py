@@ -15,13 +15,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.constraints import NOTHING_ALLOWED, Matchers
 from shared.engine.mask_budget import MaskBudget, MaskShares
 from shared.engine.timed_matcher import TimedMatcher
 from shared.engine.token_bars import REMEMBERED, last_ids
-from shared.errors import InvariantError
-from shared.guidance import error_of
-from shared.schedule_batch import SlotJoin
+from shared.grammar.limits import error_of
+from shared.primitives.errors import InvariantError
 
 Bits = NDArray[np.uint8]  # a bit a token, the lowest first
 

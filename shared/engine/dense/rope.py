@@ -19,7 +19,7 @@ from shared.engine.rope_config import (
     Rope,
     YarnScaling,
 )
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 
 def cos_sin_table(rope: Rope, context_len: int) -> Tensor:

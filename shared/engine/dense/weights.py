@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.errors import ModelError
 from shared.model_files import INDEX_BYTES_MAX, read_json
+from shared.primitives.errors import ModelError
 
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536

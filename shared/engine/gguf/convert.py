@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.engine.gguf.header import check_header
 from shared.engine.model_config import parse_model_config
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 FIELDS_MAX = 1 << 16
 TENSORS_MAX = 1 << 16

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from shared.engine.dense.weights import samples_of
 from shared.engine.gguf.wide_blocks import WIDE_FORMATS, pack_wide, unpack_wide
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 PANEL_OUTPUTS = 16
 BLOCK_INPUTS = 32

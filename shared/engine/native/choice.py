@@ -16,7 +16,7 @@ import torch
 
 from shared.engine.native.build import BuildError, build, choose
 from shared.engine.native.kernels import Kernels
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 

@@ -26,7 +26,7 @@ from shared.engine.model_config import ModelConfig
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
 from shared.engine.rope_config import Rope
-from shared.errors import ConfigError, InvariantError, ModelError
+from shared.primitives.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {
     kind: number

@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 from shared.process.settings import load
 from tests.benchmarks.client.config import BenchConfig
 from tests.benchmarks.client.errors import BenchError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.errors import SegueError
+from shared.primitives.errors import SegueError
 
 
 class BenchError(SegueError):

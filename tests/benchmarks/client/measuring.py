@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 
 from rich.console import Console
 
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 from tests.benchmarks.client.client import BenchClient, connected
 from tests.benchmarks.client.config import BenchConfig
 from tests.benchmarks.client.errors import BenchError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
 from router.config import RouterConfig
-from shared.messages import WorkerRole
+from shared.wire.messages import WorkerRole
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric
 from tests.benchmarks.virtual_cluster.figures import (
     AnswerRecord,

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.sampled import Sampled
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ScheduleBatch, SlotJoin
+from shared.batch.schedule_batch import ScheduleBatch, SlotJoin
+from shared.wire.sampled import Sampled
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.timeline import Action, TimelineProcess
 
 EOS_TOKEN_ID = 300  # no prompt has it: their tokens are bytes

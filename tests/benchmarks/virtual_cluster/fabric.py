@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.baton import Baton, Holder
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
+from shared.wire.baton import Baton, Holder
 from tests.simulation.fabric import FabricWords
 from tests.simulation.timeline import Action, TimelineProcess
 

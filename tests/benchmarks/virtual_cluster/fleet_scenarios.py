@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
-from shared.messages import WORKER_ROLES
+from shared.wire.messages import WORKER_ROLES
 from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape, VirtualCluster
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.figures import Figures

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
-from shared.messages import Hello, Message, decode_from_router, decode_from_worker, encode
+from shared.wire.messages import Hello, Message, decode_from_router, decode_from_worker, encode
 from tests.simulation.timeline import TimelineProcess
 
 

@@ -14,11 +14,11 @@ from router.core.dispatch import RouterCore
 from router.core.drain import RouterDrain, RouterDrainState, RouterDrainStep
 from router.core.effect_pass import EffectPass
 from router.core.effects import ClientRequest, Outcome
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.events import LinkEvent, Received
-from shared.messages import Generated, Hello, Load, Message
-from shared.sampled import Logprobs
-from shared.sampling_params import SamplingParams
+from shared.wire.messages import Generated, Hello, Load, Message
+from shared.wire.sampled import Logprobs
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, output_seed
 from tests.benchmarks.virtual_cluster.figures import AnswerRecord, RunRecorder
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork

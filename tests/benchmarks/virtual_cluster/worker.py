@@ -14,12 +14,12 @@ from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.baton import Holder, agent_name
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.events import LinkEvent
-from shared.messages import Hello, Limits, Message
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import EventLoop
+from shared.wire.baton import Holder, agent_name
+from shared.wire.messages import Hello, Limits, Message
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, VOCAB_SIZE, StepTimes, VirtualDevice
 from tests.benchmarks.virtual_cluster.fabric import VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork

@@ -11,11 +11,11 @@ from types import FrameType
 
 import pytest
 
+from shared.batch.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.streams import Work
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.endless_decode import WorkedTime
 from tests.benchmarks.timed_engine import TOKEN, TimedStream, timed_engine
 

@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from shared.baton import Baton, Holder
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchStale
+from shared.wire.baton import Baton, Holder
+from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.__main__ import SCENARIOS
 from tests.benchmarks.virtual_cluster.cluster import VirtualCluster
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, StepTimes, VirtualDevice, output_seed

@@ -6,7 +6,7 @@ from typing import Any
 
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
-from shared.messages import UNDERSTOOD, Generated
+from shared.wire.messages import UNDERSTOOD, Generated
 from tests.unit.scheduling.worker_bench import (
     EOS,
     HOLDER,

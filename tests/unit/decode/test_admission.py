@@ -7,12 +7,12 @@ import pytest
 
 from decode.admission import Admission
 from decode.config import DecodeConfig
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.messages import Decode, Finished, Refused
-from shared.req import Req
-from shared.sampling_params import SamplingParams
 from shared.scheduling.output_lengths import SEEN_MIN
+from shared.wire.messages import Decode, Finished, Refused
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, KV_FORMAT, ORDINARY, PAGE_SIZE, VOCAB_SIZE, decode, prompt
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shared.batch.schedule_batch import ForwardMode
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Failed, Finished, Generated, Joined, Load, Refused
-from shared.schedule_batch import ForwardMode
+from shared.wire.messages import Cancel, Failed, Finished, Generated, Joined, Load, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, decode, prompt
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from decode.expected_growth import ExpectedGrowth
-from shared.req import Req
-from shared.sampling_params import SamplingParams
+from shared.batch.req import Req
 from shared.scheduling.output_lengths import OutputLengths
+from shared.wire.sampling_params import SamplingParams
 
 
 def growth(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import (
+from shared.wire.messages import (
     Cancel,
     DrainAck,
     Draining,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.present import KeptSum
-from shared.req import Req
-from shared.sampling_params import SamplingParams
+from shared.batch.req import Req
+from shared.wire.sampling_params import SamplingParams
 
 
 class Counted:

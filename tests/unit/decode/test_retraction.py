@@ -8,10 +8,10 @@ import pytest
 
 from decode.lifecycle import DecodeState
 from decode.retraction import Retraction
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ForwardMode
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Decode, Failed, Finished, Load, Message, Refused
-from shared.req import Req
-from shared.schedule_batch import ForwardMode
+from shared.wire.messages import Cancel, Decode, Failed, Finished, Load, Message, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, WorkerBench, decode, prompt
 

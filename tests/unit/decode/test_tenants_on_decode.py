@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.messages import Cancel, Decode, Finished, Joined, Refused
+from shared.wire.messages import Cancel, Decode, Finished, Joined, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import VOCAB_SIZE, decode, prompt
 

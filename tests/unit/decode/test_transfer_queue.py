@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Finished, Joined, Refused
+from shared.wire.messages import Cancel, Finished, Joined, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import decode, prompt
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.engine import load
 from shared.engine.native.build import INSTRUCTION_SETS, choose
 from shared.engine.parts import Engine, Sizes
-from shared.errors import ConfigError
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.primitives.errors import ConfigError
+from shared.wire.sampling_params import SamplingParams
 
 COMPILED_KERNELS = [instruction_set.name for instruction_set in INSTRUCTION_SETS]
 GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
 from shared.engine.constraints import Constraints
 from shared.engine.dense.decoder import DecoderModel
 from shared.engine.dense.weights import Weights
@@ -18,10 +19,9 @@ from shared.engine.mask_budget import MaskBudget, MaskShares
 from shared.engine.model_config import ModelConfig, read_model_config
 from shared.engine.timed_matcher import Matcher
 from shared.engine.torch_ops import TorchOps
-from shared.grammar import Grammar
-from shared.sampled import TokenLogprobs
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
+from shared.wire.grammar import Grammar
+from shared.wire.sampled import TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.toy_grammar import FIRM, ToyMatcher, allowed
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
 from shared.engine.constraints import Constraints
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.mask_budget import MaskBudget
 from shared.engine.timed_matcher import Matcher
 from shared.engine.torch_device import TorchDevice
-from shared.grammar import Grammar
-from shared.sampled import Sampled
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
+from shared.wire.grammar import Grammar
+from shared.wire.sampled import Sampled
+from shared.wire.sampling_params import SamplingParams
 from tests.simulation.toy_grammar import FIRM, FRAIL, allowed, fails, state_of
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.late_requests import EOS, ReluctantBudget, ToyMatchers

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.errors import InvariantError
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from shared.primitives.errors import InvariantError
 from shared.scheduling.device import Device
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

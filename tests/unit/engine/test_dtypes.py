@@ -13,7 +13,7 @@ from shared.engine.dense.weights import Weights, stored_dtype
 from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cpu, dtypes_on_cuda
 from shared.engine.engine import load
 from shared.engine.parts import Sizes
-from shared.errors import ConfigError, ModelError
+from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
 FULL, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16

@@ -29,12 +29,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from shared.engine.attention.per_request import Scores
 from shared.engine.engine import load
 from shared.engine.fallback_config import FallbackConfig, read_config
 from shared.engine.parts import Sizes
-from shared.errors import ConfigError, ModelError
-from shared.schedule_batch import ExtendRow, ForwardMode
+from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import SIZES, VOCAB_SIZE, save_model, tiny_model
 

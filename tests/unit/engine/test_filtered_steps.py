@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.torch_ops import TorchOps
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampling_params import SamplingParams
 
 VOCAB = 307
 PLAIN = SamplingParams(max_new_tokens=9, seed=1, temperature=0.6, min_p=0.001)

@@ -19,7 +19,7 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.kv_cache import KVCache, KVLayout
 from shared.engine.model_config import ModelConfig
 from shared.engine.rope_config import Rope
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.engine.cuda.ops import FlashInferOps
 from shared.engine.flashinfer_package import flashinfer_package
 from shared.engine.torch_ops import TorchOps
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.unit.engine.test_flashinfer_attention import Steps
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.schedule_batch import ExtendRow, ForwardMode
+from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
 

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from router.text.tokenizer import Tokenizer
 from shared.engine.fallback_config import read_config
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -136,7 +136,7 @@ import resource
 from pathlib import Path
 import transformers
 from shared.engine.fallback_config import read_config
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {GROWTH_BYTES_MAX}, used + {GROWTH_BYTES_MAX}))
 began = resource.getrusage(resource.RUSAGE_SELF)

@@ -28,7 +28,7 @@ from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config
 from shared.engine.parts import Sizes
 from shared.engine.torch_ops import TorchOps
-from shared.errors import ConfigError, ModelError, StartError
+from shared.primitives.errors import ConfigError, ModelError, StartError
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.published_models import PUBLISHED
 from tests.unit.engine.tiny_models import tiny_model

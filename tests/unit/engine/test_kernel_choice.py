@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from shared.engine.native import kernels
 from shared.engine.native.build import INSTRUCTION_SETS, SOURCES, BuildError, InstructionSet, build, choose
 from shared.engine.native.choice import choose_kernels
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 
 
 def test_without_a_compiler_torch_computes_and_says_why(

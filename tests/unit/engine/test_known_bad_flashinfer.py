@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from shared.engine.flashinfer_package import BAD_VERSIONS, check_version
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 
 ROOT = Path(__file__).parents[3]
 # All of 0.6 and the first of 0.7, as they were published.

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -24,8 +25,7 @@ from shared.engine.kv_cache import KVCache, KVLayout
 from shared.engine.model_config import read_model_config
 from shared.engine.streams import Mark, Work
 from shared.engine.torch_ops import TorchOps
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.logprobs import LogprobRows, logprobs_by_numpy
 from shared.engine.native.build import build, choose
 from shared.engine.native.kernels import Kernels
-from shared.sampled import TokenLogprobs
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampled import TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 
 SIZES = (1, 2, 15, 16, 17, 64, 65, 1000, 49152)
 

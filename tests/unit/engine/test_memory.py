@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages
-from shared.errors import ConfigError, ModelError
+from shared.primitives.errors import ConfigError, ModelError
 
 GIB = 2**30
 # A full request is 256 pages, a quarter of a GiB.

@@ -17,7 +17,7 @@ from shared.engine.memory_plan import Budget
 from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.parts import Sizes
 from shared.engine.rope_config import FixedFactors, LinearScaling, Rope
-from shared.errors import ConfigError, ModelError
+from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
 LLAMA: dict[str, Any] = {

@@ -27,7 +27,7 @@ from shared.engine.gguf.packing import (
     unpack,
     write_packed,
 )
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 from tests.unit.engine.random_blocks import odd_rows
 
 NARROW: tuple[Kind, ...] = ("q8_0", "q4_0", "q4_1")

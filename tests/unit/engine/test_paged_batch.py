@@ -13,7 +13,7 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.model_config import ModelConfig
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 PAGE_SIZE, PAGES = 16, 64
 CONFIG = ModelConfig(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.sampler import Sampler
-from shared.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 
 VOCAB = 61
 EOS = 7

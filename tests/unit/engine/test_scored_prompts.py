@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
 from shared.engine.scored_runs import SCORES_A_RUN, joined_runs, scored_runs
-from shared.sampled import Sampled, TokenLogprobs
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
+from shared.wire.sampled import Sampled, TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

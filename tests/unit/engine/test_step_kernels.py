@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS, SlotWord, StepKernels
@@ -20,9 +21,8 @@ from shared.engine.cuda.told_tokens import told_of
 from shared.engine.gumbel import signed
 from shared.engine.logprobs import logprobs_by_numpy
 from shared.engine.sampler import Sampler
-from shared.errors import StartError
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.primitives.errors import StartError
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.host_kernels import HostLaunch, compile_for_host, skip_without_compiler
 
 REFERENCE = ReferenceKernels()
@@ -248,7 +248,7 @@ LAUNCH = """
 from types import SimpleNamespace
 import torch
 from shared.engine.cuda.kernels import CudaKernels, LoadedKernels, compile_for
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)
 kernels = CudaKernels(LoadedKernels(compile_for("sm_90")))

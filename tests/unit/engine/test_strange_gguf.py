@@ -13,7 +13,7 @@ import pytest
 
 from shared.engine.gguf.convert import convert, default_gguf
 from shared.engine.gguf.header import ITEMS_MAX, check_header
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 from tests.unit.engine.tiny_gguf import INNER, write_tiny_gguf
 
 WIDTH_BYTES = struct.pack("<I", 4)  # GGUF's type number of an unsigned 32-bit value

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.gumbel import gumbel_noise, row_keys
 from shared.engine.ops import Ops
 from shared.engine.sampler import Sampler
 from shared.engine.torch_ops import TorchOps
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.wire.sampling_params import SamplingParams
 
 OPS: Ops = TorchOps()
 EPSILON = 1e-5

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.grammar_bounds import (
+from shared.grammar.bounds import (
     ALL_PROPERTIES_MAX,
     LARK_RULES_MAX,
     REGEX_CHARACTERS_MAX,
@@ -19,6 +17,8 @@ from shared.grammar_bounds import (
     check_bounds,
     check_nesting,
 )
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
 
 
 def nested(levels: int) -> Grammar:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine import grammars as module
 from shared.engine.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.grammars import Grammars
 from shared.engine.sampler import Sampler
-from shared.errors import InvariantError, ModelError
-from shared.grammar import Grammar
-from shared.guidance import NOTHING_FOLLOWS, library_version, problem
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.grammar.limits import NOTHING_FOLLOWS, library_version, problem
+from shared.primitives.errors import InvariantError, ModelError
+from shared.wire.grammar import Grammar
+from shared.wire.sampling_params import SamplingParams
 from tests.byte_tokenizer import EOS, VOCAB_SIZE
 
 TRUE = Grammar("json", '{"type": "boolean"}')

@@ -16,9 +16,9 @@ from router.openai.tools.grammars import answer_grammar
 from router.openai.tools.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from router.parsers.answer_formats import AnswerFormat, joined
 from router.parsers.answer_parser import AnswerFormatReader
-from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.guidance import compiled
+from shared.grammar.limits import compiled
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
 from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE, write_byte_tokenizer
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from shared.batch.schedule_batch import SlotJoin
 from shared.engine.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.cuda.vocab_masks import Bits, SlotMask, VocabMasks, mask_words
 from shared.engine.grammars import Grammars
 from shared.engine.sampler import Sampler
-from shared.errors import InvariantError
-from shared.grammar import Grammar
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
+from shared.primitives.errors import InvariantError
+from shared.wire.grammar import Grammar
+from shared.wire.sampling_params import SamplingParams
 from tests.byte_tokenizer import EOS, VOCAB_SIZE
 
 SCHEMA = Grammar("json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')

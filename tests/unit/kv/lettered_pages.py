@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
 from shared.kv.radix_cache import RadixCache
-from shared.req import Req
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 
 PAGE = 4  # tokens
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.req import Req
 from tests.unit.scheduling.worker_bench import PAGE_SIZE, params, prompt
 
 

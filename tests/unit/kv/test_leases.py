@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.baton import Baton, Holder, agent_name
-from shared.effects import Send, WorkerEffect
-from shared.errors import InvariantError
+from shared.batch.effects import Send, WorkerEffect
+from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseEnd, LeaseTable
 from shared.kv.page_pool import PageState
-from shared.messages import Refused, Release, Renew
-from shared.req import Req
+from shared.primitives.errors import InvariantError
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import Refused, Release, Renew
 from tests.unit.scheduling.worker_bench import PlainWords, params
 
 LEASE_SECONDS = 10.0

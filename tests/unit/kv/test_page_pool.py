@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.errors import InvariantError
 from shared.kv.page_pool import MOVES, PagePool, PageState
+from shared.primitives.errors import InvariantError
 
 FREE, TREE, OWNED = PageState.FREE, PageState.TREE, PageState.OWNED
 ARRIVING, COPYING = PageState.ARRIVING, PageState.COPYING

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.errors import InvariantError
 from shared.kv.page_pool import PageState
 from shared.kv.radix_cache import Match
+from shared.primitives.errors import InvariantError
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache, tokens
 
 # ---- matching ----

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.dialing import Dial, HangUp, RouterEnd
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.listening import WorkerEnd
-from shared.messages import Hello, Message, encode
+from shared.wire.messages import Hello, Message, encode
 from tests.link_settings import link_settings
 
 ADDRESS = "tcp://worker:1"

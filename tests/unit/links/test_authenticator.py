@@ -9,7 +9,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.authenticator import ZAP_ENDPOINT, Authenticator
 from shared.links.counters import LinkCounters
 from shared.links.poller import READ_BATCH

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from shared.bounds import COUNT_MAX, LOGPROB_ROUNDING, SECONDS_MAX, ErrorStatus
 from shared.links.dialing import FAULT_REST_SECONDS, FAULT_REST_SECONDS_MAX
 from shared.links.events import PeerDown, PeerUp, Received
 from shared.links.session import seal
-from shared.messages import Generated, Hello, Row, WorkerToRouter, decode_from_worker, encode
-from shared.sampled import LOGPROB_MIN, TokenLogprobs, told_logprobs
+from shared.wire.bounds import COUNT_MAX, LOGPROB_ROUNDING, SECONDS_MAX, ErrorStatus
+from shared.wire.messages import Generated, Hello, Row, WorkerToRouter, decode_from_worker, encode
+from shared.wire.sampled import LOGPROB_MIN, TokenLogprobs, told_logprobs
 from tests.simulation.lies import Path, changed, numbers_in
 from tests.unit.links.cable import Cable, connected, downs, kinds
 from tests.unit.links.two_peers import Dialing

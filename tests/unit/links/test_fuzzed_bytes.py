@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.links.events import PeerDown, Received
 from shared.links.session import seal
-from shared.messages import (
+from shared.wire.messages import (
     Cancel,
     Heartbeat,
     Load,
@@ -24,7 +24,7 @@ from shared.messages import (
     Renew,
     encode,
 )
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 from tests.fuzzing import fuzzed
 from tests.unit.links.two_peers import Dialing, Listening
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.inbox import EVENTS_A_TAKE, Inbox
-from shared.messages import Cancel, Draining, Hello, Load
+from shared.wire.messages import Cancel, Draining, Hello, Load
 from tests.link_settings import link_settings
 
 PEERS = ("prefill-a", "decode-a", "decode-b")

@@ -11,9 +11,9 @@ import pytest
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shared.errors import ConfigError
 from shared.links.keys import LinkKeys, LinkRole, parse_keys, read_keys
 from shared.links.new_keys import certified, key_file, new_identity, new_key_files, open_in_memory
+from shared.primitives.errors import ConfigError
 from tests.link_keys import new_keys
 
 ROUTER, WORKER = new_identity("router"), new_identity("worker")

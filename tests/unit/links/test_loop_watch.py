@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.links.events import PeerUp
-from shared.messages import Cancel, Refused
+from shared.wire.messages import Cancel, Refused
 from tests.unit.links.cable import ROUTER, Cable, downs, noted, received
 
 HANG = "the worker's loop has not turned for 5 s"

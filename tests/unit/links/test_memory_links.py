@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shared.links.events import Links, PeerDown, PeerUp, Received
-from shared.messages import Cancel, Hello, Refused
+from shared.wire.messages import Cancel, Hello, Refused
 from tests.doubles.memory_links import MemoryLinks
 from tests.doubles.novelty import Novelty
 

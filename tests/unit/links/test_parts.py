@@ -22,7 +22,7 @@ from shared.links.session import (
     seal,
 )
 from shared.links.thread import COMMAND_BYTES, Outbox
-from shared.messages import Closed, Hello, encode
+from shared.wire.messages import Closed, Hello, encode
 from tests.link_settings import link_settings
 from tests.unit.links.two_peers import Dialing, Listening
 

@@ -13,8 +13,8 @@ from shared.links.counters import LinkCounters
 from shared.links.dialing import LOOK_SECONDS, HangUp, RouterEnd, SendFrames
 from shared.links.events import PeerDown, PeerUp
 from shared.links.session import seal
-from shared.messages import Cancel, Hello, Prefill, Refused, Renew, encode
-from shared.sampling_params import SamplingParams
+from shared.wire.messages import Cancel, Hello, Prefill, Refused, Renew, encode
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.links.cable import (
     ADDRESS,
     ROUTER,

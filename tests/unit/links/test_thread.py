@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.links.counters import LinkCounters
 from shared.links.events import LinkEvent, PeerUp
 from shared.links.poller import SocketPoller
 from shared.links.thread import ThreadedLinks
-from shared.messages import Cancel, Hello
+from shared.wire.messages import Cancel, Hello
 from tests.doubles.novelty import Novelty
 from tests.link_settings import link_settings
 from tests.waiting import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import UNDERSTOOD
+from shared.wire.messages import UNDERSTOOD
 from tests.doubles.novelty import Novelty
 from tests.unit.links.cable import connected, downs
 

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from shared import messages
-from shared.messages import (
+from shared.wire import messages
+from shared.wire.messages import (
     FAILED_CHARACTERS_MAX,
     PROTOCOL_MESSAGES,
     READABLE,
@@ -33,7 +33,7 @@ from shared.messages import (
     decode_from_worker,
     encode,
 )
-from shared.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.unit.links.wire import BATON, HOLDER, INSTANCES, LIMITS, PARAMS, ROW, recorded
 

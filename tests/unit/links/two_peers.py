@@ -9,7 +9,7 @@ from shared.links.dialing import Dial, RouterEnd, SendFrames
 from shared.links.events import PeerUp, Received
 from shared.links.listening import WorkerEnd
 from shared.links.session import seal
-from shared.messages import Cancel, Hello, Refused, encode
+from shared.wire.messages import Cancel, Hello, Refused, encode
 from tests.link_settings import link_settings
 
 SETTINGS = link_settings(message_bytes_max=100_000, report_bytes_max=80_000)

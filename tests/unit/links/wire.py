@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared import messages
-from shared.baton import Baton, Holder
-from shared.grammar import Grammar
-from shared.messages import Limits, Message, Row
-from shared.sampled import TokenLogprobs
-from shared.sampling_params import SamplingParams
+from shared.wire import messages
+from shared.wire.baton import Baton, Holder
+from shared.wire.grammar import Grammar
+from shared.wire.messages import Limits, Message, Row
+from shared.wire.sampled import TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 
 BYTES = Path(__file__).with_name("wire_bytes.txt")
 

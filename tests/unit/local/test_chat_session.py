@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from shared.errors import StartError
 from shared.local.chat_session import ChatSession
+from shared.primitives.errors import StartError
 
 
 def listed(*models: tuple[str, str]) -> bytes:

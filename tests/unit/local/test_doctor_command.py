@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ConfigError, DoctorError
 from shared.local import doctor_command
 from shared.local.doctor_command import doctor
+from shared.primitives.errors import ConfigError, DoctorError
 
 
 @pytest.fixture

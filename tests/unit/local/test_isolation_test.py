@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from shared.errors import SmokeTestError
 from shared.local import isolation_test
 from shared.local.isolation_test import ClosedPorts
+from shared.primitives.errors import SmokeTestError
 
 HOSTS = ("127.0.0.1", "::1")
 

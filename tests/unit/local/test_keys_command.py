@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.api_keys import digest_of, parse_keys
-from shared.errors import ConfigError
 from shared.local.keys_command import keys as keys_command
+from shared.primitives.errors import ConfigError
+from shared.process.api_keys import digest_of, parse_keys
 
 Keys = Callable[[list[str]], str]
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from shared.errors import ModelError
 from shared.local import model_store
 from shared.local.model_store import name_of, resolve
+from shared.primitives.errors import ModelError
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ConfigError, ModelError
 from shared.local.models_command import models, pull
+from shared.primitives.errors import ConfigError, ModelError
 
 
 def test_a_pulled_model_is_listed_by_the_name_that_up_takes(capsys: pytest.CaptureFixture[str]) -> None:

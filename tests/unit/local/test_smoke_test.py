@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.errors import SmokeTestError
 from shared.local.smoke_test import smoke_test
+from shared.primitives.errors import SmokeTestError
 
 
 def chunk(text: str, finish_reason: str | None = None) -> str:

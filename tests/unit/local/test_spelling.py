@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from shared.errors import ConfigError
 from shared.local.config import ROLE_CONFIGS, LocalConfig, load_local
 from shared.local.foreign_flags import FOREIGN_FLAGS
 from shared.local.spelling import ALIASES, spelled_out
+from shared.primitives.errors import ConfigError
 from shared.process.settings import Settings, flag_of
 
 

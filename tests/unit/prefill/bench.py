@@ -6,7 +6,7 @@ from typing import Any
 
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
-from shared.schedule_batch import ExtendRow
+from shared.batch.schedule_batch import ExtendRow
 from tests.unit.scheduling.worker_bench import (
     EOS,
     HOLDER,

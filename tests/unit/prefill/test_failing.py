@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Cancel, Failed, Prefilled
+from shared.wire.messages import Cancel, Failed, Prefilled
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import prefill, prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Cancel, DrainAck, Draining, Load, Message, Prefilled, Refused, Release, Renew
+from shared.wire.messages import Cancel, DrainAck, Draining, Load, Message, Prefilled, Refused, Release, Renew
 from tests.unit.prefill.bench import CONTEXT_LEN, PrefillBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, prefill, prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.messages import Prefill, Prefilled
+from shared.wire.messages import Prefill, Prefilled
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import prefill, prompt
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from shared.errors import StartError
+from shared.primitives.errors import StartError
 from shared.process.accepting import SILENT_MAX
 from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
 from tests.waiting import soon, until

@@ -15,7 +15,7 @@ from typing import Literal
 import pytest
 import structlog
 
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.process import log_writer
 from shared.process.log_writer import (
     LINE_BYTES_MAX,
@@ -278,7 +278,7 @@ def test_a_library_that_configures_logging_for_itself_ends_no_log() -> None:
     program = """
 import logging.config
 import structlog
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.process import logs, role_main
 logs.configure("info", "json", role="decode", uid="d")
 structlog.get_logger().info("before")
@@ -295,7 +295,7 @@ role_main.exit_now()
 
 def test_a_process_that_exits_at_once_has_written_its_notes() -> None:
     program = """
-from shared.effects import Note
+from shared.batch.effects import Note
 from shared.process import log_writer
 from shared.process import logs, role_main
 logs.configure("info", "json", role="router", uid="r")

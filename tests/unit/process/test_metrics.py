@@ -12,10 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from decode.counters import DecodeCounters
 from prefill.counters import PrefillCounters
 from router.core.counters import RouterCounters
-from shared.errors import InvariantError
 from shared.links.counters import LinkCounters
-from shared.messages import Role
-from shared.metric_fields import (
+from shared.primitives.errors import InvariantError
+from shared.primitives.metric_fields import (
     REQUESTS,
     STALE_BATONS,
     CounterMetric,
@@ -29,6 +28,7 @@ from shared.metric_fields import (
 )
 from shared.process import gauges
 from shared.process.metrics import Metrics
+from shared.wire.messages import Role
 from tests.tidy.reference import COUNTERS, declared_metrics
 
 

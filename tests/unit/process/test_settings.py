@@ -13,9 +13,9 @@ from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
 from router.core.fleet.placement import POLICIES
-from shared.errors import ConfigError
 from shared.kv.radix_cache import EVICTION_POLICIES
 from shared.local.config import ROLE_CONFIGS
+from shared.primitives.errors import ConfigError
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, schema_of, unknown_variables
 from shared.scheduling.queue_policy import QUEUE_POLICIES

@@ -7,11 +7,11 @@ from typing import TypeVar
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
-from shared.baton import Baton, Holder, agent_name
-from shared.effects import Note, Send
+from shared.batch.effects import Note, Send
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import (
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import (
     Decode,
     Finished,
     FinishReason,
@@ -29,7 +29,7 @@ from shared.messages import (
     Role,
     Row,
 )
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 
 LIMITS = Limits(context_len=4096, page_size=16, pages=512, slots=4, vocab_size=1000)
 M = TypeVar("M", bound=Message)

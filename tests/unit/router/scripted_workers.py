@@ -33,10 +33,14 @@ from router.openai.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
-from shared.baton import Baton, Holder, agent_name
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerDown, Received
-from shared.messages import (
+from shared.process.admin_port import AdminPort
+from shared.process.health import Health
+from shared.process.metrics import Metrics
+from shared.process.probes import probe_pages
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import (
     UNDERSTOOD,
     Cancel,
     Decode,
@@ -53,12 +57,8 @@ from shared.messages import (
     Row,
     Scored,
 )
-from shared.process.admin_port import AdminPort
-from shared.process.health import Health
-from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
-from shared.sampled import Logprobs, TokenLogprobs
-from shared.sampling_params import SamplingParams
+from shared.wire.sampled import Logprobs, TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 

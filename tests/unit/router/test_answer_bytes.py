@@ -25,8 +25,8 @@ from router.openai.answers.prompt_texts import PromptTexts
 from router.openai.answers.response_stream import TextDelta
 from router.replies.replies import OverloadedError
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.sampled import TokenLogprobs
+from shared.primitives.errors import RequestError
+from shared.wire.sampled import TokenLogprobs
 from tests.fuzzing import fuzzed
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 

@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 
 from router.parsers.answer_formats import AnswerFormat, choose_format, joined
 from router.parsers.answer_parser import AnswerDelta, AnswerFormatReader, AnswerParser
-from shared.errors import ModelError
+from shared.primitives.errors import ModelError
 
 FIXTURES = Path(__file__).parent / "answers"
 

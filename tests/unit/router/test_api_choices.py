@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from shared.messages import Prefill
+from shared.wire.messages import Prefill
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID
 

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from router.access.key_ring import KeyRing
-from shared.api_keys import KEYS_FILE_BYTES_MAX, key_line
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
+from shared.process.api_keys import KEYS_FILE_BYTES_MAX, key_line
 from tests.metric_pages import samples_of
 from tests.unit.router.raw_http import connect
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script

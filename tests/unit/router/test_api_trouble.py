@@ -16,7 +16,7 @@ import openai
 import pytest
 import structlog
 
-from shared.messages import Limits
+from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
 from tests.waiting import comes_true, soon

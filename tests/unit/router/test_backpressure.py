@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.core.effects import RequestFailed
 from router.core.queueing.backpressure import RATES_MAX
-from shared.messages import Decode, Limits, Prefill
+from shared.wire.messages import Decode, Limits, Prefill
 from tests.unit.router.deployment import ScriptedDeployment, request
 
 ROOMY = Limits(context_len=4096, page_size=16, pages=4096, slots=1000, vocab_size=1000)

@@ -10,7 +10,7 @@ import pytest
 
 from router.openai.tools.bad_words import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX, bad_word_ids
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import END_ID
 

@@ -12,7 +12,7 @@ import pytest
 
 from router.access.browser_guard import RATE_HEADERS
 from router.config import RouterConfig
-from shared.errors import ConfigError
+from shared.primitives.errors import ConfigError
 from shared.process.settings import load
 from tests.unit.router.raw_http import answered
 from tests.unit.router.scripted_workers import MODEL, RunningRouter

@@ -14,7 +14,7 @@ from router.access.byte_budget import ByteBudget
 from router.config import RouterConfig
 from router.openai.fields.request_body import BodyReader
 from router.replies.replies import DisconnectedError, OverloadedError
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 from tests.fuzzing import fuzzed
 
 BODY_BYTES, BUDGET_BYTES = 1000, 4000

@@ -20,7 +20,7 @@ from router.core.fleet.placement import (
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
 from router.core.fleet.workers import Fleet, Worker
-from shared.messages import WORKER_ROLES, Limits, Load
+from shared.wire.messages import WORKER_ROLES, Limits, Load
 from tests.unit.router.deployment import hello
 
 SETTINGS = RouterConfig()

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from shared.messages import Limits
+from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
 from tests.unit.router.test_tools_over_http import says
 from tests.unit.router.tiny_model import write_folder

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from router.listener.places import KEYED_SHARE, Places
-from shared.api_keys import key_line
+from shared.process.api_keys import key_line
 from tests.unit.router.raw_http import GET, Answer, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import comes_true, soon

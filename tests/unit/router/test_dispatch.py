@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from router.core.effects import NewTokens, RequestAborted, RequestCompleted, RequestEnded, Usage
-from shared.effects import Send
-from shared.messages import Cancel, Decode, Prefill, Release, Renew
+from shared.batch.effects import Send
+from shared.wire.messages import Cancel, Decode, Prefill, Release, Renew
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from router.core.effects import RequestFailed
 from router.core.requests.live_request import VISITS_MAX
-from shared.grammar import Grammar
 from shared.links.events import Received
-from shared.messages import Cancel, Decode, Failed, Limits, Load, Prefill
-from shared.sampling_params import SamplingParams
+from shared.wire.grammar import Grammar
+from shared.wire.messages import Cancel, Decode, Failed, Limits, Load, Prefill
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.fleet.prefix_index import BLOCK_TOKENS, block_names
-from shared.messages import Prefilled
+from shared.wire.messages import Prefilled
 from tests.unit.router.deployment import ScriptedDeployment, baton, request
 
 PROMPT = tuple(range(4 * BLOCK_TOKENS + 5))

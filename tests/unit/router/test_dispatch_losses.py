@@ -6,7 +6,7 @@ from collections import Counter
 
 from router.core.effects import RequestCompleted, RequestFailed, Usage
 from shared.links.events import Received
-from shared.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
+from shared.wire.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
 from tests.unit.router.deployment import ScriptedDeployment, baton, decoding, request
 
 LOSS_SECONDS = 1.0

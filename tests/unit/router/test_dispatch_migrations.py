@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from router.core.effects import RequestFailed
-from shared.messages import Cancel, Decode, DrainAck, Draining, Migrate, Prefill, Release, Renew
+from shared.wire.messages import Cancel, Decode, DrainAck, Draining, Migrate, Prefill, Release, Renew
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.effects import RequestCompleted
-from shared.effects import Send
-from shared.messages import (
+from shared.batch.effects import Send
+from shared.wire.messages import (
     Cancel,
     Decode,
     Finished,

@@ -20,7 +20,7 @@ from router.openai.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
 from router.openai.messages.fields import MessagesFields
 from router.openai.request_fields import ChatFields, CompletionFields, GenerationFields
 from router.openai.responses.fields import ResponsesFields
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 KINDS: dict[Endpoint, type[GenerationFields]] = {"chat": ChatFields, "completions": CompletionFields}
 STRUCTS: dict[Endpoint, type[msgspec.Struct]] = {

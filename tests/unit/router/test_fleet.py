@@ -10,8 +10,8 @@ from router.core.effects import FleetPaired
 from router.core.fleet.assignments import AssignedTotals
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.workers import MODELS_MAX, Fleet
-from shared.effects import Note
-from shared.messages import WORKER_ROLES, Draining, Limits, Load, Role
+from shared.batch.effects import Note
+from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Role
 from tests.doubles.novelty import Novelty
 from tests.unit.router.deployment import ScriptedDeployment, hello
 

@@ -10,7 +10,7 @@ import pytest
 
 from router.replies.known_paths import REFUSED, SERVED
 from router.text.tokenizer import Tokenizer
-from shared.messages import Limits
+from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import CHAT_TEMPLATE, CONTEXT_LEN, END_ID
 

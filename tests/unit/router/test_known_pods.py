@@ -24,7 +24,7 @@ from router.discovery.known_pods import (
 )
 from router.discovery.pods_of_slices import ABSENT_SECONDS, Pod, PodSlice
 from router.discovery.worker_address import WorkerAddress
-from shared.effects import Note
+from shared.batch.effects import Note
 
 AWAY = Unreachable("list of endpointslices: refused")
 FORBIDDEN = Denied("watch", "prod", "endpointslices is forbidden")

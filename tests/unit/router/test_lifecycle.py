@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState, next_state
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 from tests.unit.router.deployment import ScriptedDeployment, request
 
 PATHS = {  # what must be possible, written down apart from the table

@@ -16,9 +16,9 @@ from msgspec import inspect
 
 from router.core.effects import NewTokens, RequestEnded
 from router.core.worker_events import books
-from shared.bounds import COUNT_MAX
 from shared.links.events import PeerUp
-from shared.messages import (
+from shared.wire.bounds import COUNT_MAX
+from shared.wire.messages import (
     Closed,
     Heartbeat,
     Hello,

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from router.text.model_folder import read_sampling_defaults
-from shared.errors import ModelError
-from shared.sampling_params import SamplingParams
+from shared.primitives.errors import ModelError
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import hello
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import write_folder

@@ -7,7 +7,7 @@ import pytest
 from router.openai.fields.own_words import errors_in_words_of, own_place
 from router.openai.fields.states import Endpoint
 from router.replies.replies import OverloadedError
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 
 PLACES: dict[str, tuple[Endpoint, str, str]] = {
     "a format": ("messages", "response_format.json_schema must be", "output_config.format must be"),

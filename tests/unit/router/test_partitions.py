@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.effects import RequestFailed
-from shared.messages import Cancel, Decode, Draining, Migrate, Prefill
+from shared.wire.messages import Cancel, Decode, Draining, Migrate, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
 
 

@@ -19,7 +19,7 @@ from router.core.fleet.placement import (
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
 from router.core.fleet.workers import Fleet, Worker
-from shared.messages import Limits, Load, Role
+from shared.wire.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello
 
 SETTINGS = RouterConfig()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.access.quotas import Quotas
-from shared.api_keys import ApiKey
+from shared.process.api_keys import ApiKey
 
 KEY = ApiKey("shop", b"", rpm=60, tpm=600, concurrent=4)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from shared.api_keys import key_line
+from shared.process.api_keys import key_line
 from tests.metric_pages import samples_of
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import until

@@ -21,7 +21,7 @@ from router.openai.request_fields import (
 )
 from router.openai.serving import OpenAIServing
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
+from shared.primitives.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL
 
 USER = {"role": "user", "content": "fox"}

@@ -26,8 +26,8 @@ from router.openai.answers.resumable_streams import (
 from router.openai.answers.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
 from router.parsers.answer_parser import AnswerDelta
 from router.text.tokenizer import Tokenizer
-from shared.errors import RequestError
-from shared.messages import Prefill
+from shared.primitives.errors import RequestError
+from shared.wire.messages import Prefill
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID
 

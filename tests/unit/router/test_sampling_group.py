@@ -6,7 +6,7 @@ import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import PATIENCE_SECONDS, SEEDS, split_choices
-from shared.messages import Cancel, Decode, Limits, Prefill
+from shared.wire.messages import Cancel, Decode, Limits, Prefill
 from tests.unit.router.deployment import ScriptedDeployment, request
 
 PROMPT = tuple(range(1, 101))

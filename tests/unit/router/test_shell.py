@@ -13,8 +13,8 @@ from router.core.effects import Outcome, RequestAborted, RequestFailed
 from router.shell import RouterShell
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.links.inbox import EVENTS_A_TAKE
-from shared.messages import Hello, Load
-from shared.sampled import Logprobs
+from shared.wire.messages import Hello, Load
+from shared.wire.sampled import Logprobs
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.deployment import hello, request
 

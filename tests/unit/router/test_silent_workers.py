@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.worker_events.silent_workers import ANSWERS_MAX, REQUESTS_MAX
-from shared.grammar import Grammar
-from shared.messages import Cancel, Decode, Draining, Prefill
-from shared.sampling_params import SamplingParams
+from shared.wire.grammar import Grammar
+from shared.wire.messages import Cancel, Decode, Draining, Prefill
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
 
 SECONDS = 20.0

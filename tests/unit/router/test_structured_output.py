@@ -22,9 +22,9 @@ from router.openai.tools.structured_output import (
     REGEX_FIELD_CHARACTERS_MAX,
     asked_grammar,
 )
-from shared import guidance
-from shared.errors import RequestError
-from shared.grammar import Grammar
+from shared.grammar import limits
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 KEPT = SCHEMA | {"x-guidance": {"whitespace_pattern": " ?"}}
@@ -178,7 +178,7 @@ def test_a_keyword_that_cannot_be_kept_is_told_of_a_schema_that_is_not_strict(
     within = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     grammar = asked_grammar(chat(response_format=as_format(within, **described)), ignored)
     assert grammar is not None
-    assert guidance.problem(grammar) == ""
+    assert limits.problem(grammar) == ""
     ((_, names),) = ignored.headers
     assert f"response_format.{keyword}" in names.decode().split(", ")
 

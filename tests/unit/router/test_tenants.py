@@ -7,9 +7,9 @@ import pytest
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, RequestCompleted, RequestFailed
 from router.core.requests.tenants import IDLE_TENANTS_MAX, Tenants
-from shared.errors import ConfigError
-from shared.messages import Decode, Limits, Prefill, Prefilled
+from shared.primitives.errors import ConfigError
 from shared.process.settings import load
+from shared.wire.messages import Decode, Limits, Prefill, Prefilled
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from shared.messages import Limits
+from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID, write_folder
 

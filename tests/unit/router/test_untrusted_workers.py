@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.worker_events.sound_batons import METADATA_BYTES_MAX
-from shared.baton import agent_name
-from shared.messages import Cancel, Decode, Generated, Migrating, Prefill, Prefilled, Row
+from shared.wire.baton import agent_name
+from shared.wire.messages import Cancel, Decode, Generated, Migrating, Prefill, Prefilled, Row
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
 
 MOST = 8  # tokens that a request asks for

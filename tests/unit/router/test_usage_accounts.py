@@ -9,9 +9,9 @@ from router.access.quotas import RESERVED_OUTPUT_MAX, KeyQuota
 from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed, Usage
 from router.shell import TokenSink
-from shared.api_keys import ApiKey
-from shared.sampled import Logprobs
-from shared.sampling_params import SamplingParams
+from shared.process.api_keys import ApiKey
+from shared.wire.sampled import Logprobs
+from shared.wire.sampling_params import SamplingParams
 
 PER_MINUTE = 1000
 KEY = ApiKey("shop", b"", tpm=PER_MINUTE, priority=3)

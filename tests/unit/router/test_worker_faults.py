@@ -15,8 +15,8 @@ import pytest
 from router.core.effects import EndSession, RequestCompleted, RequestFailed
 from router.core.worker_events import books
 from router.core.worker_events.worker_replies import WorkerReplies
-from shared.errors import InvariantError
-from shared.messages import Draining, Generated, Joined, Row
+from shared.primitives.errors import InvariantError
+from shared.wire.messages import Draining, Generated, Joined, Row
 from tests.doubles.breaking import broken_off_at
 from tests.unit.router.deployment import ScriptedDeployment, request
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from decode.lifecycle import DecodeState
-from shared.errors import InvariantError
+from shared.batch.schedule_batch import ForwardMode
 from shared.kv.page_pool import PageState
-from shared.messages import Cancel, Finished, Generated, Message, Prefilled, Release
-from shared.schedule_batch import ForwardMode
+from shared.primitives.errors import InvariantError
 from shared.scheduling.event_loop import BUSY_POLL_SECONDS, CHECK_SECONDS_MIN, IDLE_WAIT_SECONDS_MAX
+from shared.wire.messages import Cancel, Finished, Generated, Message, Prefilled, Release
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, WorkerBench, decode, prefill, prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shared.batch.req import Req
 from shared.kv.radix_cache import RadixCache
-from shared.req import Req
 from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.queue_policy import (
     QUEUE_POLICIES,

@@ -8,8 +8,8 @@ from decode import lifecycle as decode
 from decode.lifecycle import DecodeEvent, DecodeState
 from prefill import lifecycle as prefill
 from prefill.lifecycle import PrefillEvent, PrefillState
-from shared.errors import InvariantError
-from shared.req import Req
+from shared.batch.req import Req
+from shared.primitives.errors import InvariantError
 from shared.scheduling.request_states import RequestStates, check_states
 from tests.unit.kv.lettered_pages import request
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.effects import Send, WorkerEffect
+from shared.batch.effects import Send, WorkerEffect
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.messages import Cancel, DrainAck, Draining, Hello, Load, Message, Release
 from shared.scheduling.router_sessions import RouterSessions
+from shared.wire.messages import Cancel, DrainAck, Draining, Hello, Load, Message, Release
 from tests.doubles.novelty import Novelty
 from tests.unit.kv.lettered_pages import request
 from tests.unit.scheduling.worker_bench import HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords

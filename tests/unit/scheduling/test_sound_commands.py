@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.baton import agent_name
-from shared.messages import Decode, Generated, Prefill, Prefilled, Refused, decode_from_router, encode
+from shared.wire.baton import agent_name
+from shared.wire.messages import Decode, Generated, Prefill, Prefilled, Refused, decode_from_router, encode
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import HOLDER, VOCAB_SIZE, decode, prefill, prompt
@@ -94,7 +94,7 @@ def assert_refused(unsound: Decode) -> None:
 
 
 def is_within_bounds(command: Decode) -> bool:
-    """Whether a worker's link decodes the command: numbers beyond their bounds end the session (`shared.bounds`)."""
+    """Whether a worker's link decodes the command: numbers beyond their bounds end the session (`bounds`)."""
     try:
         decode_from_router["decode"](encode(command))
     except msgspec.ValidationError:

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from shared.req import Req
-from shared.sampling_params import SamplingParams
+from shared.batch.req import Req
 from shared.scheduling.tenant_shares import (
     heaviest_tenant,
     is_light,
@@ -15,6 +14,7 @@ from shared.scheduling.tenant_shares import (
     share_of,
     tokens_by_tenant,
 )
+from shared.wire.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=8, seed=0)
 

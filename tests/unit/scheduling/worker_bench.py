@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.baton import Baton, Holder, agent_name
-from shared.effects import Note
+from shared.batch.effects import Note
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import Received
-from shared.messages import UNDERSTOOD, Decode, Hello, Message, Prefill, Role
-from shared.sampled import Sampled
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import ForwardMode, ScheduleBatch, SlotJoin
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import UNDERSTOOD, Decode, Hello, Message, Prefill, Role
+from shared.wire.sampled import Sampled
+from shared.wire.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
 
 PAGE_SIZE = 4

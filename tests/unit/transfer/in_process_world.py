@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared.baton import Holder
 from shared.transfer.transfer import Transfer
+from shared.wire.baton import Holder
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, FetchWorld, PageBuffer, byte_of
 

@@ -8,7 +8,6 @@ import ssl
 import msgspec
 import pytest
 
-from shared.baton import Baton, Holder
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.offered_memory import OfferedMemory
@@ -18,6 +17,7 @@ from shared.transfer.sealed_holder import SealedHolder
 from shared.transfer.sealed_keys import Handshake, SealContexts, make_contexts
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
 from shared.transfer.sealed_requests import HOLDS, CheckLease, encode_request
+from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
 from tests.waiting import until

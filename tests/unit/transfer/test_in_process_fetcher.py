@@ -10,8 +10,7 @@ from itertools import count
 
 import pytest
 
-from shared.baton import Baton
-from shared.errors import InvariantError, TransferError
+from shared.primitives.errors import InvariantError, TransferError
 from shared.transfer import fetches
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
@@ -22,6 +21,7 @@ from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
+from shared.wire.baton import Baton
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from shared.baton import Baton, Holder, agent_name
 from shared.links.events import peer_name
-from shared.messages import Hello
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches
 from shared.transfer.kv_links import MEASURED_BYTES_MIN, RECENT_FETCHES, SLOW_FETCHES_MIN, KvLinks
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, KvLink
 from shared.transfer.reader import PEERS_MAX, ReadState, Span
+from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.messages import Hello
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,

@@ -10,12 +10,12 @@ from socket import create_server, socket
 import msgspec
 import pytest
 
-from shared.baton import Baton, Holder, agent_name
 from shared.transfer import sealed_channel, sealed_reader
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.sealed_channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
 from shared.transfer.sealed_keys import Handshake, SealContexts, SealKeys
 from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.wire.baton import Baton, Holder, agent_name
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.unit.transfer.sealed_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
 from tests.waiting import until

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from shared.baton import Baton, Holder
 from shared.transfer.counters import OTHER_PEERS, PEERS_COUNTED_MAX, KvCounters
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.grants import Grants, Verdict
@@ -35,6 +34,7 @@ from shared.transfer.sealed_requests import (
     encode_request,
 )
 from shared.transfer.transfer import Transfer
+from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
 from tests.unit.transfer.sealed_holder_here import (

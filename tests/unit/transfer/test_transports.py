@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ConfigError, TransferError
+from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer import transports
 from shared.transfer.protocol import KvTransport
 from shared.transfer.transports import (

@@ -10,8 +10,8 @@ import re
 
 import msgspec
 
-from shared.errors import RequestError
-from shared.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 
 REGEX_CHARACTERS_MAX = 32 << 10
 SCHEMA_NESTING_MAX = 64

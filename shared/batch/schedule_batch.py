@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.sampling_params import SamplingParams
+from shared.wire.sampling_params import SamplingParams
 
 
 class ForwardMode(enum.Enum):

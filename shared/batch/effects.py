@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.baton import Baton
-from shared.messages import Message
+from shared.wire.baton import Baton
+from shared.wire.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from shared.baton import Baton, Name, Numbers
-from shared.bounds import Bits64, BytesPerSecond, Count, ErrorStatus, Seconds, TokenIds
-from shared.sampled import TokenLogprobs
-from shared.sampling_params import SamplingParams
+from shared.wire.baton import Baton, Name, Numbers
+from shared.wire.bounds import Bits64, BytesPerSecond, Count, ErrorStatus, Seconds, TokenIds
+from shared.wire.sampled import TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 
 PROTOCOL = 1
 PROTOCOL_MESSAGES = frozenset(  # known to every version of this protocol: the set does not grow

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.messages import Decode, FinishReason, Prefill
-from shared.sampled import TokenLogprobs
-from shared.sampling_params import SamplingParams
-from shared.schedule_batch import SlotJoin
-from shared.state_table import Word
+from shared.batch.schedule_batch import SlotJoin
+from shared.primitives.state_table import Word
+from shared.wire.messages import Decode, FinishReason, Prefill
+from shared.wire.sampled import TokenLogprobs
+from shared.wire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from shared.kv.radix_cache import Node

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-from shared.errors import RequestError
-from shared.grammar import Grammar
-from shared.sampled import TOP_LOGPROBS_MAX
+from shared.primitives.errors import RequestError
+from shared.wire.grammar import Grammar
+from shared.wire.sampled import TOP_LOGPROBS_MAX
 
 MAX_LOGIT_BIAS_ENTRIES = 300  # OpenAI's own bound
 MAX_STOP_TOKEN_IDS = 64

@@ -1,7 +1,7 @@
 """llguidance, as routers and engines use it: how a `Grammar` becomes its input, under which limits, and its version.
 
 One place for both, so that a grammar that a router admits is compiled by the workers under the same limits. With
-`shared.grammar_bounds`, which looks at a text before the library does, the limits bound time and memory: of a compile
+`shared.grammar.bounds`, which looks at a text before the library does, the limits bound time and memory: of a compile
 to a fraction of a second, and of a step to some milliseconds. A grammar that meets a limit has an error, never a crash.
 
 Nothing here knows torch, requests or threads. Errors quote the grammar, so they go to its sender alone, never to a log.
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, get_version
 
-from shared.grammar import Grammar
+from shared.wire.grammar import Grammar
 
 NOTHING_FOLLOWS = (
     "no token can follow here: no answer, or none that begins like this one, satisfies the grammar"

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from shared.bounds import NUMBERS_MAX, Address, Bits64, Count, Nonce, PageOrNone, Pages
+from shared.wire.bounds import NUMBERS_MAX, Address, Bits64, Count, Nonce, PageOrNone, Pages
 
 NAME_CHARACTERS_MAX = 1024
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]  # who receives one keeps it, and logs it

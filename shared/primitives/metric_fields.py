@@ -19,7 +19,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 OBSERVATIONS_MAX = 65536  # bounds the measurements of one field that is never published
 _SHOWN_BY = "shown by"

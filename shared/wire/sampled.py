@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from shared.bounds import Count, Logprob, TokenId
+from shared.wire.bounds import Count, Logprob, TokenId
 
 TOP_LOGPROBS_MAX = 20  # OpenAI's own bound
 LOGPROB_MIN = -9999.0  # OpenAI's word for a token that cannot come

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
-from shared.errors import InvariantError
+from shared.primitives.errors import InvariantError
 
 
 class Word(Enum):

@@ -1,0 +1,1 @@
+"""What a scheduler passes to its loop: requests, batches, effects."""

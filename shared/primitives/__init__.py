@@ -1,0 +1,1 @@
+"""Tools that know nothing of LLM serving: errors, tables of states, counters that declare their metric."""

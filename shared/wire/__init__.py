@@ -1,0 +1,1 @@
+"""What crosses processes: messages, batons, sampling parameters, sampled tokens, and the bounds of their numbers."""
