@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from shared.engine.cpu_engine import load_on_cpu
+from shared.engine.attention.flashinfer_package import missing_kernels_named
+from shared.engine.checkpoint.fallback_config import ModelImpl
+from shared.engine.cpu.cpu_engine import load_on_cpu
+from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.loading import load_on
 from shared.engine.cuda.platform import cuda_platform, host_platform
-from shared.engine.dense.weights import OnProgress
-from shared.engine.fallback_config import ModelImpl
-from shared.engine.flashinfer_package import missing_kernels_named
+from shared.engine.model.weights import OnProgress
 from shared.engine.parts import Engine, Sizes
-from shared.engine.torch_device import OnLogits
 from shared.primitives.errors import ConfigError
 
 DEVICES = ("cpu", "cuda", "cuda-on-cpu")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.engine.fallback_config import FallbackConfig
-from shared.engine.grammars import Grammars
-from shared.engine.kv_cache import KVCache
-from shared.engine.memory_plan import UNBOUNDED, Budget
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.fallback_config import FallbackConfig
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.memory_plan import UNBOUNDED, Budget
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.sampling.grammars import Grammars
 from shared.scheduling.device import Device
 from shared.wire.messages import Limits
 

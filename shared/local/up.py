@@ -18,9 +18,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.engine.fallback_config import FallbackConfig, read_config
-from shared.engine.memory_plan import RESERVE_BYTES, Budget, context_bound
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.fallback_config import FallbackConfig, read_config
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Budget, context_bound
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child

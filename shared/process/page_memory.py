@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
 from shared.engine.cuda.page_access import TorchPageAccess
-from shared.engine.kv_cache import KVCache, KVLayout
 from shared.transfer.memory import HOST_ACCESS, PageMemory
 
 

@@ -1,6 +1,6 @@
 """What a scheduler's process may ask of an accelerator.
 
-Two implementations: `shared.engine.torch_device` (real) and the oracle in `tests/simulation` (a KV cell is a hash of
+Two implementations: `engine.cpu.torch_device` (real) and the oracle in `tests/simulation` (a KV cell is a hash of
 the whole prefix). Steps and copies run in the order they were launched, on the device's own stream (on CPU: its own
 thread). A page may be reused by a later *step* at once; as source or target of a fetch or a copy, only after
 the last launched step that saw it has completed. Observing that is the scheduler's duty (`page_pool.retire`).

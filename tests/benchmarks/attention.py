@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.protocol import StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, page_bytes
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.stream import CudaStream
-from shared.engine.flashinfer_package import flashinfer_package
-from shared.engine.kv_cache import KVCache, KVLayout, page_bytes
-from shared.engine.model_config import ModelConfig
 from shared.engine.streams import Stream
 from tests.benchmarks.offline import model_named, say
 

@@ -18,8 +18,8 @@ from typing import Any
 from router.openai.tools.structured_output import json_grammar
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.engine import load
-from shared.engine.grammars import Grammars
 from shared.engine.parts import Engine, Sizes
+from shared.engine.sampling.grammars import Grammars
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores
 from shared.wire.grammar import Grammar

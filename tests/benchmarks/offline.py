@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine.checkpoint.dtypes import dtypes_on_cuda
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.loading import assemble
 from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
-from shared.engine.dtypes import dtypes_on_cuda
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig, parse_model_config
 from shared.engine.parts import Sizes
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams

@@ -20,9 +20,9 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.batch.effects import Note
+from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.memory import FittedPool
-from shared.engine.kv_cache import KVCache
 from shared.process.page_memory import page_memory
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits

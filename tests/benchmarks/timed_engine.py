@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.kernels import CudaKernels
-from shared.engine.kv_cache import KVCache, KVLayout
-from shared.engine.model_config import ModelConfig
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Mark, Work
-from shared.engine.torch_ops import TorchOps
 
 VOCAB_SIZE = 10**9  # of the requests' words: logits on the meta device take no memory
 TOKEN = 9  # what every row samples

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine.checkpoint.dtypes import dtypes_on_cuda
+from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.loading import assemble
 from shared.engine.cuda.platform import Platform
-from shared.engine.dense.weights import Weights
-from shared.engine.dtypes import dtypes_on_cuda
-from shared.engine.model_config import read_model_config
+from shared.engine.model.weights import Weights
 from shared.engine.parts import Sizes
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.driver import tokens_of

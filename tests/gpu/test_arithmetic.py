@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.plan_guard import PlanGuard
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.cuda.ops import FlashInferOps
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
 from shared.engine.cuda.stream import CudaStream
 from shared.engine.cuda.told_tokens import told_of
-from shared.engine.flashinfer_package import flashinfer_package
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig
-from shared.engine.ops import Ops
-from shared.engine.torch_ops import TorchOps
+from shared.engine.model.ops import Ops
+from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from shared.engine.checkpoint.model_config import read_eos_token_ids
 from shared.engine.gguf.convert import convert, default_gguf
 from shared.engine.gguf.packing import PACKED_FILE, PackedFile, unpack
-from shared.engine.model_config import read_eos_token_ids
 from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import Driver
 

@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from shared.engine.mask_budget import ALL_SECONDS, ALONE_SECONDS, TENANT_SECONDS, MaskBudget, MaskShares
+from shared.engine.sampling.mask_budget import (
+    ALL_SECONDS,
+    ALONE_SECONDS,
+    TENANT_SECONDS,
+    MaskBudget,
+    MaskShares,
+)
 from tests.simulation.toy_grammar import SLOWEST_SECONDS
 
 ROUNDING_SECONDS = 1e-6

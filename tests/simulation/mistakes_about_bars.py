@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.token_bars import TokenBars
+from shared.engine.sampling.token_masks import TokenBars
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.mutation import Mutation, Patch, into
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shared.batch.req import Req
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.constraints import Constraints
+from shared.engine.sampling.constraints import Constraints
 from shared.links.events import LinkEvent, Received
 from shared.process.grammar_gate import GrammarGate
 from tests.simulation.mutation import Mutation, Patch, into

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from shared.engine.constraints import Constraints
-from shared.engine.mask_budget import MaskShares
-from shared.engine.token_bars import TokenBars
+from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.mask_budget import MaskShares
+from shared.engine.sampling.token_masks import TokenBars
 from shared.wire.sampled import Sampled, TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle import VOCAB_SIZE, kv_cell, logprobs_of, sample

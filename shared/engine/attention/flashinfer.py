@@ -33,8 +33,8 @@ from shared.engine.attention.flashinfer_workspace import (
     float_workspace_bytes,
 )
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.primitives.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.model_config import ModelConfig
 
 DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
 PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice

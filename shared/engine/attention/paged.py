@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.engine.kv_cache import INVALID_PAGE
+from shared.engine.checkpoint.kv_cache import INVALID_PAGE
 from shared.primitives.errors import InvariantError
 
 

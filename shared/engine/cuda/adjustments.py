@@ -1,7 +1,7 @@
 """What few rows of a step ask of their logits before a token is chosen: penalties, bias, barred ends, filters.
 
 The host knows these rows by their slots. It stages their numbers; the device gathers just their logits. Order and
-arithmetic are those of `shared.engine.sampler`.
+arithmetic are those of `shared.engine.sampling.sampler`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.ops import Ops
+from shared.engine.model.ops import Ops
 from shared.wire.sampling_params import SamplingParams
 
 Rows = NDArray[np.signedinteger]

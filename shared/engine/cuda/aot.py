@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from shared.engine.flashinfer_package import ARCHS_FILE, aot_folder
+from shared.engine.attention.flashinfer_package import ARCHS_FILE, aot_folder
 
 HEAD_DIMS = (128, 64, 256)
 DTYPES = (torch.bfloat16, torch.float16)

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
-from shared.engine.constraints import Matchers
+from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.counters import DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.extends import Extends, ExtendStep
@@ -34,8 +34,8 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
+from shared.engine.sampling.constraints import Matchers
 from shared.engine.streams import Mark, Stream, Work
-from shared.engine.torch_device import OnLogits
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS

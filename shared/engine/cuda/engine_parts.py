@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.engine.attention.protocol import StreamAttention
+from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.cuda.graphs import RunModel
 from shared.engine.cuda.step_kernels import StepKernels
-from shared.engine.kv_cache import KVCache
-from shared.engine.ops import Ops
-from shared.engine.scored_runs import SCORES_A_RUN
+from shared.engine.model.ops import Ops
+from shared.engine.sampling.scored_runs import SCORES_A_RUN
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
-from shared.engine.scored_runs import Run, scored_runs
+from shared.engine.sampling.scored_runs import Run, scored_runs
 from shared.engine.streams import Mark, Stream, Work
 from shared.wire.sampled import TokenLogprobs
 

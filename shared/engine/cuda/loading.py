@@ -6,21 +6,21 @@ from pathlib import Path
 
 import torch
 
-from shared.engine.constraints import Matchers
+from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cuda
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, kv_format
+from shared.engine.checkpoint.memory_plan import context_bound
+from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_ids, read_model_config
+from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.memory import FittedPool, room_for
 from shared.engine.cuda.platform import Platform
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
-from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cuda
-from shared.engine.grammars import read_grammars
-from shared.engine.kv_cache import KVCache, KVLayout, kv_format
-from shared.engine.memory_plan import context_bound
-from shared.engine.model_config import ModelConfig, read_eos_token_ids, read_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
 from shared.engine.parts import Engine, Sizes, features_with
-from shared.engine.scored_runs import SCORES_A_RUN
-from shared.engine.torch_device import OnLogits
+from shared.engine.sampling.constraints import Matchers
+from shared.engine.sampling.grammars import read_grammars
+from shared.engine.sampling.scored_runs import SCORES_A_RUN
 from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.kv_cache import page_bytes
+from shared.engine.checkpoint.memory_plan import Budget, Demand, choose_pages, context_bound, gib
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.step_kernels import STATE_WORDS
-from shared.engine.dtypes import Dtypes
-from shared.engine.kv_cache import page_bytes
-from shared.engine.memory_plan import Budget, Demand, choose_pages, context_bound, gib
-from shared.engine.model_config import ModelConfig
 from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.ops import Linear
+from shared.engine.model.ops import Linear
 
 
 class FlashInferOps:

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
 from shared.engine.attention.flashinfer_workspace import Processors, workspace_bytes
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.protocol import StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.gpu import find_gpu, make_products_deterministic
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.kernels import CudaKernels
@@ -23,13 +27,9 @@ from shared.engine.cuda.ops import FlashInferOps
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.stream import CudaStream
-from shared.engine.dtypes import Dtypes
-from shared.engine.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig
-from shared.engine.ops import Ops
+from shared.engine.model.ops import Ops
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Stream
-from shared.engine.torch_ops import TorchOps
 
 
 @dataclass(frozen=True)

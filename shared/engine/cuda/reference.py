@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.cuda.step_kernels import SlotWord, ToldWord
-from shared.engine.gumbel import gumbel_noise, row_keys
+from shared.engine.sampling.gumbel import gumbel_noise, row_keys
 from shared.wire.sampled import TOP_LOGPROBS_MAX
 
 

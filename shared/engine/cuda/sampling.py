@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.constraints import Matchers
+from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
-from shared.engine.ops import Ops
+from shared.engine.model.ops import Ops
+from shared.engine.sampling.constraints import Matchers
 from shared.engine.streams import Stream
-from shared.engine.torch_device import OnLogits
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 

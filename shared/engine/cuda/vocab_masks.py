@@ -1,7 +1,7 @@
 """What a request's grammar, `allowed_token_ids` and `bad_words` leave of the vocabulary, as bits, on the host.
 
 A mask may follow the output: then it is right once all tokens before are known, so its row is sampled after the step
-before was waited for (`device`). What is barred is what `shared.engine.sampler` bars, and the same `MaskBudget` says
+before was waited for (`device`). What is barred is what `sampler` bars, and the same `MaskBudget` says
 which rows a step has no time for.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.constraints import NOTHING_ALLOWED, Matchers
-from shared.engine.mask_budget import MaskBudget, MaskShares
-from shared.engine.timed_matcher import TimedMatcher
-from shared.engine.token_bars import REMEMBERED, last_ids
+from shared.engine.sampling.constraints import NOTHING_ALLOWED, Matchers
+from shared.engine.sampling.mask_budget import MaskBudget, MaskShares
+from shared.engine.sampling.timed_matcher import TimedMatcher
+from shared.engine.sampling.token_masks import REMEMBERED, last_ids
 from shared.grammar.limits import error_of
 from shared.primitives.errors import InvariantError
 

@@ -14,8 +14,8 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, get_tensor_name_map
 from torch import Tensor
 
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.gguf.packing import QUANTIZED_KINDS, Kind, PackedWeight, pack_blocks
-from shared.engine.model_config import ModelConfig
 
 
 def quantized_weights(

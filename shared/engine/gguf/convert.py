@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.gguf.header import check_header
-from shared.engine.model_config import parse_model_config
 from shared.primitives.errors import ModelError
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from shared.engine.dense.weights import samples_of
 from shared.engine.gguf.wide_blocks import WIDE_FORMATS, pack_wide, unpack_wide
+from shared.engine.model.weights import samples_of
 from shared.primitives.errors import ModelError
 
 PANEL_OUTPUTS = 16

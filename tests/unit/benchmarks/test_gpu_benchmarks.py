@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.memory import DeviceMemory, FittedPool, room_for
 from shared.engine.cuda.platform import Platform, host_platform
-from shared.engine.dtypes import Dtypes
-from shared.engine.model_config import ModelConfig
 from shared.engine.parts import Sizes
 from tests.benchmarks import offline
 

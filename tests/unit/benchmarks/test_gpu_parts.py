@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.dtypes import dtypes_on_cuda
-from shared.engine.model_config import ModelConfig, read_model_config
+from shared.engine.checkpoint.dtypes import dtypes_on_cuda
+from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
 from tests.benchmarks import attention
 from tests.benchmarks.offline import model_named
 from tests.gpu import __main__ as parts

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.platform import host_platform_on
-from shared.engine.kv_cache import KVCache, KVLayout
 from shared.wire.sampled import TokenLogprobs
 from tests.doubles.late_stream import LateStream
 from tests.doubles.strict_engine import DistinctPlaces, PlannedOnHost

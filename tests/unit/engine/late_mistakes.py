@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import ScheduleBatch
 from shared.engine.attention.plan_guard import PlanGuard
+from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.extends import Extends, ExtendStep
@@ -23,7 +24,6 @@ from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.cuda.told_tokens import ToldBuffers
-from shared.engine.kv_cache import KVCache
 from tests.doubles.late_stream import LateStream
 
 Plant = Callable[[pytest.MonkeyPatch], None]

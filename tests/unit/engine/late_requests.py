@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
-from shared.engine.constraints import Constraints
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.weights import Weights
-from shared.engine.mask_budget import MaskBudget, MaskShares
-from shared.engine.model_config import ModelConfig, read_model_config
-from shared.engine.timed_matcher import Matcher
-from shared.engine.torch_ops import TorchOps
+from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.model.weights import Weights
+from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.mask_budget import MaskBudget, MaskShares
+from shared.engine.sampling.timed_matcher import Matcher
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import PlannedAttention
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.weights import Weights
-from shared.engine.kv_cache import KVCache, KVLayout
-from shared.engine.model_config import ModelConfig, read_model_config
-from shared.engine.ops import Ops
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.ops import Ops
+from shared.engine.model.weights import Weights
 
 PAGE_SIZE = 16
 Plan = Callable[[PagedBatch, PagedBatch], PlannedAttention]  # the same batch on the host and on the device

@@ -7,10 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
+from shared.engine.cpu.native_decoder import KIND_NUMBERS
 from shared.engine.gguf.packing import Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose
-from shared.engine.native.decoder import KIND_NUMBERS
 from shared.engine.native.kernels import Kernels
 from tests.unit.engine.random_blocks import even_rows
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
-from shared.engine.constraints import Constraints
+from shared.engine.cpu.torch_device import TorchDevice
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.mask_budget import MaskBudget
-from shared.engine.timed_matcher import Matcher
-from shared.engine.torch_device import TorchDevice
+from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.mask_budget import MaskBudget
+from shared.engine.sampling.timed_matcher import Matcher
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import SamplingParams

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.engine.dense.weights import Weights, stored_dtype
-from shared.engine.dtypes import Dtypes, dtype_name, dtypes_on_cpu, dtypes_on_cuda
+from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cpu, dtypes_on_cuda
 from shared.engine.engine import load
+from shared.engine.model.weights import Weights, stored_dtype
 from shared.engine.parts import Sizes
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model

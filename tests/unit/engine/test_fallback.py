@@ -30,10 +30,10 @@ from transformers import (
 )
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
-from shared.engine.attention.per_request import Scores
+from shared.engine.checkpoint.fallback_config import FallbackConfig, read_config
 from shared.engine.engine import load
-from shared.engine.fallback_config import FallbackConfig, read_config
 from shared.engine.parts import Sizes
+from shared.engine.transformers.per_request import Scores
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import SIZES, VOCAB_SIZE, save_model, tiny_model
@@ -195,7 +195,9 @@ def test_a_model_whose_pages_give_other_logits_is_refused(
 ) -> None:
     """Whatever it does beside attention: here the window is not said to the attention."""
     save_model(_cohere2, tmp_path)
-    monkeypatch.setattr("shared.engine.fallback.Scores", lambda scale, _window, cap: Scores(scale, None, cap))
+    monkeypatch.setattr(
+        "shared.engine.transformers.fallback.Scores", lambda scale, _window, cap: Scores(scale, None, cap)
+    )
     with pytest.raises(ModelError, match="over pages its logits differ by"):
         load(tmp_path, Sizes(pages=8, page_size=16, slots=2))
 

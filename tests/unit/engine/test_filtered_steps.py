@@ -14,7 +14,7 @@ from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.torch_ops import TorchOps
+from shared.engine.model.torch_ops import TorchOps
 from shared.wire.sampling_params import SamplingParams
 
 VOCAB = 307

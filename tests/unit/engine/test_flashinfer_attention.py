@@ -16,9 +16,9 @@ from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.kv_cache import KVCache, KVLayout
-from shared.engine.model_config import ModelConfig
-from shared.engine.rope_config import Rope
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.rope_config import Rope
 from shared.primitives.errors import ConfigError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream

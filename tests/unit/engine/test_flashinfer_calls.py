@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.cuda.ops import FlashInferOps
-from shared.engine.flashinfer_package import flashinfer_package
-from shared.engine.torch_ops import TorchOps
+from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import StartError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.unit.engine.test_flashinfer_attention import Steps
@@ -93,7 +93,8 @@ def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_norms_are_compiled_from_cuda_and_the_import_needs_no_gpu(package: Any) -> None:
     assert package.norm._USE_CUDA_NORM
-    script = "from shared.engine.flashinfer_package import flashinfer_package; print(flashinfer_package().__version__)"
+    module = "shared.engine.attention.flashinfer_package"
+    script = f"from {module} import flashinfer_package; print(flashinfer_package().__version__)"
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
     )

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.flashinfer_package import flashinfer_package
+from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.streams import Work
 from tests.doubles.fake_flashinfer import attend_by_plan
 from tests.unit.engine.test_flashinfer_attention import PAGE_SIZE, WIDTH, Steps

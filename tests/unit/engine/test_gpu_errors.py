@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.attention.flashinfer_workspace import Processors, float_workspace_bytes, workspace_bytes
-from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.cuda import gpu
-from shared.engine.cuda.memory import DeviceMemory, room_for
-from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.dtypes import Dtypes
-from shared.engine.flashinfer_package import (
+from shared.engine.attention.flashinfer_package import (
     ARCHS_FILE,
     check_compiled_for,
     missing_kernels_named,
     runs_on,
 )
-from shared.engine.memory_plan import Budget
-from shared.engine.model_config import parse_model_config
+from shared.engine.attention.flashinfer_workspace import Processors, float_workspace_bytes, workspace_bytes
+from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.memory_plan import Budget
+from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda import gpu
+from shared.engine.cuda.memory import DeviceMemory, room_for
+from shared.engine.cuda.reference import ReferenceKernels
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.parts import Sizes
-from shared.engine.torch_ops import TorchOps
 from shared.primitives.errors import ConfigError, ModelError, StartError
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.published_models import PUBLISHED

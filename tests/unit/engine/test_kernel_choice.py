@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from shared.engine.cpu.kernel_choice import choose_kernels
 from shared.engine.native import kernels
 from shared.engine.native.build import INSTRUCTION_SETS, SOURCES, BuildError, InstructionSet, build, choose
-from shared.engine.native.choice import choose_kernels
 from shared.primitives.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from shared.engine.flashinfer_package import BAD_VERSIONS, check_version
+from shared.engine.attention.flashinfer_package import BAD_VERSIONS, check_version
 from shared.primitives.errors import StartError
 
 ROOT = Path(__file__).parents[3]

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.weights import Weights
-from shared.engine.kv_cache import KVCache, KVLayout
-from shared.engine.model_config import read_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.model.weights import Weights
 from shared.engine.streams import Mark, Work
-from shared.engine.torch_ops import TorchOps
 from shared.wire.sampling_params import SamplingParams
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.driver import tokens_of

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.logprobs import LogprobRows, logprobs_by_numpy
 from shared.engine.native.build import build, choose
 from shared.engine.native.kernels import Kernels
+from shared.engine.sampling.logprobs import LogprobRows, logprobs_by_numpy
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 

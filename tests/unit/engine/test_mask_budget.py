@@ -6,7 +6,13 @@ from collections import Counter
 
 import pytest
 
-from shared.engine.mask_budget import ALL_SECONDS, ALONE_SECONDS, TENANT_SECONDS, MaskBudget, MaskShares
+from shared.engine.sampling.mask_budget import (
+    ALL_SECONDS,
+    ALONE_SECONDS,
+    TENANT_SECONDS,
+    MaskBudget,
+    MaskShares,
+)
 
 
 class Masks:

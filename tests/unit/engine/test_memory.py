@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from shared.engine.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages
 from shared.primitives.errors import ConfigError, ModelError
 
 GIB = 2**30

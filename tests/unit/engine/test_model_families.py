@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from shared.batch.schedule_batch import ForwardMode
-from shared.engine import cpu_engine
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.model_config import read_model_config
+from shared.engine.checkpoint.model_config import read_model_config
+from shared.engine.cpu import cpu_engine
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.parts import Sizes
-from shared.engine.torch_ops import TorchOps
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.published_models import MetaWeights
 from tests.unit.engine.tiny_models import (

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.engine.dense.weights import model_fingerprint
+from shared.engine.checkpoint.memory_plan import Budget
+from shared.engine.checkpoint.model_config import parse_model_config, read_eos_token_ids, read_model_config
+from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope
 from shared.engine.engine import load
-from shared.engine.memory_plan import Budget
-from shared.engine.model_config import parse_model_config, read_eos_token_ids, read_model_config
+from shared.engine.model.weights import model_fingerprint
 from shared.engine.parts import Sizes
-from shared.engine.rope_config import FixedFactors, LinearScaling, Rope
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.model_config import parse_model_config
-from shared.engine.torch_ops import TorchOps
+from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.published_models import PUBLISHED, MetaWeights
 

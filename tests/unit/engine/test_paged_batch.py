@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.attention.blocked import BlockedAttention
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.kv_cache import INVALID_PAGE, KVCache
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cpu.blocked import BlockedAttention
 from shared.primitives.errors import InvariantError
 
 PAGE_SIZE, PAGES = 16, 64

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.torch_ops import TorchOps
+from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.precision import errors, logits_of
 from tests.unit.engine.tiny_models import FAMILIES, GPU_FAMILIES, VOCAB_SIZE, tiny_model

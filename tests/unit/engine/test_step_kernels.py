@@ -18,9 +18,9 @@ from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS, SlotWord, StepKernels
 from shared.engine.cuda.told_tokens import told_of
-from shared.engine.gumbel import signed
-from shared.engine.logprobs import logprobs_by_numpy
-from shared.engine.sampler import Sampler
+from shared.engine.sampling.gumbel import signed
+from shared.engine.sampling.logprobs import logprobs_by_numpy
+from shared.engine.sampling.sampler import Sampler
 from shared.primitives.errors import StartError
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.host_kernels import HostLaunch, compile_for_host, skip_without_compiler

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.gumbel import gumbel_noise, row_keys
-from shared.engine.ops import Ops
-from shared.engine.sampler import Sampler
-from shared.engine.torch_ops import TorchOps
+from shared.engine.model.ops import Ops
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.sampling.gumbel import gumbel_noise, row_keys
+from shared.engine.sampling.sampler import Sampler
 from shared.wire.sampling_params import SamplingParams
 
 OPS: Ops = TorchOps()

@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine import grammars as module
-from shared.engine.constraints import NOTHING_ALLOWED, Constraints
-from shared.engine.grammars import Grammars
-from shared.engine.sampler import Sampler
+from shared.engine.sampling import grammars as module
+from shared.engine.sampling.constraints import NOTHING_ALLOWED, Constraints
+from shared.engine.sampling.grammars import Grammars
+from shared.engine.sampling.sampler import Sampler
 from shared.grammar.limits import NOTHING_FOLLOWS, library_version, problem
 from shared.primitives.errors import InvariantError, ModelError
 from shared.wire.grammar import Grammar

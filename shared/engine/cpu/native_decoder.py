@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.dense.names import DecoderWeights
-from shared.engine.dense.rope import cos_sin_table
-from shared.engine.dense.weights import OnProgress, Weights
-from shared.engine.families import Activation, QKNorm
+from shared.engine.checkpoint.families import Activation, QKNorm
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.rope_config import Rope
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig
+from shared.engine.model.names import DecoderWeights
+from shared.engine.model.rope import cos_sin_table
+from shared.engine.model.weights import OnProgress, Weights
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
-from shared.engine.rope_config import Rope
 from shared.primitives.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {

@@ -6,27 +6,27 @@ from pathlib import Path
 
 import torch
 
-from shared.engine.attention.blocked import BlockedAttention
-from shared.engine.constraints import Constraints
-from shared.engine.dense.decoder import DecoderModel
-from shared.engine.dense.linear import PackedLinear
-from shared.engine.dense.weights import OnProgress, Weights, model_fingerprint
-from shared.engine.dtypes import dtype_name, dtypes_on_cpu
-from shared.engine.fallback import FallbackModel
-from shared.engine.fallback_config import FallbackConfig, ModelImpl, read_config
+from shared.engine.checkpoint.dtypes import dtype_name, dtypes_on_cpu
+from shared.engine.checkpoint.fallback_config import FallbackConfig, ModelImpl, read_config
+from shared.engine.checkpoint.kv_cache import KVCache, kv_format, page_bytes
+from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_bound
+from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_ids
+from shared.engine.cpu.blocked import BlockedAttention
+from shared.engine.cpu.kernel_choice import KernelChoice, choose_kernels, transformers_choice
+from shared.engine.cpu.native_decoder import NativeDecoder
+from shared.engine.cpu.torch_device import Model, OnLogits, TorchDevice
 from shared.engine.gguf.packing import PackedFile
-from shared.engine.grammars import Grammars, read_grammars
-from shared.engine.kv_cache import KVCache, kv_format, page_bytes
-from shared.engine.logprobs import LogprobRows
-from shared.engine.memory_plan import Demand, choose_pages, context_bound
-from shared.engine.model_config import ModelConfig, read_eos_token_ids
-from shared.engine.native.choice import KernelChoice, choose_kernels, transformers_choice
-from shared.engine.native.decoder import NativeDecoder
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.linear import PackedLinear
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.model.weights import OnProgress, Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, Sizes, features_with
-from shared.engine.sampler import Sampler
-from shared.engine.torch_device import Model, OnLogits, TorchDevice
-from shared.engine.torch_ops import TorchOps
+from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.grammars import Grammars, read_grammars
+from shared.engine.sampling.logprobs import LogprobRows
+from shared.engine.sampling.sampler import Sampler
+from shared.engine.transformers.fallback import FallbackModel
 from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits

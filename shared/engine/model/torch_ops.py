@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.engine.dense.linear import PlainLinear
-from shared.engine.ops import Linear
-from shared.engine.sampler import nucleus_floor
+from shared.engine.model.linear import PlainLinear
+from shared.engine.model.ops import Linear
+from shared.engine.sampling.sampler import nucleus_floor
 
 _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 

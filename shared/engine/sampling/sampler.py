@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.constraints import Constraints
-from shared.engine.gumbel import gumbel_noise, row_keys, signed
-from shared.engine.mask_budget import MaskShares
-from shared.engine.token_bars import TokenBars
+from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.gumbel import gumbel_noise, row_keys, signed
+from shared.engine.sampling.mask_budget import MaskShares
+from shared.engine.sampling.token_masks import TokenBars
 
 
 class Sampler:

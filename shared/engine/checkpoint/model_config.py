@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shared.engine.families import FAMILIES, Activation, Family, Norms, QKNorm
-from shared.engine.rope_config import Rope, read_ropes, stretched_context_len
+from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
+from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 

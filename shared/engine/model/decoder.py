@@ -1,4 +1,4 @@
-"""The dense decoder: all families of `shared.engine.families` in one packed, ragged forward pass.
+"""The dense decoder: all families of `shared.engine.checkpoint.families` in one packed, ragged forward pass.
 
 Rows of all requests lie one after another, [tokens, …]; only attention knows where a request ends. What a layer is made
 of comes as `Ops`, so the same layers run on packed linears of a CPU and on the kernels of a GPU. `ModelConfig` says
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import Attention, PlannedAttention
-from shared.engine.dense.names import DecoderWeights
-from shared.engine.dense.rope import cos_sin_table
-from shared.engine.dense.weights import OnProgress, WeightSource
-from shared.engine.families import Activation, QKNorm
-from shared.engine.model_config import ModelConfig
-from shared.engine.ops import Linear, Ops
-from shared.engine.rope_config import Rope
-from shared.engine.soft_cap import soft_cap
+from shared.engine.attention.soft_cap import soft_cap
+from shared.engine.checkpoint.families import Activation, QKNorm
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.rope_config import Rope
+from shared.engine.model.names import DecoderWeights
+from shared.engine.model.ops import Linear, Ops
+from shared.engine.model.rope import cos_sin_table
+from shared.engine.model.weights import OnProgress, WeightSource
 
 
 @dataclass(frozen=True)

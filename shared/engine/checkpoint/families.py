@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from shared.engine.rope_config import RopeDefaults
+from shared.engine.checkpoint.rope_config import RopeDefaults
 
 
 class Activation(Enum):

@@ -14,8 +14,8 @@ from shared.primitives.errors import ConfigError, ModelError
 from shared.wire.bounds import NUMBERS_MAX
 
 if TYPE_CHECKING:
-    from shared.engine.fallback_config import FallbackConfig
-    from shared.engine.model_config import ModelConfig
+    from shared.engine.checkpoint.fallback_config import FallbackConfig
+    from shared.engine.checkpoint.model_config import ModelConfig
 
 RESERVE_BYTES = 2**30  # the interpreter, torch, activations
 

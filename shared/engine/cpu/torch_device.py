@@ -23,10 +23,10 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.kv_cache import INVALID_PAGE, KVCache
-from shared.engine.logprobs import LogprobRows
-from shared.engine.sampler import Sampler
-from shared.engine.scored_runs import joined_runs, scored_runs
+from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.sampling.logprobs import LogprobRows
+from shared.engine.sampling.sampler import Sampler
+from shared.engine.sampling.scored_runs import joined_runs, scored_runs
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled
 

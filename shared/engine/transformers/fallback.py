@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.per_request import PerRequestStep, Scores
-from shared.engine.dense.weights import OnProgress, weight_files
-from shared.engine.fallback_config import FallbackConfig
-from shared.engine.kv_cache import KVCache
+from shared.engine.checkpoint.fallback_config import FallbackConfig
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.model.weights import OnProgress, weight_files
+from shared.engine.transformers.per_request import PerRequestStep, Scores
 from shared.primitives.errors import ModelError
 
 PROBE_TOKENS = 40

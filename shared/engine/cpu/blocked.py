@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.kv_cache import KVCache
-from shared.engine.model_config import ModelConfig
-from shared.engine.soft_cap import soft_cap
+from shared.engine.attention.soft_cap import soft_cap
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.primitives.errors import ConfigError
 
 TILE = 4  # positions; wider tiles read the cache less often in prefill and waste more of a decode step

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.dense.weights import WeightSource
-from shared.engine.families import Norms, QKNorm
-from shared.engine.model_config import ModelConfig
+from shared.engine.checkpoint.families import Norms, QKNorm
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.model.weights import WeightSource
 
 
 class DecoderWeights:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.engine.families import FAMILIES
-from shared.engine.model_config import ModelConfig, architectures, read_model_config
+from shared.engine.checkpoint.families import FAMILIES
+from shared.engine.checkpoint.model_config import ModelConfig, architectures, read_model_config
 from shared.model_files import read_config as read_config_file
 from shared.primitives.errors import ModelError
 

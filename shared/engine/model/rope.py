@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from shared.engine.rope_config import (
+from shared.engine.checkpoint.rope_config import (
     FixedFactors,
     LinearScaling,
     Llama3Scaling,

@@ -1,1 +1,0 @@
-"""Dense decoder models in plain torch: weights, layers and the forward pass."""

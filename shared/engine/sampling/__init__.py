@@ -1,0 +1,1 @@
+"""From logits to tokens: adjustments, grammars and their masks, noise, logprobs."""
