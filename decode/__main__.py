@@ -10,7 +10,7 @@ def serve(config: DecodeConfig) -> None:
     """Load what is heavy and run until the worker may exit."""
     from decode.scheduler import DecodeScheduler
     from shared.engine.engine import resolve_device
-    from shared.process import worker
+    from shared.worker import worker
 
     config = config.on(resolve_device(config.device))
 

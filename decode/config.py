@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shared.process.settings import Fraction, PositiveInt, Seconds
-from shared.process.worker_config import WorkerConfig
+from shared.worker.worker_config import WorkerConfig
 
 
 class DecodeConfig(WorkerConfig):

@@ -10,8 +10,8 @@ def serve(config: PrefillConfig) -> None:
     """Load what is heavy and run until the worker may exit."""
     from prefill.scheduler import PrefillScheduler
     from shared.engine.engine import resolve_device
-    from shared.process import worker
     from shared.scheduling.prefill_adder import step_input
+    from shared.worker import worker
 
     config = config.on(resolve_device(config.device))
 

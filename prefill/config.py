@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from shared.process.settings import Count, Fraction, PositiveInt
-from shared.process.worker_config import WorkerConfig
+from shared.worker.worker_config import WorkerConfig
 
 
 class PrefillConfig(WorkerConfig):

@@ -42,8 +42,8 @@ from shared.process.settings import (
     unknown_variables,
     variable_of,
 )
-from shared.process.worker_config import DEVICE_DESCRIPTION, DeviceChoice
 from shared.wire.messages import Role
+from shared.worker.worker_config import DEVICE_DESCRIPTION, DeviceChoice
 
 ROLE_CONFIGS: dict[Role, type[ProcessConfig]] = {
     "router": RouterConfig,

@@ -32,8 +32,8 @@ from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.host_header import is_loopback
 from shared.process.resources import memory_budget, usable_cores
-from shared.process.worker_config import WorkerConfig
 from shared.wire.messages import Role
+from shared.worker.worker_config import WorkerConfig
 
 KEY_NAME = "default"  # of --api-key, in metrics and logs
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty

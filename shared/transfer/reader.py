@@ -1,4 +1,4 @@
-"""Reads as a transfer posts them: what `fetches` drives, and each transport (`nixl`, `sealed_reader`) implements.
+"""Reads as a transfer posts them: what `fetches` drives, and each transport (`nixl`, `client`) implements.
 
 Knows neither leases nor requests. That **only DONE proves that a read has ended** is a rule for the caller.
 """

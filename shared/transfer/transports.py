@@ -20,7 +20,7 @@ from shared.links.keys import LinkKeys
 from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import KvTransport
-from shared.transfer.sealed import SealedOffer
+from shared.transfer.tls.transport import SealedOffer
 from shared.transfer.transfer import Offer
 from shared.transfer.ucx import LOOPBACK
 

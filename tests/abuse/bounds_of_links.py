@@ -20,7 +20,7 @@ ALL_READERS = (
     f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory"
 )
 WORKER, DECODE_CONFIG, PROCESS = (
-    "shared.process.worker_config.WorkerConfig",
+    "shared.worker.worker_config.WorkerConfig",
     "decode.config.DecodeConfig",
     "shared.process.process_config.ProcessConfig",
 )
@@ -263,21 +263,21 @@ KV_BOUNDS = (
         "the oldest handshake ends",
         "16 TLS states and sockets",
         f"{KV_STRANGERS}::test_silent_strangers_keep_no_worker_out",
-        place="shared.transfer.sealed_door",
+        place="shared.transfer.tls.listener",
     ),
     Bound(
         "HANDSHAKE_SECONDS_MAX",
         "the connection closes",
         "3 s",
         f"{KV_STRANGERS}::test_silent_strangers_keep_no_worker_out",
-        place="shared.transfer.sealed_door",
+        place="shared.transfer.tls.listener",
     ),
     Bound(
         "HANDSHAKE_BYTES_MAX",
         "the connection closes",
         "16 KiB a stranger",
         f"{SEALED}::test_a_handshake_is_bounded_in_bytes",
-        place="shared.transfer.sealed_keys",
+        place="shared.transfer.tls.keys",
     ),
     # workers
     Bound(
@@ -285,7 +285,7 @@ KV_BOUNDS = (
         "the connection closes",
         "512 KiB and a thread each; all with the longest requests: 200 MiB, and 128 MiB in the kernel",
         ALL_READERS,
-        place="shared.transfer.sealed_holder",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "SPANS_MAX",
@@ -299,28 +299,28 @@ KV_BOUNDS = (
         "the connection closes",
         "256 KiB a connection",
         f"{SEALED}::test_a_frame_larger_than_a_portion_is_refused_before_it_is_read",
-        place="shared.transfer.sealed_requests",
+        place="shared.transfer.tls.protocol",
     ),
     Bound(
         "PORTION_BYTES",
         "pages come in several frames, and the lease is looked at before each",
         "a frame and a buffer of 256 KiB a connection; an ended lease gives 256 KiB more",
         f"{ENDS}::test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion",
-        place="shared.transfer.sealed_channel",
+        place="shared.transfer.tls.channel",
     ),
     Bound(
         "FRAMES_MAX",
         "the reader makes another connection before its next read",
         "256 GiB under one key",
         f"{READER}::test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost",
-        place="shared.transfer.sealed_channel",
+        place="shared.transfer.tls.channel",
     ),
     Bound(
         "KEY_SECONDS_MAX",
         "the reader makes another connection before its next read",
         "a key lives for an hour",
         f"{READER}::test_a_key_that_is_old_enough_is_left_between_two_reads",
-        place="shared.transfer.sealed_channel",
+        place="shared.transfer.tls.channel",
     ),
     Bound(
         "PEERS_COUNTED_MAX",
@@ -334,35 +334,35 @@ KV_BOUNDS = (
         "the holder's thread of that connection waits",
         "1 MiB in the kernel a connection, which doubles what it is told",
         f"{ENDS}::test_a_reader_that_does_not_read_is_cut_after_a_while",
-        place="shared.transfer.sealed_holder",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "SEND_SECONDS_MAX",
         "the connection is cut",
         "30 s without a byte taken",
         f"{ENDS}::test_a_reader_that_does_not_read_is_cut_after_a_while",
-        place="shared.transfer.sealed_holder",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "IDLE_SECONDS_MAX",
         "the connection closes",
         "120 s without a request",
         f"{ENDS}::test_a_connection_without_a_request_is_closed_after_a_while",
-        place="shared.transfer.sealed_holder",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "REFUSAL_BYTES_MAX",
         "the sentence is cut",
         "200 bytes a refusal",
         f"{ENDS}::test_a_refusal_of_any_length_is_sent_cut",
-        place="shared.transfer.sealed_holder",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "CONNECT_SECONDS_MAX",
         "the read fails",
         "5 s; the fence waits no longer",
         f"{ENDS}::test_the_fence_waits_for_no_connection_that_is_about_to_begin",
-        place="shared.transfer.sealed_reader",
+        place="shared.transfer.tls.client",
     ),
     Bound(
         "PEERS_MAX",
@@ -376,7 +376,7 @@ KV_BOUNDS = (
         "the request is refused, and the router tries another worker",
         "four fetches for each of `--max-running-requests`",
         "tests/fetcher_contract.py::test_more_fetches_than_the_bound_are_refused",
-        place="shared.process.worker",
+        place="shared.worker.worker",
     ),
     Bound(
         "fetch_seconds_max",

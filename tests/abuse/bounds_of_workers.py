@@ -10,7 +10,7 @@ LOGS = f"{UNIT}/process/test_logs.py"
 PREFILL = f"{UNIT}/prefill/test_prefill_scheduler.py"
 DISCOVERY = "tests/integration/test_kubernetes_discovery.py"
 WORKER, PREFILL_CONFIG, DECODE_CONFIG, PROCESS = (
-    "shared.process.worker_config.WorkerConfig",
+    "shared.worker.worker_config.WorkerConfig",
     "prefill.config.PrefillConfig",
     "decode.config.DecodeConfig",
     "shared.process.process_config.ProcessConfig",
@@ -131,7 +131,7 @@ WORKER_BOUNDS = (
         "the request is refused, and the router tries another worker",
         "64 requests that wait for a compile",
         f"{UNIT}/grammars/test_grammar_gate.py::test_those_that_wait_are_bounded",
-        place="shared.process.grammar_gate",
+        place="shared.worker.grammar_gate",
     ),
     Bound(
         "drain_seconds",

@@ -12,7 +12,7 @@ from threading import Event
 import httpx2
 import pytest
 
-from shared.process.worker_config import WorkerConfig
+from shared.worker.worker_config import WorkerConfig
 from tests.abuse.procfs import descriptors, limited, started_at
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port

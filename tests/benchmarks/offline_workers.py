@@ -23,13 +23,13 @@ from shared.batch.effects import Note
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.memory import FittedPool
-from shared.process.page_memory import page_memory
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.reader import Span
 from shared.transfer.transfer import Transfer
 from shared.wire.messages import Hello, Role
 from shared.wire.sampling_params import SamplingParams
+from shared.worker.page_memory import page_memory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, DeskRequest

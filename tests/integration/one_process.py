@@ -23,12 +23,12 @@ from shared.batch.effects import Note
 from shared.engine.engine import load
 from shared.engine.parts import Engine, Sizes
 from shared.kv.page_pool import PagePool, PageState
-from shared.process.page_memory import page_memory
-from shared.process.worker_config import WorkerConfig
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.transfer import Transfer
 from shared.wire.messages import FinishReason, Hello, Role
+from shared.worker.page_memory import page_memory
+from shared.worker.worker_config import WorkerConfig
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
 from tests.integration.desk import Desk, DeskRequest, DeskStream

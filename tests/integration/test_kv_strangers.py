@@ -23,13 +23,13 @@ from shared.links.new_keys import Identity, key_file, new_identity
 from shared.primitives.errors import TransferError
 from shared.transfer.nixl import NixlOffer
 from shared.transfer.reader import SPANS_MAX, ReadState, Span
-from shared.transfer.sealed import SealedOffer
-from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_door import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
-from shared.transfer.sealed_holder import CONNECTIONS_MAX
-from shared.transfer.sealed_keys import Handshake, make_contexts
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import CheckLease, GetPages, Request, encode_request
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel
+from shared.transfer.tls.client import SealedAddress, SealedReader
+from shared.transfer.tls.keys import Handshake, make_contexts
+from shared.transfer.tls.listener import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
+from shared.transfer.tls.protocol import CheckLease, GetPages, Request, encode_request
+from shared.transfer.tls.server import CONNECTIONS_MAX
+from shared.transfer.tls.transport import SealedOffer
 from shared.transfer.ucx import WITHOUT_TCP
 from shared.wire.baton import Baton, Holder
 from tests.abuse.procfs import PeakMemory

@@ -9,7 +9,7 @@ from shared.batch.req import Req
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.sampling.constraints import Constraints
 from shared.links.events import LinkEvent, Received
-from shared.process.grammar_gate import GrammarGate
+from shared.worker.grammar_gate import GrammarGate
 from tests.simulation.mutation import Mutation, Patch, into
 
 MISTAKES: dict[str, Mutation] = {}

@@ -17,11 +17,11 @@ from shared.batch.effects import Note
 from shared.engine.sampling.constraints import Constraints
 from shared.links.events import LinkEvent, Received
 from shared.primitives.loop_watch import LoopWatch
-from shared.process.grammar_gate import GrammarGate
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import IDLE_WAIT_SECONDS_MAX, EventLoop
 from shared.wire.baton import Holder, agent_name
 from shared.wire.messages import Hello, Limits, Message, Role
+from shared.worker.grammar_gate import GrammarGate
 from tests.doubles.novelty import Novelty
 from tests.simulation.fabric import PAGE_BYTES, Agent, Fabric, FabricWords
 from tests.simulation.fairness import JudgedDecode, JudgedPrefill
@@ -224,7 +224,7 @@ class SimulatedWorker:
                     self._novelties.without()
 
     def _exits(self) -> bool:
-        """Do as the drain says, as `shared.process.worker_loop.turn_until_exit` does."""
+        """Do as the drain says, as `shared.worker.worker_loop.turn_until_exit` does."""
         decision = self.drain.decide(self.process.now, self.scheduler)
         if decision.note:
             self.notes.append(decision.note)

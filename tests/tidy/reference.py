@@ -36,9 +36,9 @@ from shared.process import gauges
 from shared.process.log_writer import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, schema_of, variable_of
-from shared.process.worker_config import WorkerConfig
 from shared.transfer.counters import KvCounters
 from shared.wire import messages
+from shared.worker.worker_config import WorkerConfig
 from tests.abuse.bound import Bound
 from tests.abuse.bounds import ROUTER_BOUNDS
 from tests.abuse.bounds_of_answers import ANSWER_BOUNDS

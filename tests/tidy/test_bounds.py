@@ -13,7 +13,7 @@ from router.config import RouterConfig
 from shared.links.session import LinkSettings
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings
-from shared.process.worker_config import WorkerConfig
+from shared.worker.worker_config import WorkerConfig
 from tests.abuse.bound import Bound
 from tests.tidy.reference import BOUNDS
 from tests.tidy.source_files import SourceFile, source_files

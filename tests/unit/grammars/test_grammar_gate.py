@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.process import grammar_gate
-from shared.process.grammar_gate import POLL_SECONDS, GrammarGate
 from shared.wire.baton import Baton, Holder, agent_name
 from shared.wire.grammar import Grammar
 from shared.wire.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused, Renew
 from shared.wire.sampling_params import SamplingParams
+from shared.worker import grammar_gate
+from shared.worker.grammar_gate import POLL_SECONDS, GrammarGate
 
 SLOW, OTHER = Grammar("regex", "slow"), Grammar("regex", "other")
 BATON = Baton("a", 0, Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))

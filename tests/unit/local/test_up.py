@@ -14,7 +14,7 @@ from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS, LocalSettings, environment_of, load_local, unknown_everywhere
 from shared.local.up import router_host, why_not_ours
 from shared.primitives.errors import ConfigError
-from shared.process.worker_config import WorkerConfig
+from shared.worker.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
-from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.reader import ReadState, Span
-from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_holder import SealedHolder
-from shared.transfer.sealed_keys import Handshake, SealContexts, make_contexts
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
-from shared.transfer.sealed_requests import HOLDS, CheckLease, encode_request
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel
+from shared.transfer.tls.client import SealedAddress, SealedReader
+from shared.transfer.tls.keys import Handshake, SealContexts, make_contexts
+from shared.transfer.tls.offered_memory import OfferedMemory
+from shared.transfer.tls.protocol import HOLDS, CheckLease, encode_request
+from shared.transfer.tls.server import SealedHolder
 from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from shared.links.keys import parse_keys
 from shared.links.new_keys import key_file, new_identity
 from shared.transfer.grants import Grants, Verdict
-from shared.transfer.offered_memory import OfferedMemory
 from shared.transfer.reader import SPANS_MAX
-from shared.transfer.sealed_channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_keys import (
+from shared.transfer.tls.channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
+from shared.transfer.tls.keys import (
     HANDSHAKE_BYTES_MAX,
     Handshake,
     SealContexts,
@@ -29,7 +28,8 @@ from shared.transfer.sealed_keys import (
     Version,
     make_contexts,
 )
-from shared.transfer.sealed_requests import (
+from shared.transfer.tls.offered_memory import OfferedMemory
+from shared.transfer.tls.protocol import (
     CheckLease,
     GetPages,
     GetWord,

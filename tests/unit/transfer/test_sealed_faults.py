@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.transfer.reader import ReadState
-from shared.transfer.sealed_channel import FrameKind, SealedChannel
-from shared.transfer.sealed_keys import Handshake, SealError, SealKeys
+from shared.transfer.tls.channel import FrameKind, SealedChannel
+from shared.transfer.tls.keys import Handshake, SealError, SealKeys
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
 from tests.unit.transfer.sealed_holder_here import (
     CONTEXTS,

@@ -10,11 +10,11 @@ from socket import create_server, socket
 import msgspec
 import pytest
 
-from shared.transfer import sealed_channel, sealed_reader
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.sealed_channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
-from shared.transfer.sealed_keys import Handshake, SealContexts, SealKeys
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.tls import channel, client
+from shared.transfer.tls.channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
+from shared.transfer.tls.client import SealedAddress, SealedReader
+from shared.transfer.tls.keys import Handshake, SealContexts, SealKeys
 from shared.wire.baton import Baton, Holder, agent_name
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.unit.transfer.sealed_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
@@ -183,7 +183,7 @@ def test_a_read_is_not_released_while_bytes_may_land(reading: SealedReading) -> 
 def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
     reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed_reader, "PEERS_MAX", 1)
+    monkeypatch.setattr(client, "PEERS_MAX", 1)
     first = reading.post(holder.address, WHOLE, "one")
     second = reading.post(holder.address, WHOLE, "two")
     assert [reading.end_of(first), reading.end_of(second)] == [ReadState.DONE] * 2
@@ -197,7 +197,7 @@ def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
 def test_a_connection_that_nobody_needs_is_closed_and_made_anew(
     reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed_reader, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(client, "IDLE_SECONDS", 0.1)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     until(lambda: not holder.sealed._clients, PATIENCE_SECONDS, "the end of the connection")
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
@@ -222,7 +222,7 @@ class Handshakes:
 def test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost(
     reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed_channel, "FRAMES_MAX", 4)
+    monkeypatch.setattr(channel, "FRAMES_MAX", 4)
     handshakes = Handshakes(holder, monkeypatch)
     posted = [reading.post(holder.address, WHOLE) for _ in range(6)]  # each of three frames
     posted.append(reading.reader.read_word(baton(holder.address), 1))
@@ -237,7 +237,7 @@ def test_a_key_that_is_old_enough_is_left_between_two_reads(
     reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(sealed_channel, "monotonic", lambda: now[0])
+    monkeypatch.setattr(channel, "monotonic", lambda: now[0])
     handshakes = Handshakes(holder, monkeypatch)
     counts = []
     for now[0] in (100.0, 100.0 + KEY_SECONDS_MAX - 1, 100.0 + KEY_SECONDS_MAX):

@@ -20,11 +20,10 @@ from shared.transfer.counters import OTHER_PEERS, PEERS_COUNTED_MAX, KvCounters
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.grants import Grants, Verdict
 from shared.transfer.protocol import FetchEvent, FetchFailed, FetchLanded
-from shared.transfer.sealed import SealedOffer
-from shared.transfer.sealed_channel import FrameKind
-from shared.transfer.sealed_keys import SealContexts
-from shared.transfer.sealed_reader import SealedAddress
-from shared.transfer.sealed_requests import (
+from shared.transfer.tls.channel import FrameKind
+from shared.transfer.tls.client import SealedAddress
+from shared.transfer.tls.keys import SealContexts
+from shared.transfer.tls.protocol import (
     ENDED,
     HOLDS,
     CheckLease,
@@ -33,6 +32,7 @@ from shared.transfer.sealed_requests import (
     Request,
     encode_request,
 )
+from shared.transfer.tls.transport import SealedOffer
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of

@@ -7,7 +7,7 @@ repeated, moved or changed does not open, and that ends the connection. Frames a
 of the kernel carry `PORTION_BYTES`, and the interpreter's lock is taken as seldom.
 
 Keys are not for ever: one that has sealed much, or for long, is `worn`, and the reader opens another connection
-(`sealed_reader`). TLS 1.3 lets a key seal 2^24.5 records of 16 KiB (RFC 8446, 5.5), and so many bytes as `FRAMES_MAX`
+(`client`). TLS 1.3 lets a key seal 2^24.5 records of 16 KiB (RFC 8446, 5.5), and so many bytes as `FRAMES_MAX`
 frames hold at most are seven tenths of that.
 
 Knows no leases and no pages. A channel belongs to one thread; only `cut` may come from another.
@@ -24,7 +24,7 @@ from time import monotonic
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from shared.transfer.sealed_keys import SealError
+from shared.transfer.tls.keys import SealError
 
 PORTION_BYTES = 256 * 1024  # of pages in one frame; fits the processor's cache
 TAG_BYTES = 16

@@ -1,7 +1,7 @@
 """KV pages over TCP between workers that prove who they are: this worker's offer by the sealed transport.
 
-The parts: `sealed_keys` (TLS 1.3 with the workers' keys), `sealed_door` (listens), `sealed_holder` (answers reads),
-`sealed_reader` (reads), `sealed_channel` (frames), `sealed_requests` (what may be asked), `offered_memory` and `grants`
+The parts: `sealed_keys` (TLS 1.3 with the workers' keys), `listener` (listens), `server` (answers reads),
+`client` (reads), `channel` (frames), `sealed_requests` (what may be asked), `offered_memory` and `grants`
 (what is given). No UCX, no NIXL, no torch.
 """
 
@@ -13,10 +13,10 @@ from shared.links.keys import LinkKeys
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.memory import PageMemory
-from shared.transfer.offered_memory import OfferedMemory
-from shared.transfer.sealed_holder import SealedHolder
-from shared.transfer.sealed_keys import make_contexts
-from shared.transfer.sealed_reader import SealedAddress, SealedReader
+from shared.transfer.tls.client import SealedAddress, SealedReader
+from shared.transfer.tls.keys import make_contexts
+from shared.transfer.tls.offered_memory import OfferedMemory
+from shared.transfer.tls.server import SealedHolder
 from shared.transfer.transfer import describe_holder
 
 

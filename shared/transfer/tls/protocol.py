@@ -16,8 +16,8 @@ from typing import Annotated
 import msgspec
 
 from shared.transfer.reader import SPANS_MAX
-from shared.transfer.sealed_channel import PORTION_BYTES
-from shared.transfer.sealed_keys import SealError, Version
+from shared.transfer.tls.channel import PORTION_BYTES
+from shared.transfer.tls.keys import SealError, Version
 
 REQUEST_BYTES_MAX = PORTION_BYTES
 

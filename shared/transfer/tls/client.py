@@ -27,10 +27,9 @@ import structlog
 
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel, cut
-from shared.transfer.sealed_holder import REFUSAL_BYTES_MAX, set_timeouts
-from shared.transfer.sealed_keys import Handshake, SealError, Version
-from shared.transfer.sealed_requests import (
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel, cut
+from shared.transfer.tls.keys import Handshake, SealError, Version
+from shared.transfer.tls.protocol import (
     HOLDS,
     CheckLease,
     GetPages,
@@ -40,6 +39,7 @@ from shared.transfer.sealed_requests import (
     cut_portions,
     encode_request,
 )
+from shared.transfer.tls.server import REFUSAL_BYTES_MAX, set_timeouts
 from shared.wire.baton import Baton, Holder, HolderIdentity
 
 SEALED = "sealed"

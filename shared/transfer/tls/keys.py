@@ -1,7 +1,7 @@
 """TLS for the KV plane: who may open a connection, and the keys that seal what follows on it.
 
 TLS 1.3 does what it is for: both ends prove that they hold a worker's key, and the answering end hands over two keys
-drawn for this connection alone. The rest of the connection is sealed with those (`sealed_channel`): Python's TLS cuts
+drawn for this connection alone. The rest of the connection is sealed with those (`channel`): Python's TLS cuts
 pages into 16 KiB records and carries half of what UCX does (docs/decisions/0012-sealed-kv.md).
 
 The handshake also settles the version of what follows. A reader names those that it speaks (ALPN), and nobody in

@@ -30,15 +30,11 @@ from shared.primitives.errors import ConfigError
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
-from shared.process.grammar_gate import GrammarGate
 from shared.process.health import Health
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
-from shared.process.page_memory import page_memory
 from shared.process.probes import probe_pages
 from shared.process.resources import memory_budget, usable_cores
-from shared.process.worker_config import WorkerConfig
-from shared.process.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
 from shared.scheduling.drain import WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
@@ -46,6 +42,10 @@ from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
+from shared.worker.grammar_gate import GrammarGate
+from shared.worker.page_memory import page_memory
+from shared.worker.worker_config import WorkerConfig
+from shared.worker.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shared.transfer.grants import Grants, Shown, Verdict
 from shared.transfer.memory import PageMemory
-from shared.transfer.sealed_requests import GetPages, Request
+from shared.transfer.tls.protocol import GetPages, Request
 
 
 class OfferedMemory:

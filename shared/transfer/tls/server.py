@@ -23,11 +23,11 @@ from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Shown, Verdict
 from shared.transfer.memory import WORD_BYTES
-from shared.transfer.offered_memory import OfferedMemory
-from shared.transfer.sealed_channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.sealed_door import Door
-from shared.transfer.sealed_keys import SealError, SealKeys, Version
-from shared.transfer.sealed_requests import (
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel
+from shared.transfer.tls.keys import SealError, SealKeys, Version
+from shared.transfer.tls.listener import Door
+from shared.transfer.tls.offered_memory import OfferedMemory
+from shared.transfer.tls.protocol import (
     ENDED,
     HOLDS,
     REQUEST_BYTES_MAX,

@@ -26,7 +26,7 @@ import structlog
 from shared.primitives.errors import TransferError
 from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
-from shared.transfer.sealed_keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
+from shared.transfer.tls.keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
 
 HANDSHAKES_MAX = 16
 HANDSHAKE_SECONDS_MAX = 3.0
