@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.abuse.bound import Bound
 
-TESTS = "tests/unit/router/messages/test_prompts.py"
+TESTS = "tests/unit/router/openai/messages/test_prompts.py"
 
 MESSAGES_BOUNDS = (
     Bound(

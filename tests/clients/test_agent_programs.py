@@ -20,9 +20,9 @@ import pytest
 from router.text.tokenizer import Tokenizer
 from shared.wire.messages import Limits, Prefill
 from tests.clients.environments import client_folder
+from tests.unit.router.openai.tools.agents import TEMPLATE, call
 from tests.unit.router.scripted_workers import FEATURES, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID, write_folder
-from tests.unit.router.tools.agents import TEMPLATE, call
 
 CONTEXT_LEN = 200_000
 SECONDS_MAX = 240  # of one run of an agent; it takes two where nothing else runs

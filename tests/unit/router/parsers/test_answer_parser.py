@@ -136,7 +136,7 @@ def test_a_forced_call_that_is_cut_off_leaves_no_marks_in_the_content(cut: int, 
 
 def test_every_format_has_fixtures() -> None:
     tested = set(itertools.chain.from_iterable((read.tools, read.reasoning) for _, read in fixtures()))
-    data = Path(__file__).parents[3] / "router" / "parsers" / "response_templates"
+    data = Path(__file__).parents[4] / "router" / "parsers" / "response_templates"
     assert {path.stem for path in data.glob("*.json")} <= tested
 
 

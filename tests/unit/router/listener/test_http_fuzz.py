@@ -1,6 +1,6 @@
 """Requests cut anywhere, and bytes that are none: same answers in the same order, and no connection over its budget.
 
-`FUZZ_EXAMPLES=20000 python -m pytest tests/unit/router/test_http_fuzz.py` is the longer run by hand.
+`FUZZ_EXAMPLES=20000 python -m pytest tests/unit/router/listener/test_http_fuzz.py` is the longer run by hand.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.scripted_workers import MODEL, RunningRouter
-from tests.unit.router.test_responses import built, events, refusal, stable, whole
-from tests.unit.router.test_tools_over_http import asked, prompt, says
-from tests.unit.router.tools.agents import (
+from tests.unit.router.openai.test_responses import built, events, refusal, stable, whole
+from tests.unit.router.openai.test_tools_over_http import asked, prompt, says
+from tests.unit.router.openai.tools.agents import (
     PATCH,
     TOOLS,
     call,
@@ -21,6 +20,7 @@ from tests.unit.router.tools.agents import (
     ignored,
     posted,
 )
+from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 
 @pytest.mark.parametrize("row", [1, 7, 1000], ids="{} tokens a message".format)

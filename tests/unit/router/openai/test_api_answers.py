@@ -16,7 +16,7 @@ from shared.wire.messages import Prefill
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[4] / "README.md"
 TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
 
 

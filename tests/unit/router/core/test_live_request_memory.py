@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.unit.router.openai.test_request_memory import CONTEXT_LEN, MeasuredRouter, tiny_folder
 from tests.unit.router.scripted_workers import MODEL
-from tests.unit.router.test_request_memory import CONTEXT_LEN, MeasuredRouter, tiny_folder
 from tests.waiting import until
 
 GROWTH_MIB = 40  # of all live requests together

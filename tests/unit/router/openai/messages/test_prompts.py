@@ -11,7 +11,7 @@ from router.openai.fields.known import fields_of
 from router.openai.messages.fields import MessagesFields
 from router.openai.messages.history import OBJECTS_PER_TOKEN_MAX
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.messages.asking import (
+from tests.unit.router.openai.messages.asking import (
     HEADERS,
     QUESTION,
     TOOL,
@@ -23,9 +23,9 @@ from tests.unit.router.messages.asking import (
     user,
     whole,
 )
-from tests.unit.router.messages.claude_code import claude_code_body
+from tests.unit.router.openai.messages.claude_code import claude_code_body
+from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
-from tests.unit.router.test_tools_over_http import CALL, CONTEXT_LEN, says
 
 # Of the `anthropic` package 2.14, of its beta client too; those of the client itself are left out.
 PARAMETERS = {

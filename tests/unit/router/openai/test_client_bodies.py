@@ -12,17 +12,17 @@ import pytest
 
 from router.text.tokenizer import Tokenizer
 from shared.wire.messages import Limits
+from tests.unit.router.openai.test_tools_over_http import says
+from tests.unit.router.openai.tools.agents import TEMPLATE
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
-from tests.unit.router.test_tools_over_http import says
 from tests.unit.router.tiny_model import write_folder
-from tests.unit.router.tools.agents import TEMPLATE
 
 SWITCH = (
     "{% if add_generation_prompt and enable_thinking %}<think>\n{% endif %}"  # as Qwen's template has one
 )
 CONTEXT_LEN = 64_000  # Claude Code leaves 32,000 tokens for an answer
 LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_000, vocab_size=400)
-FOLDER = Path(__file__).parents[2] / "clients" / "bodies"
+FOLDER = Path(__file__).parents[3] / "clients" / "bodies"
 BODIES: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
 }

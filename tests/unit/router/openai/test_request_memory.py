@@ -1,6 +1,6 @@
 """What the dearest requests cost a router of 1 GiB: bounded memory, and others are answered meanwhile.
 
-`python -m tests.unit.router.test_request_memory` prints the figures.
+`python -m tests.unit.router.openai.test_request_memory` prints the figures.
 """
 
 from __future__ import annotations

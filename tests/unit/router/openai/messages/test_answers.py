@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.messages.asking import (
+from tests.unit.router.openai.messages.asking import (
     HEADERS,
     THINKS,
     TOOL,
@@ -23,8 +23,8 @@ from tests.unit.router.messages.asking import (
     stable,
     whole,
 )
+from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, says
 from tests.waiting import until
 
 TEXTS = {
