@@ -32,7 +32,7 @@ CONNECTION_BOUNDS = (
         "SILENT_SECONDS_MAX",
         "the connection closes, while three quarters of all are taken",
         "2 s without a byte",
-        f"{UNIT}/test_connection_places.py::test_when_crowded_silent_connections_go_sooner",
+        f"{UNIT}/listener/test_connection_places.py::test_when_crowded_silent_connections_go_sooner",
         place="router.listener.connections",
     ),
     Bound(
@@ -46,7 +46,7 @@ CONNECTION_BOUNDS = (
         "UNREAD_BYTES_MAX",
         "the connections with the most unread bytes are cut",
         "80 MiB of all unread answers together, in the router and in the kernel",
-        f"{UNIT}/test_client_connections.py"
+        f"{UNIT}/listener/test_client_connections.py"
         "::test_unread_answers_of_all_connections_have_a_total_and_the_fullest_is_cut",
         place="router.listener.connections",
     ),
@@ -54,7 +54,7 @@ CONNECTION_BOUNDS = (
         "RESERVED_OUTPUT_MAX",
         "what comes beyond it is paid as it comes",
         "256 tokens of each answer, of what its key may have in a minute",
-        f"{UNIT}/test_usage_accounts.py"
+        f"{UNIT}/access/test_usage_accounts.py"
         "::test_what_was_reserved_is_paid_from_and_what_is_left_given_back_however_it_ends",
         place="router.access.quotas",
     ),

@@ -101,7 +101,7 @@ WORKER_BOUNDS = (
         "METADATA_BYTES_MAX",
         "the request is lost there, and goes on elsewhere",
         "64 KiB a worker, kept by a router",
-        f"{UNIT}/router/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
+        f"{UNIT}/router/core/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
         place="router.core.worker_events.sound_batons",
     ),
     Bound(
@@ -197,14 +197,14 @@ PROCESS_BOUNDS = (
         "PUBLISH_SECONDS_MAX",
         "the figures are older",
         "1 s for a scrape",
-        f"{UNIT}/router/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
+        f"{UNIT}/router/openai/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
         place="router.openai.admin",
     ),
     Bound(
         "DEBUG_SECONDS_MAX",
         "503",
         "5 s for a page of a request",
-        f"{UNIT}/router/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
+        f"{UNIT}/router/openai/test_admin.py::test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so",
         place="router.openai.admin",
     ),
     Bound(
@@ -255,7 +255,7 @@ PROCESS_BOUNDS = (
         "PAUSE_SECONDS_MAX",
         "pauses between failures grow no longer",
         "5 s",
-        f"{UNIT}/router/test_polling.py"
+        f"{UNIT}/router/discovery/test_polling.py"
         "::test_pauses_between_failures_double_up_to_their_limit_and_only_lists_are_tried",
         place="router.discovery.polling",
     ),
@@ -270,14 +270,14 @@ PROCESS_BOUNDS = (
         "ANSWER_SECONDS_MAX",
         "502",
         "3 s for a question to another router",
-        f"{UNIT}/router/test_router_peers.py::test_a_peer_that_is_silent_is_a_502",
+        f"{UNIT}/router/discovery/test_router_peers.py::test_a_peer_that_is_silent_is_a_502",
         place="router.discovery.router_peers",
     ),
     Bound(
         "CONNECTIONS_MAX",
         "further questions wait, within those 3 s",
         "4 connections to other routers",
-        f"{UNIT}/router/test_router_peers.py::test_a_peer_that_is_silent_is_a_502",
+        f"{UNIT}/router/discovery/test_router_peers.py::test_a_peer_that_is_silent_is_a_502",
         place="router.discovery.router_peers",
     ),
 )
