@@ -12,7 +12,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+import pytest
 
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
@@ -24,7 +27,7 @@ from shared.transfer.protocol import (
     FetchLanded,
     FetchStale,
 )
-from shared.wire.baton import Baton, Holder
+from shared.wire.baton import Baton, Holder, HolderRank
 
 PAGE_BYTES = 64 * 1024
 PAGES = 512
@@ -176,6 +179,14 @@ class FetcherContract:
         baton = Baton("a request", 2, source.holder, "another", 3, 77, 1, 1, (5,))
         world.reader.start(1, baton, 0, [0])
         self.expect_refusal(world, "another")
+
+    @pytest.mark.parametrize("of_more", [{"slices": 4}, {"ranks": (HolderRank("h-1", b"", 0, 4, 4),)}])
+    def test_pages_on_several_gpus_are_refused(self, world: FetchWorld, of_more: dict[str, Any]) -> None:
+        source = world.make_holder()
+        baton = world.baton(source, (5,))
+        split = msgspec.structs.replace(source.holder, **of_more)
+        world.reader.start(1, msgspec.structs.replace(baton, holder=split), 0, [0])
+        self.expect_refusal(world, "GPUs")
 
     def test_pages_that_the_baton_does_not_name_are_refused(self, world: FetchWorld) -> None:
         source = world.make_holder()

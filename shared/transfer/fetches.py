@@ -172,6 +172,8 @@ class Fetches:
             return (
                 f"{holder.name} has pages of {holder.page_bytes} bytes, this worker {self._pages.page_bytes}"
             )
+        if holder.slices or holder.ranks:
+            return f"{holder.name} has its pages on {1 + len(holder.ranks)} GPUs, and this version reads from one"
         if start_page + len(into) > len(baton.pages):
             return f"the baton has {len(baton.pages)} pages, fewer than {start_page + len(into)}"
         if not self._slots:

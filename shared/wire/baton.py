@@ -23,6 +23,7 @@ import msgspec
 from shared.wire.bounds import NUMBERS_MAX, Address, Bits64, Count, Nonce, PageOrNone, Pages
 
 NAME_CHARACTERS_MAX = 1024
+RANKS_MAX = 64  # GPUs of one worker
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]  # who receives one keeps it, and logs it
 Numbers = Annotated[tuple[int, ...], msgspec.Meta(max_length=NUMBERS_MAX)]
 
@@ -40,11 +41,27 @@ def agent_name(uid: str, epoch: int) -> str:
 HolderIdentity = tuple[str, int, bytes]
 
 
+class HolderRank(msgspec.Struct, frozen=True):
+    """A further GPU of a worker: which slices of each page it holds, and how to reach them.
+
+    A page is cut into as many slices as the model has KV heads. A rank holds consecutive ones, in a memory of its own.
+    """
+
+    agent: Name
+    metadata: bytes
+    pages_address: Address
+    first_slice: Count
+    slices: Count
+    device_id: Count = 0
+    memory: Name = "DRAM"
+
+
 class Holder(msgspec.Struct, frozen=True):
     """The worker whose memory holds the pages, and how to reach that memory.
 
     `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; sealed: where it listens),
-    opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes.
+    opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes. Of a worker with several
+    GPUs the fields describe rank 0, and `ranks` the others; no worker has any today, and none reads such a holder.
     """
 
     uid: Name
@@ -57,6 +74,13 @@ class Holder(msgspec.Struct, frozen=True):
     device_id: Count = 0
     memory: Name = "DRAM"  # DRAM or VRAM: where the pages lie
     known_page: PageOrNone = -1  # a page with the same bytes in every worker, to check reads with; -1: none
+    slices: Count = 0  # of a page that rank 0 holds, the first ones; 0: the whole page
+    ranks: Annotated[tuple[HolderRank, ...], msgspec.Meta(max_length=RANKS_MAX - 1)] = ()  # 1, 2 …
+
+    @property
+    def metadata_bytes(self) -> int:
+        """The size of the metadata of all ranks together."""
+        return len(self.metadata) + sum(len(rank.metadata) for rank in self.ranks)
 
     @property
     def name(self) -> str:

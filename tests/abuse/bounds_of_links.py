@@ -109,6 +109,13 @@ LINK_BOUNDS = (
         place="shared.wire.baton",
     ),
     Bound(
+        "RANKS_MAX",
+        "the session ends",
+        "64 GPUs of one worker, of which 64 KiB of metadata together pass a router",
+        f"{BEYOND}[ranks]",
+        place="shared.wire.baton",
+    ),
+    Bound(
         "MAX_STOP_TOKEN_IDS",
         "the session ends; a client has met 400",
         "64 numbers a request",

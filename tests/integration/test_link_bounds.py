@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.links.events import PeerDown
-from shared.wire.baton import NAME_CHARACTERS_MAX, Baton, Holder, agent_name
+from shared.wire.baton import NAME_CHARACTERS_MAX, RANKS_MAX, Baton, Holder, HolderRank, agent_name
 from shared.wire.bounds import NUMBERS_MAX
 from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.wire.messages import Cancel, Decode, Message, Refused
@@ -35,7 +35,9 @@ WITHOUT_BOUNDS = link_settings(
 COSTLY = (-30,)
 COSTLY_PAGES = (300,)  # none is below 0
 TOKENS = tuple(range(40_000, 48_000))
+RANK = HolderRank("p-1", b"", 0, 1, 1)
 BATON = Baton("a", 0, Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0), "kv", 3, 77, 1, 1, (0,))
+OF_MANY_RANKS = replace(BATON, holder=replace(BATON.holder, ranks=(RANK,) * RANKS_MAX))
 
 
 class Abused:
@@ -107,6 +109,11 @@ def test_the_costliest_command_costs_a_worker_84_mib_and_no_session(abused: Abus
             id="a grammar",
         ),
         pytest.param(Cancel("a" * (NAME_CHARACTERS_MAX + 1), 0), "rid", id="a name"),
+        pytest.param(
+            Decode("a", 0, (1,), 1, SamplingParams(max_new_tokens=1, seed=1), OF_MANY_RANKS),
+            "ranks",
+            id="ranks",
+        ),
     ],
 )
 def test_a_command_beyond_a_bound_ends_its_session_alone_and_is_never_built(

@@ -14,7 +14,9 @@ from router.core.requests.live_request import LiveRequest
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.baton import Baton
 
-METADATA_BYTES_MAX = 64 << 10  # those of NIXL have about 1 KiB; a router keeps one of each worker
+METADATA_BYTES_MAX = (
+    64 << 10
+)  # of all ranks; those of NIXL have about 1 KiB, and a router keeps one of each worker
 
 
 def unsound_baton(baton: Baton, live: LiveRequest, sender: Worker, output_len: int) -> str:
@@ -24,8 +26,8 @@ def unsound_baton(baton: Baton, live: LiveRequest, sender: Worker, output_len: i
         return f"names the holder {holder.name}"
     if not holder.has_own_agent:
         return f"names the agent {holder.agent} of another holder"
-    if len(holder.metadata) > METADATA_BYTES_MAX:
-        return f"has KV metadata of {len(holder.metadata)} bytes, more than {METADATA_BYTES_MAX}"
+    if holder.metadata_bytes > METADATA_BYTES_MAX:
+        return f"has KV metadata of {holder.metadata_bytes} bytes, more than {METADATA_BYTES_MAX}"
     if sender.kv_metadata is not None and holder.metadata != sender.kv_metadata:
         return "has other KV metadata than this worker's first baton"
     if (baton.rid, baton.attempt) != (live.rid, live.attempt):

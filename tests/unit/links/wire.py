@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.wire import messages
-from shared.wire.baton import Baton, Holder
+from shared.wire.baton import Baton, Holder, HolderRank
 from shared.wire.grammar import Grammar
 from shared.wire.messages import Limits, Message, Row
 from shared.wire.sampled import TokenLogprobs
@@ -45,6 +45,8 @@ HOLDER = Holder(
     device_id=1,
     memory="VRAM",
     known_page=3,
+    slices=4,
+    ranks=(HolderRank("prefill-0/1", b"\x01where", 2**45, 4, 4, 2, "VRAM"),),
 )
 BATON = Baton(
     rid="r",

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.worker_events.sound_batons import METADATA_BYTES_MAX
-from shared.wire.baton import agent_name
+from shared.wire.baton import HolderRank, agent_name
 from shared.wire.messages import Cancel, Decode, Generated, Migrating, Prefill, Prefilled, Row
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
 
@@ -97,6 +97,9 @@ WRONG_HOLDERS: dict[str, dict[str, Any]] = {
     "another worker's agent": {"agent": agent_name("p1", 1)},
     "an agent of an earlier process": {"agent": agent_name("p0", 2)},
     "more metadata than any": {"metadata": bytes(METADATA_BYTES_MAX + 1)},
+    "more metadata than any, of all ranks": {
+        "ranks": (HolderRank("p0-1", bytes(METADATA_BYTES_MAX // 2 + 1), 0, 1, 1),) * 2
+    },
 }
 
 
