@@ -24,7 +24,7 @@ _STOPS = {"NoExtension": NOTHING_FOLLOWS, "NoExtensionBias": NOTHING_FOLLOWS}  #
 
 ERROR_LENGTH = 400  # of the library's messages, which may quote much of a grammar
 
-# Measured with 50,000 tokens: each keeps its worst case (docs/performance.md) below what other requests would feel.
+# Measured with 50,000 tokens: each keeps its worst case (docs/lab/grammars.md) below what other requests would feel.
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # an object of 500 optional properties takes 2,007
     initial_lexer_fuel=200_000,

@@ -60,7 +60,7 @@ def chosen(found: list[Contender], names: str) -> list[Contender]:
     if missing:
         raise SegueError(
             f"not found: {', '.join(sorted(missing))}; there are {', '.join(each.name for each in found)}. "
-            "docs/performance.md says how to install peers"
+            "docs/lab/peers.md says how to install peers"
         )
     return [contender for contender in found if not wanted or contender.name in wanted]
 

@@ -1,6 +1,6 @@
 """What Segue is compared with, and how each is started: one definition a server, with settings meant to be fair.
 
-Peers live in a folder outside the repository, a virtual environment each (`docs/performance.md` says how to install
+Peers live in a folder outside the repository, a virtual environment each (`docs/lab/peers.md` says how to install
 them). One that is not there is left out. Each serves the default model: llama.cpp the GGUF file itself, vLLM the
 folder that Segue converts it into.
 """

@@ -11,7 +11,7 @@ from tests.benchmarks.virtual_cluster.figures import Figures, first_tokens, quan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioSize:
-    """1 is what docs/performance.md shows."""
+    """1 is what docs/lab/load.md shows."""
 
     fleet: float = (
         1.0  # pods of a fleet, and the requests that come in a second; a scenario of a few pods has no other
