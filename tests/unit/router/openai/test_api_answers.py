@@ -268,7 +268,7 @@ def test_health_and_readyz_answer_readiness(router: RunningRouter) -> None:
         router.health.become_ready()
 
 
-@pytest.mark.parametrize(("start", "here", "elsewhere"), [("Paths: ", 12, 0), ("On the admin port", 4, 1)])
+@pytest.mark.parametrize(("start", "here", "elsewhere"), [("| Paths | ", 12, 0), ("| Admin port | ", 4, 1)])
 def test_every_path_that_the_readme_names_is_there_and_on_its_port_alone(
     router: RunningRouter, start: str, here: int, elsewhere: int
 ) -> None:
