@@ -19,6 +19,7 @@ import msgspec
 import uvicorn
 from starlette.types import Scope
 
+from router.listener.connections import ClientConnections
 from router.listener.exchange import CLOSE, Exchange, Framing, encode_head
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal, RequestHead, RequestParser
@@ -26,8 +27,6 @@ from router.replies.replies import error_body
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
-
-    from router.listener.connections import ClientConnections
 
 AHEAD_BYTES_MAX = (
     16 << 10

@@ -20,12 +20,13 @@ import math
 import resource
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from router.access.client_address import client_of
 from router.config import RouterConfig
-from router.listener.connection import ClientConnection
+from router.listener.output import ClientOutput
 from router.listener.places import Places
 from router.listener.request_parser import Refusal
 from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by
@@ -74,19 +75,36 @@ class ClientCounters:
     )
 
 
+class BoundedConnection(Protocol):
+    """One client connection, as far as its bounds need it."""
+
+    transport: asyncio.Transport
+    output: ClientOutput
+    held_bytes: int
+
+    def check(self, now: float, silent_since: float) -> None:
+        """End the connection if it is over a budget of seconds, or has been silent since it was opened before then."""
+
+    def leave(self) -> bool:
+        """End the connection for a newer one; False if an answer must leave before."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer an error and end the connection."""
+
+
 class ClientConnections:
     """Knows every connection. Belongs to the event loop's thread."""
 
     def __init__(self, settings: RouterConfig):
         self.settings = settings
         self.counters = ClientCounters()
-        self._places: Places[ClientConnection] = Places(
+        self._places: Places[BoundedConnection] = Places(
             settings.connections_max,
             settings.connections_per_address_max,
             keys_asked=bool(settings.api_keys_file),
         )
-        self._refused: set[ClientConnection] = set()
-        self._displaced: set[ClientConnection] = set()  # and an answer has not left yet
+        self._refused: set[BoundedConnection] = set()
+        self._displaced: set[BoundedConnection] = set()  # and an answer has not left yet
         self._descriptor_places = math.inf  # how many there were when the reserve of descriptors was met
         self._held_bytes = 0
         self._written_bytes = 0  # since unread bytes were last measured
@@ -105,7 +123,7 @@ class ClientConnections:
         if self._timer:
             self._timer.cancel()
 
-    def admit(self, connection: ClientConnection) -> None:
+    def admit(self, connection: BoundedConnection) -> None:
         """Take a new connection in, or refuse it."""
         address = client_of(connection.transport.get_extra_info("peername"))
         bound = self._bound_met(connection, address)
@@ -117,27 +135,27 @@ class ClientConnections:
             self._displace(oldest, bound)
         self._places.take(connection, address)
 
-    def remove(self, connection: ClientConnection) -> None:
+    def remove(self, connection: BoundedConnection) -> None:
         """The connection is closed."""
         self._refused.discard(connection)
         self._displaced.discard(connection)
         self._places.give_back(connection)
 
-    def request_under_way(self, connection: ClientConnection) -> None:
+    def request_under_way(self, connection: BoundedConnection) -> None:
         """A request has come whole."""
         self._places.request_under_way(connection)
 
-    def request_ended(self, connection: ClientConnection) -> None:
+    def request_ended(self, connection: BoundedConnection) -> None:
         """What was under way on the connection has ended."""
         self._places.request_ended(connection)
 
-    def show_key(self, connection: ClientConnection, key: str) -> None:
+    def show_key(self, connection: BoundedConnection, key: str) -> None:
         """A valid API key, of this name, has come on the connection."""
         displaced = self._places.show_key(connection, key)
         if displaced is not None:
             self._displace(displaced, "connections")
 
-    def hold(self, connection: ClientConnection, held_bytes: int) -> bool:
+    def hold(self, connection: BoundedConnection, held_bytes: int) -> bool:
         """Note how much a connection holds now; False if all together hold too much."""
         grown = held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
@@ -158,7 +176,7 @@ class ClientConnections:
         """A request is refused with `status`, by its connection or by the application around the core."""
         self.counters.refusals[str(status)] += 1
 
-    def _bound_met(self, connection: ClientConnection, address: str) -> str | None:
+    def _bound_met(self, connection: BoundedConnection, address: str) -> str | None:
         """Why a new connection has no free place.
 
         One beyond the reserve tells how many there may be. A number alone does not tell it again: the next connection
@@ -170,7 +188,7 @@ class ClientConnections:
             return "descriptors"
         return self._places.bound_met(address)
 
-    def _displace(self, connection: ClientConnection, bound: str) -> None:
+    def _displace(self, connection: BoundedConnection, bound: str) -> None:
         """End a connection without a request: the bound was met by a newer one."""
         self._places.give_back(connection)
         self.count(bound)
@@ -180,7 +198,7 @@ class ClientConnections:
         if is_worth_a_line(times):
             log.warning("http.connections_displaced", cause=bound, times=times, open=len(self))
 
-    def _refuse(self, connection: ClientConnection, cause: str) -> None:
+    def _refuse(self, connection: BoundedConnection, cause: str) -> None:
         if cause == "descriptors" or len(self._refused) >= REFUSED_OPEN_MAX:
             self.count(cause)
             connection.transport.abort()

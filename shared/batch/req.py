@@ -14,7 +14,7 @@ Three lengths, each at most the one before, tell where the KV stands:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.primitives.state_table import Word
@@ -22,8 +22,12 @@ from shared.wire.messages import Decode, FinishReason, Prefill
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from shared.kv.radix_cache import Node
+
+class CacheNode(Protocol):
+    """A node of the prefix cache, which a request only keeps: `shared.kv` alone looks into it."""
+
+    pages: list[int]
+    lock_count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +50,7 @@ class Req:
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
-    node: Node | None = None  # deepest locked radix node
+    node: CacheNode | None = None  # deepest locked radix node
     cached_len: int = 0  # tokens found in the radix cache; an estimate until they are locked
     kv_len: int = 0
     launched_len: int = 0

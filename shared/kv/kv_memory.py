@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shared.batch.req import Req
 from shared.kv.page_pool import PagePool, PageState, pages_for_tokens
-from shared.kv.radix_cache import RadixCache, ancestry
+from shared.kv.radix_cache import Node, RadixCache, ancestry
 
 
 class KvMemory:
@@ -76,7 +76,7 @@ class KvMemory:
 
     def unmatch(self, req: Req) -> None:
         """Undo `match` of a request that no step has seen; `cached_len` stays, as an estimate."""
-        assert req.node is not None
+        assert isinstance(req.node, Node)
         assert not req.owned
         self.cache.unlock(req.node, last_step=0)
         req.pages, req.node = [], None
@@ -101,7 +101,7 @@ class KvMemory:
         tree and by the request, and a request that fits the pool alone could lack pages to finish.
         """
         self.commit(req)
-        assert req.node is not None
+        assert isinstance(req.node, Node)
         tree = [page for node in reversed([*ancestry(req.node)]) for page in node.pages]
         replaced = {page for page, kept in zip(req.pages, tree, strict=False) if page != kept}
         self.pool.retire(
@@ -114,6 +114,7 @@ class KvMemory:
         """Pages that become available if this request gives up all that it holds."""
         if req.node is None:
             return len(req.owned)
+        assert isinstance(req.node, Node)
         return len(req.owned) + sum(len(node.pages) for node in ancestry(req.node) if node.lock_count == 1)
 
     def release(self, req: Req, state: PageState = PageState.OWNED) -> None:
@@ -129,4 +130,5 @@ class KvMemory:
 
     def _unlock(self, req: Req) -> None:
         if req.node is not None:
+            assert isinstance(req.node, Node)
             self.cache.unlock(req.node, self.launched_step)

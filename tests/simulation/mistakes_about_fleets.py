@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Any
 
 from router.core.fleet import placement
-from router.core.fleet.open_workers import OpenWorkers
-from router.core.fleet.workers import Worker
+from router.core.fleet.workers import OpenWorkers, Worker
 from router.discovery import cells
 from shared.wire.messages import Load
 from tests.simulation.mutation import Mutation, Patch, into

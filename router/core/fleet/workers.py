@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
-from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
@@ -169,7 +168,7 @@ class Worker:
         return not self.draining and not self._is_withheld() and not self.by_tenant[tenant]
 
     def pause(self, pages: int, until: float, now: float) -> None:
-        """It has no room for a request of `pages` pages: offer it none of that size before `until`."""
+        """Offer the worker no request of `pages` pages or more before `until`: it has no room for one."""
         self.paused_pages = min(pages, self.paused_pages) if now < self.paused_until else pages
         self.paused_until = until
 
@@ -229,6 +228,47 @@ class Worker:
             more |= load.free_pages > before.free_pages - unreported.pages
             more |= load.slots_free > before.slots_free - unreported.requests
         return more and self.is_open
+
+
+class OpenWorkers:
+    """The workers of a role that can take something: adding, removing and drawing one cost O(1).
+
+    A worker here may still refuse a particular request; one that is not here takes none (`Worker.is_open`). The list
+    has no gaps, and its order follows what happened, not who is best.
+    """
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+        self._places: dict[Worker, int] = {}
+
+    @property
+    def all(self) -> Sequence[Worker]:
+        """Not a copy."""
+        return self._workers
+
+    def put(self, worker: Worker, *, is_open: bool) -> None:
+        """Take a worker in or out; a no-op where it is so already."""
+        place = self._places.get(worker)
+        if is_open and place is None:
+            self._places[worker] = len(self._workers)
+            self._workers.append(worker)
+        elif not is_open and place is not None:
+            last = self._workers.pop()
+            del self._places[worker]
+            if last is not worker:
+                self._workers[place] = last
+                self._places[last] = place
+
+    def draw(self, count: int, seed: int) -> list[Worker]:
+        """Up to `count` of them; the same for the same seed and history."""
+        size = len(self._workers)
+        if size <= count:
+            return list(self._workers)
+        drawn: dict[Worker, None] = {}
+        for _ in range(count):
+            seed = (seed * 1664525 + 1013904223) & 0xFFFFFFFF  # a generator by Knuth and Lewis
+            drawn[self._workers[(seed >> 8) % size]] = None
+        return list(drawn)
 
 
 class Fleet:
@@ -291,7 +331,7 @@ class Fleet:
         return worker
 
     def drain(self, worker: Worker) -> None:
-        """It takes nothing new from now on."""
+        """Give the worker nothing new from now on."""
         if not worker.draining:
             worker.draining = True
             self._note_whether_open(worker)
@@ -310,7 +350,7 @@ class Fleet:
         return self._by_role[role]
 
     def open_to(self, role: Role) -> OpenWorkers:
-        """Those workers of a role that could take something now."""
+        """Workers of a role that could take something now."""
         return self._open[role]
 
     @property

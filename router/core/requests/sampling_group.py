@@ -18,16 +18,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from router.core.effects import ClientRequest
 from router.core.fleet.workers import Worker
 from router.core.requests.lifecycle import RequestState
-
-if TYPE_CHECKING:
-    from router.core.requests.live_request import LiveRequest
 
 PATIENCE_SECONDS = 2.0  # that siblings wait for the worker with their prompt, while others might compute it
 SEEDS = 1 << 64
@@ -49,6 +46,16 @@ def _choice_request(request: ClientRequest, rid: str, number: int, group: str) -
     return dataclasses.replace(request, rid=rid, params=params, sampling_group=group)
 
 
+class GroupMember(Protocol):
+    """One of the live requests of a group, as far as the group looks at it."""
+
+    rid: str
+
+    @property
+    def state(self) -> RequestState:
+        """Where the request is in its life."""
+
+
 @dataclass(slots=True, eq=False)
 class SamplingGroup:
     """The live requests of one prompt. It decides for none of them: it knows where the prompt is. `now` in seconds."""
@@ -56,11 +63,11 @@ class SamplingGroup:
     name: str
     rids: dict[str, None] = field(default_factory=dict)  # of those that are live
     computed_at: float = -math.inf  # when a worker last said that it has computed the prompt
-    _computing: LiveRequest | None = None  # the last one that was placed while no worker had the prompt
+    _computing: GroupMember | None = None  # the last one that was placed while no worker had the prompt
     _prefill: Worker | None = None  # has computed the prompt
     _decode: Worker | None = None  # was last given one of them
 
-    def placed(self, live: LiveRequest) -> None:
+    def placed(self, live: GroupMember) -> None:
         """A prefill worker has been chosen for it."""
         if self.source is None:
             self._computing = live
@@ -73,7 +80,7 @@ class SamplingGroup:
         """A decode worker has been chosen for one of them."""
         self._decode = worker
 
-    def holds_back(self, live: LiveRequest) -> bool:
+    def holds_back(self, live: GroupMember) -> bool:
         """Whether another one computes the prompt, so that this one had better wait."""
         computing = self._computing
         return (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState, pages_for_tokens
+from shared.kv.radix_cache import Node
 from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_memory, request
@@ -357,7 +358,7 @@ def test_all_prompts_are_computed_whole_in_order_and_the_pool_balances(
                 continue
             done.append(req.sequence)
             cache.pool.retire(req.owned, PageState.OWNED, after_step=step)
-            assert req.node is not None
+            assert isinstance(req.node, Node)
             cache.unlock(req.node, last_step=step)
         check(cache)
         cache.pool.reclaim(step)
