@@ -86,7 +86,7 @@ class ExpectedGrowth:
             self._held[number] += count * (((held + steps) * share if steps < rest else 0.0) - held)
 
     def _shares_reaching(self, output_len: int) -> list[float]:
-        """Of the outputs that come to `output_len`, the share that goes on for `STEPS_AHEAD`; [] if none came."""
+        """Shares of outputs of at least `output_len` that go on for each of `STEPS_AHEAD`; [] if none came so far."""
         shares = self._shares.get(output_len)
         if shares is None:
             here, reaching = self._lengths.share_reaching(output_len), self._lengths.share_reaching

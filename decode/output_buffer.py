@@ -27,7 +27,7 @@ class OutputBuffer:
         return bool(self._reqs)
 
     def add(self, reqs: Iterable[Req]) -> None:
-        """These have one token more."""
+        """Note that each of `reqs` has one token more."""
         self._reqs.update(dict.fromkeys(reqs))
 
     def forget(self, router: str) -> None:

@@ -201,7 +201,7 @@ class Retraction:
         return req
 
     def _retract(self, req: Req) -> None:
-        """Its pages are copied once its step in flight has settled."""
+        """Retract a request: its pages are copied once its step in flight has settled."""
         req.retractions += 1
         self.counters.retractions += 1
         self.states.advance(req, DecodeEvent.RETRACTED)

@@ -118,7 +118,7 @@ class PrefillScheduler:
     # ---- steps ----
 
     def settles_first(self) -> bool:
-        """Of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT.
+        """Whether of two consecutive EXTEND steps the first is settled before the second is planned, for its TTFT.
 
         So are chunks whose steps short prompts may join: one that comes then waits for the step under way alone.
         """

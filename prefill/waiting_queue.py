@@ -71,12 +71,12 @@ class WaitingQueue:
         return None
 
     def add(self, req: Req) -> None:
-        """It waits from now on."""
+        """Take in a request, which waits from now on."""
         self._memory.look_up(req, req.reusable_len)
         self._reqs[req.rid] = req
 
     def remove(self, req: Req) -> None:
-        """It starts, or nobody wants it any more."""
+        """Take out a request that starts, or that was cancelled."""
         del self._reqs[req.rid]
 
     def in_order(self, running: Sequence[Req], leased: Sequence[Req]) -> list[Req]:

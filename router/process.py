@@ -257,7 +257,7 @@ class MetricsPublisher:
 
 
 def _sampling_defaults(config: RouterConfig) -> dict[str, float]:
-    """Of the model's folder, unless they are not wanted."""
+    """Sampling defaults of the model's folder, unless they are not wanted."""
     if config.generation_config == "none":
         return {}
     defaults = read_sampling_defaults(Path(config.model))

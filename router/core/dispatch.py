@@ -233,7 +233,7 @@ class RouterCore:
             self._backpressure.waiting_passed(attempts, now)
 
     def _place_ready(self, now: float) -> None:
-        """Those that have left a draining worker, then those that can leave one, then those that have not begun.
+        """Place requests that have left a draining worker, then those that can leave one, then those not begun.
 
         In another order a draining worker at saturation would keep its streams until it ends: new requests would take
         each slot that falls free, or the room that a migration had reserved.
@@ -359,7 +359,7 @@ class RouterCore:
         return placement.place_beside_group(live.need, reader, shared, self.settings, now)
 
     def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those of the decode workers that have not failed to fetch its pages."""
+        """Decode workers that have not failed to fetch the request's pages."""
         if not live.unread_by:
             return workers
         return [worker for worker in workers if worker.peer not in live.unread_by]

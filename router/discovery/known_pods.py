@@ -40,7 +40,7 @@ POD_STATES: tuple[PodState, ...] = ("waiting", "elsewhere", "dialed", "terminati
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """These are all slices there are."""
+    """Lists all slices there are."""
 
     slices: tuple[PodSlice, ...]
 

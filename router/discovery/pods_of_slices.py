@@ -47,7 +47,7 @@ class PodsOfSlices:
         self._absent_since: dict[str, float] = {}  # by uid
 
     def replace_all(self, slices: Iterable[PodSlice], now: float) -> None:
-        """These are all slices there are."""
+        """Replace what is known: `slices` are all there are."""
         self._slices = {each.name: each for each in slices}
         self.refresh(now)
 

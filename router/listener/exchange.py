@@ -95,7 +95,7 @@ class Exchange:
         self._changed.set()
 
     def disconnect(self) -> None:
-        """Nobody will read the answer."""
+        """Note that the client has gone: no one will read the answer."""
         self.disconnected = True
         self._changed.set()
 

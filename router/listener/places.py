@@ -107,7 +107,7 @@ class Places(Generic[C]):
             self._stop_waiting(connection)
 
     def request_ended(self, connection: C) -> None:
-        """Its answer has ended: the connection waits."""
+        """Note that the connection's answer has ended: it waits for a request."""
         self._under_way.discard(connection)
         if place := self._holders.get(connection):
             place[0].waiting.add(place[1], connection)

@@ -291,7 +291,7 @@ class CompletionEndpoint:
                     await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
-        """Of an answer that has this rid, or that a ticket tells of."""
+        """Objects of an answer; it begins with this rid, or goes on as a ticket says."""
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
         prompt_tokens = tuple(len(request.token_ids) for request in wanted.requests)
         head = ObjectHead(

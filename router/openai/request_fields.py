@@ -204,7 +204,7 @@ def asked_logprobs(fields: GenerationFields) -> int:
 
 
 def asked_prompt_logprobs(fields: GenerationFields) -> int:
-    """The same of the tokens of the prompt, which `echo` tells as those of the output; -1: no logprobs."""
+    """How many likeliest tokens to name with each of the prompt, by its own field or `echo`; -1: no logprobs."""
     asked = -1 if fields.prompt_logprobs is None else _within("prompt_logprobs", fields.prompt_logprobs)
     return max(asked, asked_logprobs(fields)) if _echoes(fields) else asked
 

@@ -194,7 +194,7 @@ def _reasoning(setting: str, tools: str, chat_template: str) -> str:
 
 
 def _own_format(spec: Any) -> AnswerFormat:
-    """Of the response template that came with a tokenizer."""
+    """Format of the response template that came with a tokenizer."""
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     try:

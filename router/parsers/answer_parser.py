@@ -54,7 +54,7 @@ class AnswerFormatReader:
 
     @cached_property
     def forced(self) -> AnswerFormatReader:
-        """Of an answer whose calls a grammar forces: as this one, if that writes them as JSON, else as Hermes."""
+        """Reader of an answer whose calls a grammar forces: this format if it writes them as JSON, else Hermes."""
         own = self.format
         if own.writing is not None and (own.writing.trigger or not own.thinks):
             return self
@@ -69,7 +69,7 @@ class AnswerFormatReader:
 
     @property
     def strict(self) -> AnswerFormatReader | None:
-        """Of a free answer whose calls a grammar keeps to schemas from their mark on; None: it cannot."""
+        """Reader of a free answer whose calls a grammar keeps to schemas from their mark on; None: it cannot."""
         if self.format.writing is not None:
             return self
         return self.forced if self.format.begins_as_hermes else None

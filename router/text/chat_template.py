@@ -100,7 +100,7 @@ class ChatTemplate:
         return self._source is not None
 
     def renamed(self, names: Mapping[str, str]) -> ChatTemplate:
-        """The same template with other names for some tokens."""
+        """Copy of the template with other names for some tokens."""
         return ChatTemplate(self._tokenizer, self._limit, names)
 
     @property

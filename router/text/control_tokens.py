@@ -90,7 +90,7 @@ class ControlTokens:
         return ids
 
     def _harmless(self, options: ChatOptions) -> ChatOptions:
-        """The same without a special token in what the client sent."""
+        """Options without a special token in what the client sent."""
         given = {name: self._cleaned(getattr(options, name)) for name in ("variables", "documents", "tools")}
         return replace(options, **given)
 

@@ -90,7 +90,7 @@ class NoSplitPointError(Exception):
 
 
 def find_split_points(encode: Encode, vocabulary: list[str], added_tokens: list[str]) -> SplitPoints:
-    """Those of a tokenizer: `encode` adds no special tokens, `vocabulary` has the text of every other token."""
+    """Split points of a tokenizer: `encode` adds no special tokens, `vocabulary` has the text of every other."""
     alternatives = [
         [_BEFORE_SPACE, _AFTER_LINES],
         [_BEFORE_SPACE, _AFTER_LINE, _BEFORE_LINE],

@@ -159,7 +159,7 @@ class Tokenizer:
         return tuple(self._control.encode(messages, options, encode))
 
     def compact(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """The same ids, of the vocabulary, in 8 bytes each: all prompts share one object for a number."""
+        """Store ids of the vocabulary in 8 bytes each: all prompts share one object for a number."""
         return tuple(map(self._numbers.__getitem__, token_ids))
 
     def _encode(self, backend: Any, text: str, tokens_max: int | None) -> list[int]:
@@ -196,7 +196,7 @@ class Tokenizer:
 
     @property
     def spelling_specials(self) -> Decoder:
-        """The same with special tokens spelled out."""
+        """Decoder that spells out special tokens."""
         return self._spelling
 
     def decode(self, token_ids: Sequence[int]) -> str:

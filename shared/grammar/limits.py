@@ -38,7 +38,7 @@ _IN_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)\n 
 
 
 def library_version() -> str:
-    """Of the library and of its engine for regular expressions: another version may allow other tokens."""
+    """Version of the library and of its engine for regular expressions: another may allow other tokens."""
     return get_version()
 
 

@@ -94,14 +94,14 @@ class Outbox:
             return "waits"
 
     def remove(self, session: PeerSession, body: bytes) -> None:
-        """It is being sent."""
+        """Take a body off the count of unsent bytes: it is being sent."""
         with self._lock:
             self._unsent_bytes[session] -= len(body) + COMMAND_BYTES
             if not self._unsent_bytes[session]:
                 del self._unsent_bytes[session]
 
     def forget(self, session: PeerSession) -> None:
-        """It has been given up."""
+        """Drop a session that has been given up."""
         with self._lock:
             self._given_up.discard(session)
 

@@ -58,7 +58,7 @@ class RequestError(SegueError):
         self.code = code
 
     def reworded(self, message: str, param: str | None) -> RequestError:
-        """The same error in the words of another API, with all else that it carries."""
+        """Copy the error in the words of another API, with all else that it carries."""
         same = copy.copy(self)
         same.args, same.message, same.param = (message,), message, param
         return same

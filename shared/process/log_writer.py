@@ -110,7 +110,7 @@ class LineWriter(logging.StreamHandler[TextIO]):
             self._written.wait_for(lambda: not (self._waiting or self._writing), FLUSH_SECONDS_MAX)
 
     def close(self) -> None:
-        """The same as `flush`: a library that calls `logging.config` closes every handler, and more lines come."""
+        """Flush only: a library that calls `logging.config` closes every handler, and more lines come."""
         self.flush()
 
     def end(self) -> None:
@@ -195,7 +195,7 @@ class LineWriter(logging.StreamHandler[TextIO]):
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Of a file; None: the stream is in memory."""
+    """Descriptor of a file; None: the stream is in memory."""
     try:
         return stream.fileno()
     except (io.UnsupportedOperation, AttributeError):

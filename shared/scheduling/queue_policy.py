@@ -131,7 +131,7 @@ class InBatchPrefix:
         self.put_off: dict[int, None] = {}  # sequence numbers
 
     def go_now(self, ordered: Sequence[Req]) -> list[Req]:
-        """Those of `ordered`, all the requests waiting, to try in this round, in the same order."""
+        """Requests of `ordered`, which are all that wait, to try in this round, in the same order."""
         firsts: dict[tuple[str, tuple[int, ...]], Req] = {}
         now: list[Req] = []
         put_off: dict[int, None] = {}

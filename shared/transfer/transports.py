@@ -144,7 +144,7 @@ def _ipv4_of(name: str) -> str:
 
 
 def _ipv6_of(name: str) -> str:
-    """Its first address that is not link-local."""
+    """First address of an interface that is not link-local; "" if it has none."""
     table = Path("/proc/net/if_inet6")
     rows = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
     for digits, _, _, scope, _, interface in rows:

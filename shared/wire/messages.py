@@ -131,7 +131,7 @@ class Release(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody wants this request any more, whatever its state."""
+    """End this request, which is no longer wanted, whatever its state."""
 
     rid: Name
     attempt: int

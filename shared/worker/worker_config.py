@@ -164,7 +164,7 @@ class WorkerConfig(ProcessConfig):
     )
 
     def on(self, device: str) -> Self:
-        """These settings on the device that was found: where nobody set a number, the one that suits it."""
+        """Adapt the settings to the device that was found: a number that was not set gets the one that suits it."""
         defaults = self.defaults_on_cuda if device == "cuda" else {}
         unset = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
         return self.model_copy(update={**unset, "device": device})

@@ -69,12 +69,26 @@ def test_names_say_what_the_thing_is() -> None:
     assert files + classes == []
 
 
-def test_a_class_name_means_one_thing_in_the_whole_tree() -> None:
+def test_a_class_name_means_one_thing_in_the_whole_product() -> None:
     homes: dict[str, list[str]] = {}
-    for file in source_files():
+    for file in (file for file in source_files() if file.shipped):
         for node in file.classes():
             homes.setdefault(node.name, []).append(file.path)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_a_docstring_reads_right_without_its_file() -> None:
+    """A docstring begins with a verb or with the noun that is returned, not with a word for something above."""
+    pointing = re.compile(r"(It|Its|These|Those|They|Of|The same|Nobody)\b")
+    documented = [
+        (f"{file.path}:{node.body[0].lineno}", ast.get_docstring(node) or "")
+        for file in source_files()
+        if file.shipped
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body
+    ]
+    assert len(documented) > 1000
+    assert [(place, text.partition("\n")[0]) for place, text in documented if pointing.match(text)] == []
 
 
 def test_every_log_line_is_an_area_and_an_event() -> None:

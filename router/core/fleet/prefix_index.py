@@ -135,7 +135,7 @@ class Hits:
         self._roles = roles
 
     def tokens(self, peer: str) -> int:
-        """Of one worker; 0 where nothing is known."""
+        """Tokens of the prompt that one worker has cached; 0 where nothing is known."""
         worker = self._workers.get(peer) if self._steps else None
         if worker is None:
             return 0
@@ -160,7 +160,7 @@ class Hits:
         return list(found)
 
     def all(self) -> dict[str, int]:
-        """Of all workers that know something."""
+        """Cached tokens by worker, of all workers that have some."""
         return {self._peers[bit]: tokens for tokens, bits in reversed(self._steps) for bit in _bits(bits)}
 
 

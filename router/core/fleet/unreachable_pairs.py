@@ -49,7 +49,7 @@ class UnreachablePairs:
             yield [worker for worker in workers if worker not in expected]
 
     def holders(self, workers: Sequence[Worker], fleet: Fleet, now: float) -> Sequence[Worker]:
-        """Those whose pages can be expected to be read; all of them, if none of those takes anything new."""
+        """Workers whose pages can be expected to be read; all of `workers`, if none of them takes anything new."""
         if not self._until:
             return workers
         expected = [worker for worker in workers if not self.cut_off(worker, fleet, now)]

@@ -43,13 +43,13 @@ class PlacementPass:
         return live.tenant.running < front.tenant.running
 
     def found_no_room(self, live: LiveRequest) -> None:
-        """It waits on: requests of its size need not be tried."""
+        """Note that a request waits on: others of its size need not be tried."""
         group = live.need.group
         self._front.setdefault(group, live)
         self._room_below[group, live.tenant.name] = live.need.tokens
 
     def placed(self, live: LiveRequest) -> None:
-        """It went to a worker, past the first that found no room, if there is one."""
+        """Note that a request went to a worker, past the first that found no room, if there is one."""
         self.taken.append(live)
         front = self._front.get(live.need.group)
         if front is not None:

@@ -113,7 +113,7 @@ class LiveRequest:
         return Usage(charged, len(self.output), min(cached, charged))
 
     def count_loss(self, peer: str, now: float, event_seconds: float) -> None:
-        """It has lost the worker `peer`. Workers that die together are one loss, and the second of them makes it rest.
+        """Count the loss of a worker. Workers that die together are one loss, and the second makes the request rest.
 
         So a request that meets one worker after another that is just dying keeps its attempts, and one that kills
         its workers takes at most two with each loss that counts.
@@ -159,7 +159,7 @@ class LiveRequest:
         )
 
     def _kv_format(self) -> str:
-        """Of its pages, where they are now."""
+        """KV format of the request's pages, where they are now."""
         if self.baton is not None:
             return self.baton.kv_format
         return self.worker.hello.kv_format if self.worker is not None else ""

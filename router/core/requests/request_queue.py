@@ -51,7 +51,7 @@ class RequestQueue:
             self._forget(live)
 
     def ended(self, live: LiveRequest, unused: int) -> None:
-        """It has ended, and needed so many tokens less than it was charged."""
+        """Take out a request that has ended, and credit the `unused` tokens of its charge."""
         if live.starts.pop(self._state, None) is not None:
             self.clock.give_back(live.tenant.name, unused / live.tenant.weight)
             self._forget(live)

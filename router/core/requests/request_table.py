@@ -255,7 +255,7 @@ class RequestTable:
         self.reservations.enqueue(live)
 
     def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
-        """Nobody could fetch its pages: it is computed anew, elsewhere if it can be. The first time is no loss.
+        """Compute a request anew whose pages no worker could fetch, elsewhere if possible. The first time is no loss.
 
         `peer` is the last worker that tried; it holds nothing of it.
         """
@@ -327,7 +327,7 @@ class RequestTable:
         self.reservations.assign(live, choice, tokens, now)
 
     def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:
-        """Its worker computes no more of it and keeps its pages under a lease, which must be renewed."""
+        """Make a request ready: its worker has computed its part and leases the pages; the lease must be renewed."""
         worker = live.worker
         assert worker is not None, live.rid
         self._advance(live, event, now, worker.peer)

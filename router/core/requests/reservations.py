@@ -85,7 +85,7 @@ class Reservations:
         self.deadlines.set(("stall", live.rid), now + self._settings.stall_seconds)
 
     def unassign(self, live: LiveRequest) -> None:
-        """Its worker has no more work with it, and it needs no room elsewhere."""
+        """Release a request's place at its worker, which has no more work with it, and any room reserved elsewhere."""
         assert live.worker is not None, live.rid
         worker, live.worker = live.worker, None
         if live.heard_at > worker.assigned[live.rid].sent_at:
@@ -97,14 +97,14 @@ class Reservations:
         self.forget_target(live)
 
     def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
-        """Its prefill worker had so much of the prompt in its cache: learn from it if more was expected."""
+        """Correct the prefix index if the prefill worker had less of the prompt in its cache than expected."""
         assert live.worker is not None, live.rid
         missed = live.worker.assigned[live.rid].hit_tokens - cached_tokens
         if missed > 0:
             self._prefixes.forget_oldest(live.worker.peer, missed)
 
     def index_output(self, live: LiveRequest) -> None:
-        """Its decode worker caches prompt and output, but for the last token, whose KV was never computed."""
+        """Index prompt and output at the decode worker, which caches them but for the last token: that has no KV."""
         if (
             live.worker is not None
             and live.worker.hello.role == "decode"

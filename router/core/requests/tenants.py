@@ -31,22 +31,22 @@ class Tenant:
 
     @property
     def live(self) -> int:
-        """Its requests between arrival and end."""
+        """Requests of the tenant between arrival and end."""
         return self.by_state.total()
 
     @property
     def waiting(self) -> int:
-        """Its requests that no worker has."""
+        """Requests of the tenant that no worker has."""
         return self.by_state[RequestState.WAITING]
 
     @property
     def running(self) -> int:
-        """Its requests that a worker has computed something of."""
+        """Requests of the tenant that a worker has computed something of."""
         return self.live - self.waiting
 
     @property
     def before_decode(self) -> int:
-        """Its requests that tie up, or soon will, pages of a prefill worker."""
+        """Requests of the tenant that tie up, or soon will, pages of a prefill worker."""
         return self.by_state[RequestState.PREFILLING] + self.by_state[RequestState.READY]
 
     def spend(self, tokens: int, now: float) -> None:
@@ -64,7 +64,7 @@ class Tenant:
 
 
 class Tenants:
-    """Those that have a live request, and those that still owe tokens."""
+    """Tenants that have a live request, and those that still owe tokens."""
 
     def __init__(self, settings: RouterConfig):
         self._tokens_per_minute = settings.tenant_tokens_per_minute
@@ -86,7 +86,7 @@ class Tenants:
         return self._live.get(name) or self._idle.get(name) or self._new(name, now)
 
     def enter(self, tenant: Tenant) -> None:
-        """It has a live request."""
+        """Note that the tenant has a live request."""
         self._idle.pop(tenant.name, None)
         self._live[tenant.name] = tenant
 
@@ -97,11 +97,11 @@ class Tenants:
 
     @property
     def all_live(self) -> Collection[Tenant]:
-        """Those that have a live request."""
+        """Tenants that have a live request."""
         return self._live.values()
 
     def forget(self, tenant: Tenant, now: float) -> None:
-        """It has no live request; a no-op where that is known."""
+        """Note that the tenant has no live request; a no-op where that is known."""
         if self._live.pop(tenant.name, None) is None:
             return
         if tenant.bucket is not None:

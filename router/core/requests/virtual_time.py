@@ -53,7 +53,7 @@ class VirtualTime:
             self._last[tenant] = (start, end - cost)
 
     def rest(self) -> None:
-        """Nobody waits: tenants are equal again."""
+        """Make all tenants equal again: no request waits."""
         ends = [end for _, end in self._last.values()]
         self._now = max([self._now, *ends])
         self._last.clear()

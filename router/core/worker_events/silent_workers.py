@@ -81,7 +81,7 @@ class SilentWorkers:
         return self._look(name, now) if kind == "silent" else self._try_again(name)
 
     def _look_at_request(self, live: LiveRequest, now: float) -> bool:
-        """Its worker is up and may have forgotten it: then it is cancelled there, and tried again."""
+        """Cancel a request, and try it again, if its worker is up and may have forgotten it; returns whether it did."""
         worker = live.worker
         assert worker is not None, live.rid
         if not self._requests.reservations.has_stalled(live, now):

@@ -52,7 +52,7 @@ class AskedAnswer:
     repeated_bytes: int = 0  # of fields of the request that the answer repeats
 
     def prompt_bytes(self) -> int:
-        """Of what is told of the prompts."""
+        """Bytes of what is reported about the prompts."""
         likeliest = max(self.echo_likeliest, self.told_likeliest)
         a_token = TEXT_BYTES if self.echoes else 0
         shown = a_prompt = 0
@@ -64,7 +64,7 @@ class AskedAnswer:
         return sum(self.prompts) * a_token + len(self.prompts) * a_prompt + max(self.prompts) * shown
 
     def output_bytes(self) -> int:
-        """Of what is told of the tokens of all outputs."""
+        """Bytes of what is reported about the tokens of all outputs."""
         if self.likeliest < 0 or (self.stream and not self.typed):
             return 0
         tokens = self.output_tokens if self.limited else min(self.output_tokens, UNSAID_TOKENS_MAX)
@@ -115,14 +115,14 @@ class HeldBytes:
         self._begun = self._grown
 
     def grow(self, more: int) -> None:
-        """It holds more. Raises `RequestError` beyond `most` (400), or if the budget has no room (429)."""
+        """Count `more` bytes as held. Raises `RequestError` beyond `most` (400), or if the budget has no room (429)."""
         assert more >= 0, more
         self._grown += more
         if self._grown > self._granted:
             self._take()
 
     def reach(self, output_bytes: int) -> None:
-        """It holds so much of its output in all. Raises as `grow` does."""
+        """Count up to `output_bytes` of the output as held. Raises as `grow` does."""
         self.grow(self._begun + output_bytes - self._grown)
 
     def _take(self) -> None:

@@ -66,7 +66,7 @@ class ObjectHead:
         return self.whole(kind, []) | ({"usage": None} if self.chunk_usage else {})
 
     def usage_so_far(self, index: int, tokens: int) -> Json | None:
-        """Of one choice, as vLLM's chunks have it; None where the last chunk alone has usage."""
+        """Usage of one choice, as vLLM's chunks have it; None where the last chunk alone has usage."""
         if not self.prompt_tokens:
             return None
         prompt = self.prompt_tokens[index]
@@ -129,7 +129,7 @@ class CompletionObjects:
         return object_parts({**head, "usage": usage})
 
     def _whole_choices(self, choices: Sequence[KeptChoice]) -> Iterator[Parts]:
-        """Those of one prompt stand together, so what is told of one prompt at a time is kept as text."""
+        """Objects of all choices. Choices of one prompt stand together, so the text of one prompt at a time is kept."""
         told, shown = self._head.logprobs, None
         for kept in choices:
             if told and kept.prompt and (shown is None or shown.prompt is not kept.prompt):

@@ -60,7 +60,7 @@ class ToldPrompt:
             raise InvariantError(f"{at} tokens of a prompt of {len(self.token_ids)} were scored")
 
     def echoed(self) -> Iterator[list[TokenEntry]]:
-        """The same with the likeliest that go with an echo."""
+        """Entries as `entries` gives them, each with the likeliest that go with an echo."""
         for batch in self.entries():
             yield [
                 TokenEntry(entry.token_id, entry.offset, _shortened(entry.logprobs, self.echo_top))

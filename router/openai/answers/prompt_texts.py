@@ -13,7 +13,7 @@ Texts = Iterable[bytes]
 
 
 class PromptTexts:
-    """Of one prompt."""
+    """Texts that report one prompt."""
 
     def __init__(self, prompt: ToldPrompt, told: LogprobObjects):
         self.prompt = prompt

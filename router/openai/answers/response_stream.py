@@ -132,7 +132,7 @@ class ResponseStream:
         self._writing = more
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """End the wait: no one takes a delta any more."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -262,7 +262,7 @@ class Choice:
         return TextDelta(self._index, text)
 
     def _parsed(self, parts: list[AnswerDelta]) -> TextDelta:
-        """The same of the parts of a text; stop strings are looked for in its content."""
+        """Delta of a text that was parsed into `parts`; stop strings are looked for in its content."""
         delta, calls = TextDelta(self._index, ""), []
         for part in parts:
             if part.kind == "content":

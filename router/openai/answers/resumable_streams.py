@@ -107,7 +107,7 @@ class _Remembered:
 
 
 class Resuming:
-    """Of one router. `plan` may be called on any thread, `remember` on the event loop's."""
+    """Resumable streams of one router. `plan` may be called on any thread, `remember` on the event loop's."""
 
     def __init__(self, link_secret: bytes):
         self.counters = ResumingCounters()

@@ -65,7 +65,7 @@ def check_names(given: Iterable[str], within: str, kind: str) -> None:
 
 
 def check_names_of_each(entries: Sequence[Iterable[str]], within: str, kind: str) -> None:
-    """The same of each object of a list, all of them together bounded as one."""
+    """Check names as `check_names` does in each object of a list, all of them together bounded as one."""
     known, compared = frozenset(OBJECTS[kind]), set[str]()
     for at, given in enumerate(entries):
         for name in given:

@@ -89,7 +89,7 @@ def read_messages(body: bytes | bytearray, context_len: int, ignored: Ignored) -
 
 
 def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOfMessages:
-    """The same of fields that were read."""
+    """Convert fields of the Messages API that were read to those of a chat."""
     history = read_history(asked.messages, asked.system, context_len, ignored)
     asked.messages = asked.system = NULL  # the fields live on, the body need not
     tools = chat_tools(asked.tools, asked.tool_choice, history, ignored)

@@ -90,7 +90,7 @@ class MessageFields(msgspec.Struct):
 
 
 def without_late_system(messages: list[Message]) -> list[Message]:
-    """The same chat for templates that take a system message at the beginning alone.
+    """Rewrite a chat for templates that take a system message at the beginning alone.
 
     A second one there is a part of the first. A later one becomes text of the user, joined with what the user says
     beside it, because such templates want the roles to take turns.

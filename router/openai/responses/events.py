@@ -248,7 +248,7 @@ class _Item:
         return msgspec.Raw(b"[%b]" % b",".join(self.logprobs))
 
     def part(self, *, begun: bool = False) -> Json:
-        """Its one part of text; empty where it has only begun."""
+        """Object of the item's one part of text; empty where it has only begun."""
         text = "" if begun else self.text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}

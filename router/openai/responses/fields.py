@@ -121,7 +121,7 @@ class RepeatedFields:
 
     @property
     def held_bytes(self) -> int:
-        """Of all of it, as long as the answer takes."""
+        """Bytes of all that is repeated, which are held as long as the answer takes."""
         long = (self.instructions, self.metadata, self.effort, self.text_format, self.tool_choice, self.tools)
         return sum(map(len, map(bytes, long)))
 

@@ -67,7 +67,7 @@ class ToolUse:
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def free(self, ignored: Ignored) -> ToolUse:
-        """The same where no free call can be kept to a schema; what is not kept to is noted."""
+        """Tool use without strict schemas, for where no free call can be kept to one; notes what is not kept to."""
         for tool in self.tools:
             if tool.strict:
                 ignored.own(tool.param)

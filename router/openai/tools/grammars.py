@@ -116,7 +116,7 @@ def _free_until_a_call(use: ToolUse, answer_format: AnswerFormat) -> Grammar:
 
 
 def _schema(tool: Tool, *, exact: bool) -> Grammar:
-    """Of a tool's arguments; any object for those that are neither forced nor strict."""
+    """Grammar of a tool's arguments; any object for those that are neither forced nor strict."""
     schema = {"type": "object"} | tool.schema if exact or tool.strict else ANY_OBJECT
     grammar = json_grammar(schema, tool.param, lenient=not tool.strict)
     check_bounds(grammar, tool.param)

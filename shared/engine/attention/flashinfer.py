@@ -294,7 +294,7 @@ class FlashInferAttention:
         return _Part(int(rows[first]), int(rows[end]), wrappers)
 
     def _settings(self, window: Window) -> dict[str, Any]:
-        """Of `plan` for DECODE and EXTEND; `window_left` does not count the row itself."""
+        """Arguments of `plan` for DECODE and EXTEND; `window_left` does not count the row itself."""
         return {
             "window_left": -1 if window is None else window - 1,
             "q_data_type": self._dtype,

@@ -28,7 +28,7 @@ class Processors:
 
     @staticmethod
     def of(device: torch.device) -> Processors:
-        """Those of a GPU; a CPU, in tests, counts as one of Ampere's."""
+        """Processors of a GPU; a CPU, in tests, counts as one of Ampere's."""
         if device.type != "cuda":
             return Processors(count=1, major=8)
         found = torch.cuda.get_device_properties(device)

@@ -104,7 +104,7 @@ class ReferenceStep:
         return self._attend(layer, queries, keys, values, place)[request, row].to(q.dtype)
 
     def _gather(self, cell: Tensor) -> Tensor:
-        """Of [pages, kv_heads, page_size, head_dim]: [requests, tokens, kv_heads, head_dim], zeros behind the last."""
+        """Gather [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
         batch, token = self._batch, torch.arange(self._tokens, device=cell.device)
         entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
         page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()

@@ -16,7 +16,7 @@ from shared.engine.checkpoint.rope_config import RopeDefaults
 
 
 class Activation(Enum):
-    """Of the gate in the MLP."""
+    """Function of the gate in the MLP."""
 
     SILU = "silu"
     GELU = "gelu_tanh"  # approximated by tanh

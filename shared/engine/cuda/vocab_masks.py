@@ -32,7 +32,7 @@ def mask_words(vocab_size: int) -> int:
 
 
 class SlotMask:
-    """Of one request in its slot."""
+    """Mask of one request in its slot."""
 
     def __init__(
         self,

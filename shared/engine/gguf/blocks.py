@@ -21,7 +21,7 @@ from shared.engine.gguf.packing import QUANTIZED_KINDS, Kind, PackedWeight, pack
 def quantized_weights(
     reader: GGUFReader, names: Iterable[str], config: ModelConfig
 ) -> dict[str, PackedWeight]:
-    """Those of the weights `names` that the file holds in supported blocks, packed."""
+    """Packed weights: those of `names` that the file holds in supported blocks."""
     architecture = str(reader.fields["general.architecture"].contents())
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     found = {}

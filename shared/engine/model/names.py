@@ -68,7 +68,7 @@ class DecoderWeights:
 
 
 def packed_parts(config: ModelConfig) -> dict[str, tuple[str, int, int]]:
-    """Of each linear that is stored within another one: that one, its own first row there, and the rows of all."""
+    """Map each linear stored within another one to: that one, its own first row there, and the rows of all."""
     q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
     qkv, inner = q_size + 2 * kv_size, config.intermediate_size
     return {

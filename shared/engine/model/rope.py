@@ -23,7 +23,7 @@ from shared.primitives.errors import InvariantError
 
 
 def cos_sin_table(rope: Rope, context_len: int) -> Tensor:
-    """Of all positions below `context_len`: float32 [context_len, rotary_dim], cosines first, then sines."""
+    """Table of all positions below `context_len`: float32 [context_len, rotary_dim], cosines first, then sines."""
     frequencies, factor = _frequencies(rope)
     angles = torch.outer(torch.arange(context_len, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=1) * factor

@@ -118,7 +118,7 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint(instruction_set: InstructionSet) -> str:
-    """Of everything but the compiler: an image without one must find what another machine compiled."""
+    """Digest of everything but the compiler: an image without one must find what another machine compiled."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr((FLAGS, GCC_FLAGS, instruction_set.flags, platform.machine())).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):

@@ -80,7 +80,7 @@ class LogprobRows:
 
 
 def logprobs_by_numpy(logits: Row, token_id: int, top: int) -> TokenLogprobs:
-    """The same without kernels."""
+    """Logprobs of one row by numpy, for engines without kernels."""
     wide = logits.astype(np.float64)
     most = wide.max()
     total = most + np.log(np.exp(wide - most).sum())
