@@ -26,9 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.access.browser_guard import guarded
 from router.openai.completions import CompletionEndpoint
 from router.openai.info_pages import add_info_pages
-from router.openai.messages.count_tokens import count_tokens
 from router.openai.serving import OpenAIServing
-from router.openai.tokenize import TokenizerEndpoint, detokenize, tokenize
+from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
 from router.replies.anthropic_errors import speaks_anthropic
 from router.replies.known_paths import SERVED, describe_unknown
 from router.replies.replies import count_refusal, error_of, send_json

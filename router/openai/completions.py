@@ -7,7 +7,6 @@ choice for each prompt, and each choice is one request to the core. What is writ
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from dataclasses import dataclass
 
@@ -22,50 +21,24 @@ from router.openai.answers.answer_writer import AnswerWriter
 from router.openai.answers.kept_answer import KeptAnswer
 from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
-from router.openai.answers.prompt_echo import ToldPrompt
+from router.openai.answers.packed_list import PackedList
+from router.openai.answers.prompt_echo import ToldPrompt, echoed_text
 from router.openai.answers.resumable_streams import AskedStream
 from router.openai.answers.stream_ids import StreamTicket
 from router.openai.fields.ignored import Ignored
-from router.openai.fields.own_words import errors_in_words_of
+from router.openai.fields.own_words import in_own_words
 from router.openai.fields.states import Endpoint
-from router.openai.fields.thinking import separates_thoughts, shows_thoughts
+from router.openai.generation_request import AnswerOptions, GenerationRequest, RequestReader
 from router.openai.messages.answer import MessagesObjects
-from router.openai.messages.fields import read_messages, told_too_long
+from router.openai.messages.fields import told_too_long
 from router.openai.prompts.prompts import TokenIds
-from router.openai.request_fields import (
-    ChatFields,
-    CompletionFields,
-    GenerationFields,
-    asked_answer,
-    asked_logprobs,
-    asked_max_tokens,
-    chat_options,
-    check_told,
-    choice_count,
-    continuous_usage,
-    include_usage,
-    max_new_tokens,
-    read_fields,
-    sampling_params,
-    stop_strings,
-    text_options,
-    told_prompt,
-    truncation,
-)
 from router.openai.responses.events import ResponsesObjects
-from router.openai.responses.fields import (
-    ChatOfResponses,
-    RepeatedFields,
-    read_responses,
-    repeated_fields,
-)
-from router.openai.serving import OpenAIServing, TextOptions
-from router.openai.tools.answer_reading import AnswerReading, answer_reading
+from router.openai.serving import OpenAIServing
 from router.openai.tools.bad_words import bad_word_ids, check_bars
-from router.openai.tools.choice import NO_TOOLS, ToolUse
-from router.openai.tools.structured_output import asked_grammar
 from router.replies.replies import DisconnectedError, send_request_error
+from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
+from shared.wire.sampled import TokenLogprobs
 
 PREFIXES: dict[Endpoint, str] = {
     "chat": "chatcmpl-",
@@ -79,19 +52,13 @@ PREFIXES: dict[Endpoint, str] = {
 class WantedAnswer:
     """What a body asks for, and the requests to the core that it takes.
 
-    Lives as long as the answer, so it holds neither the fields nor a view of the body, of which one keeps all.
+    Lives as long as the answer, so it holds no view of the body, of which one keeps all.
     """
 
-    stream: bool
-    usage: bool  # a stream ends with it
-    usage_so_far: bool  # in each chunk
-    likeliest: int  # tokens that are named with each of the output; -1: no logprobs
-    logprobs: LogprobObjects | None
+    options: AnswerOptions
     max_tokens: int  # that /v1/messages was asked for
-    options: TextOptions
     asked: AskedAnswer  # what decides how much the answer will hold
-    use: ToolUse
-    repeated: RepeatedFields | None  # by the answers of /v1/responses
+    logprobs: LogprobObjects | None
     requests: list[ClientRequest]  # a choice each
     told: list[ToldPrompt]  # their prompts, if the answer tells of them
     ignored: Ignored  # what of the body is passed over
@@ -104,6 +71,7 @@ class CompletionEndpoint:
         self._serving = serving
         self._settings = serving.settings
         self._endpoint = endpoint
+        self._reader = RequestReader(serving, endpoint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
@@ -126,130 +94,73 @@ class CompletionEndpoint:
                 tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
             )
 
-    def _check(self, fields: GenerationFields) -> None:
-        self._serving.check_model(fields.model)
-        choice_count(fields, self._settings.prompts_max)
-        asked_max_tokens(fields)
-        include_usage(fields)
-        stop_strings(fields)
-        truncation(fields)
-        asked_logprobs(fields)
-        check_told(fields)
-
-    def _read(self, body: bytearray, context_len: int, ignored: Ignored) -> GenerationFields:
-        match self._endpoint:
-            case "chat":
-                return read_fields(body, ChatFields, ignored)
-            case "completions":
-                return read_fields(body, CompletionFields, ignored)
-            case "responses":
-                return read_responses(body, context_len, ignored)
-            case "messages":
-                return read_messages(body, context_len, ignored)
-
     def _wanted(
         self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
     ) -> WantedAnswer:
         """What a body asks for. On a thread, with all bounds checked."""
         ignored = Ignored()
-        fields = self._read(body, context_len, ignored)
-        ignored.chat_of = self._endpoint
-        with errors_in_words_of(self._endpoint):
-            self._check(fields)
-            fields.seed = asked.seed_for(body, fields.seed, stream=bool(fields.stream))
-            return self._wanted_of(rid, tenant, fields, context_len, ignored)
+        request = self._reader.read(
+            body, context_len, lambda seed, stream: asked.seed_for(body, seed, stream=stream), ignored
+        )
+        try:
+            return self._tokenized(rid, tenant, request, context_len, ignored)
+        except RequestError as error:
+            raise in_own_words(error, self._endpoint) from None
 
-    def _wanted_of(
-        self, rid: str, tenant: str, fields: GenerationFields, context_len: int, ignored: Ignored
+    def _tokenized(
+        self, rid: str, tenant: str, request: GenerationRequest, context_len: int, ignored: Ignored
     ) -> WantedAnswer:
-        grammar = asked_grammar(fields, ignored)
-        use = fields.tool_use(ignored) if isinstance(fields, ChatFields) else NO_TOOLS
-        reading = self._reading(fields, use, ignored, structured=grammar is not None)
-        prompts = self._token_ids(fields, use, context_len, ignored)
-        tokenizer = self._serving.tokenizer
-        bad_words = bad_word_ids(fields.bad_words or (), tokenizer)
-        count = choice_count(fields, self._settings.prompts_max)
+        tokenizer, answer, count = self._serving.tokenizer, request.answer, request.choices
+        prompts = self._serving.prompts.token_ids(request.prompt, context_len, count)
+        bad_words = bad_word_ids(request.bad_words, tokenizer)
+        max_tokens = [request.limit.behind(len(token_ids), context_len) for token_ids in prompts]
+        held = _asked_answer(request, [len(token_ids) for token_ids in prompts], max(max_tokens))
+        held.check(self._serving.answer_bytes_max)
         total = count * len(prompts)
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
-        repeated = repeated_fields(fields.asked) if isinstance(fields, ChatOfResponses) else None
-        asked_for = asked_answer(
-            fields,
-            list(map(len, prompts)),
-            count,
-            context_len,
-            repeated.held_bytes if repeated else None,
-        )
-        asked_for.check(self._serving.answer_bytes_max)
+        reading = answer.text.reading
         requests: list[ClientRequest] = []
         told: list[ToldPrompt] = []
         for index, token_ids in enumerate(prompts):
-            max_tokens = max_new_tokens(fields, len(token_ids), context_len)
-            kept = reading.grammar(tokenizer, token_ids, grammar, ignored) if reading else grammar
-            params = sampling_params(
-                fields, max_tokens, tokenizer.vocab_size, self._serving.sampling_defaults, kept, bad_words
+            grammar = request.grammar
+            if reading:
+                grammar = reading.grammar(tokenizer, token_ids, grammar, ignored)
+            params = request.sampling_params(
+                max_tokens[index],
+                tokenizer.vocab_size,
+                self._serving.sampling_defaults,
+                grammar,
+                bad_words,
             )
             check_bars(params, tokenizer.eos_token_ids)
-            request = ClientRequest(
+            first = ClientRequest(
                 rid=rid,
                 model=self._settings.model_name,
                 token_ids=token_ids,
                 params=params,
                 tenant=tenant,
-                cache_salt=_opaque(fields.cache_salt),
-                session=_opaque(fields.prompt_cache_key),
+                cache_salt=request.cache_salt,
+                session=request.session,
                 eos_token_ids=tokenizer.eos_token_ids,
             )
-            requests += split_choices(request, rids[index * count : (index + 1) * count])
-            if prompt := told_prompt(fields, token_ids, count, tokenizer):
-                told += [prompt] * count
+            requests += split_choices(first, rids[index * count : (index + 1) * count])
+            if request.tells_of_prompt:
+                told += [_told_prompt(request, token_ids, params.prompt_logprobs, tokenizer)] * count
         return WantedAnswer(
-            stream=bool(fields.stream),
-            usage=include_usage(fields),
-            usage_so_far=continuous_usage(fields, ignored),
-            likeliest=asked_logprobs(fields),
-            logprobs=self._logprobs(fields),
-            max_tokens=fields.max_tokens or 0,
-            options=text_options(fields, reading),
-            asked=asked_for,
-            use=use,
-            repeated=repeated,
+            options=answer,
+            max_tokens=request.limit.tokens or 0,
+            asked=held,
+            logprobs=self._logprobs(request),
             requests=requests,
             told=told,
             ignored=ignored,
         )
 
-    def _reading(
-        self, fields: GenerationFields, use: ToolUse, ignored: Ignored, *, structured: bool
-    ) -> AnswerReading | None:
-        if not isinstance(fields, ChatFields):
+    def _logprobs(self, request: GenerationRequest) -> LogprobObjects | None:
+        if request.answer.likeliest < 0 and request.prompt_logprobs is None:
             return None
-        return answer_reading(
-            self._serving.tokenizer,
-            use,
-            ignored,
-            structured=structured,
-            thoughts=separates_thoughts(fields),
-            shows_thoughts=shows_thoughts(fields),
-        )
-
-    def _token_ids(
-        self, fields: GenerationFields, use: ToolUse, context_len: int, ignored: Ignored
-    ) -> list[TokenIds]:
-        prompts = self._serving.prompts
-        if isinstance(fields, ChatFields):
-            return [
-                prompts.chat(
-                    fields.messages,
-                    context_len,
-                    chat_options(fields, use, self._serving.tokenizer, ignored),
-                    truncation(fields),
-                )
-            ]
-        assert isinstance(fields, CompletionFields)
-        special = fields.add_special_tokens is not False
-        count = choice_count(fields, self._settings.prompts_max)
-        prompts_max = self._settings.prompts_max // count
-        return prompts.completion(fields.prompt, context_len, prompts_max, truncation(fields), special)
+        self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
+        return LogprobObjects(self._serving.token_bytes, request.answer.tokens_as_ids)
 
     async def _answer(
         self,
@@ -267,10 +178,9 @@ class CompletionEndpoint:
         account: UsageAccount | None = scope.get("segue.account")
         if account is not None:
             account.reserve(requests, now)
-        of_tokens = options.token_ids or bool(wanted.told) or wanted.likeliest >= 0
+        of_tokens = options.text.token_ids or bool(wanted.told) or options.likeliest >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, wanted)
-        stream = wanted.stream
         with self._serving.answers.hold(tenant_of(scope)) as holding:
             held = HeldBytes(holding, wanted.asked, self._serving.answer_bytes_max)
             wanted.ignored.log(rid)
@@ -279,43 +189,69 @@ class CompletionEndpoint:
                 rid,
                 objects,
                 held,
-                usage_chunk=wanted.usage or typed,
+                usage_chunk=options.usage or typed,
                 marks=marks,
                 headers=wanted.ignored.headers,
             )
-            async with self._serving.submitted(rid, requests, options, wanted.told, stream=stream) as answer:
-                if stream:
+            submitted = self._serving.submitted(
+                rid, requests, options.text, wanted.told, stream=options.stream
+            )
+            async with submitted as answer:
+                if options.stream:
                     await writer.stream(scope, receive, send, answer)
                 else:
-                    kept = KeptAnswer(wanted.told, wanted.likeliest, held)
+                    kept = KeptAnswer(wanted.told, options.likeliest, held)
                     await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
         """Objects of an answer; it begins with this rid, or goes on as a ticket says."""
         rid, created = (began, int(time.time())) if isinstance(began, str) else (began.rid, began.created)
+        options = wanted.options
         prompt_tokens = tuple(len(request.token_ids) for request in wanted.requests)
         head = ObjectHead(
             answer_id=f"{PREFIXES[self._endpoint]}{rid}",
             created=created,
             model=self._settings.model_name,
             system_fingerprint=self._serving.system_fingerprint(),
-            chunk_usage=wanted.usage,
-            prompt_tokens=prompt_tokens if wanted.usage_so_far else (),
+            chunk_usage=options.usage,
+            prompt_tokens=prompt_tokens if options.usage_so_far else (),
             logprobs=wanted.logprobs,
         )
-        if wanted.repeated is not None:
-            return ResponsesObjects(head, wanted.repeated, wanted.use)
+        if options.repeated is not None:
+            return ResponsesObjects(head, options.repeated, options.tools)
         if self._endpoint == "messages":
             return MessagesObjects(head, len(wanted.requests[0].token_ids), wanted.max_tokens)
         return ChatObjects(head) if self._endpoint == "chat" else CompletionObjects(head)
 
-    def _logprobs(self, fields: GenerationFields) -> LogprobObjects | None:
-        if asked_logprobs(fields) < 0 and fields.prompt_logprobs is None:
-            return None
-        self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
-        return LogprobObjects(self._serving.token_bytes, bool(fields.return_tokens_as_token_ids))
+
+def _asked_answer(request: GenerationRequest, prompts: list[int], output_tokens: int) -> AskedAnswer:
+    """What decides how much the answer will hold; `prompts` are the tokens of each."""
+    answer = request.answer
+    return AskedAnswer(
+        prompts=prompts,
+        choices=request.choices,
+        output_tokens=output_tokens,
+        limited=request.limit.tokens is not None or request.limit.default is not None,
+        likeliest=answer.likeliest,
+        echoes=request.echo,
+        echo_likeliest=answer.likeliest if request.echo else -1,
+        told_likeliest=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+        stream=answer.stream,
+        typed=answer.repeated is not None,
+        repeated_bytes=answer.repeated.held_bytes if answer.repeated else 0,
+    )
 
 
-def _opaque(text: str | None) -> str:
-    """A key that differs for different texts and reveals none: workers and logs see it."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
+def _told_prompt(
+    request: GenerationRequest, token_ids: TokenIds, likeliest: int, tokenizer: Tokenizer
+) -> ToldPrompt:
+    """How the answer tells of a prompt. Of an echo it takes as long as the prompt is."""
+    return ToldPrompt(
+        token_ids,
+        echoed_text(token_ids, tokenizer) if request.echo else None,
+        echo_top=request.answer.likeliest if request.echo else -1,
+        scored=request.prompt_logprobs is not None,
+        keeps_output=request.limit.tokens != 0,
+        choices=request.choices,
+        scores=PackedList(TokenLogprobs, likeliest),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import structlog
@@ -22,28 +21,16 @@ from router.openai.answers.response_stream import Choice, ResponseStream
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.fields.request_body import BodyReader
 from router.openai.prompts.prompts import Prompts
-from router.openai.tools.answer_reading import AnswerReading
+from router.openai.tools.answer_reading import TextOptions
 from router.shell import RouterShell
 from router.text.detokenizer import Detokenizer
-from router.text.stop_strings import StopPattern, StopStrings
+from router.text.stop_strings import StopStrings
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 
 TOO_MANY_ANSWERS = "the answers that are under way hold too much memory: try again later, or stream"
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    """How the tokens of an answer become its text; the same for all its choices."""
-
-    stops: tuple[StopPattern, ...] = ()
-    include_stop: bool = False  # what ended the text is a part of it
-    skip_special_tokens: bool = True
-    continues_prompt: bool = False  # the text goes on where the prompt ends, as completions do
-    token_ids: bool = False  # pieces say of which tokens they are
-    reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 
 
 class OpenAIServing:

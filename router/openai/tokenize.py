@@ -1,6 +1,8 @@
-"""POST /tokenize and /detokenize, with the bodies that vLLM defined.
+"""The paths that take a tokenizer and no worker: POST /tokenize, /detokenize and /v1/messages/count_tokens.
 
-Both take as many tokens as the model's context has, and work on the tokenizer's threads up to the bytes of the answer.
+The first two have the bodies that vLLM defined and take as many tokens as the model's context has. The third has the
+body of /v1/messages, whose prompt may be longer than the context, up to the bound of one that is to be truncated: a
+client asks so as to know. All work on the tokenizer's threads up to the bytes of the answer.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.access.client_address import tenant_of
+from router.openai.fields.generation_fields import ChatFields
 from router.openai.fields.ignored import Ignored
+from router.openai.fields.own_words import in_own_words
 from router.openai.fields.request_body import decode
+from router.openai.fields.table import read_by_table
+from router.openai.messages.fields import MessagesFields, as_chat, told_too_long
 from router.openai.prompts.chat_messages import NO_BYTES
-from router.openai.prompts.prompts import check_token_ids
+from router.openai.prompts.chat_options import chat_options
+from router.openai.prompts.prompts import TRUNCATED_CONTEXTS_MAX, TokenIds, Truncation, check_token_ids
 from router.openai.serving import OpenAIServing
-from router.openai.tools.choice import ToolFields, tool_use
+from router.openai.tools.choice import tool_use
 from router.replies.replies import DisconnectedError, send_json, send_request_error
 from router.text.chat_template import ChatOptions
 from shared.primitives.errors import RequestError
@@ -44,7 +51,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.chat_template_kwargs,
-            tools=tool_use(ToolFields(tools=self.tools), Ignored()).shown or None,
+            tools=tool_use(ChatFields(messages=self.messages, tools=self.tools), Ignored()).shown or None,
         )
 
 
@@ -107,3 +114,26 @@ def detokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msg
         )
     ids = check_token_ids(decode(fields.tokens, list[int], "tokens"), tokenizer.vocab_size, "tokens")
     return msgspec.Raw(msgspec.json.encode({"prompt": tokenizer.decode_all(ids)}))
+
+
+def count_tokens(serving: OpenAIServing, body: bytearray, context_len: int) -> msgspec.Raw:
+    """The answer of /v1/messages/count_tokens: how long the prompt of a request is, tools and all; the same."""
+    try:
+        ids = _ids_of_messages(serving, body, context_len)
+    except RequestError as error:
+        raise told_too_long(error) from None
+    return msgspec.Raw(msgspec.json.encode({"input_tokens": len(ids)}))
+
+
+def _ids_of_messages(serving: OpenAIServing, body: bytearray, context_len: int) -> TokenIds:
+    ignored = Ignored()  # an answer of one number names nothing
+    asked = read_by_table(body, "messages", MessagesFields, ignored)
+    serving.check_model(asked.model)
+    longest = TRUNCATED_CONTEXTS_MAX * context_len
+    fields = as_chat(asked, longest, ignored)
+    whole = Truncation(longest, keeps_end=True)  # nothing is cut off
+    try:
+        options = chat_options(fields, tool_use(fields, ignored).shown, serving.tokenizer, ignored)
+        return serving.prompts.chat(fields.messages, context_len, options, whole)
+    except RequestError as error:
+        raise in_own_words(error, "messages") from None

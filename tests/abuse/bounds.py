@@ -13,7 +13,7 @@ HEAD = f"{RESOURCES}::test_a_head_of_any_size_costs_little"
 BODY = f"{RESOURCES}::test_a_body_of_any_content_costs_a_bounded_amount"
 ENDED = f"{SLOW}::test_a_slow_client_is_ended"
 HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
-PARSER, FIELDS = "router.listener.request_parser", "router.openai.request_fields"
+PARSER, FIELDS = "router.listener.request_parser", "router.openai.generation_request"
 TABLE = "router.openai.fields.table"
 UNIT = "tests/unit/router"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
@@ -123,14 +123,14 @@ ROUTER_BOUNDS = (
         "SMALL_FIELDS_BYTES_MAX",
         "400",
         "512 KiB decoded, of one of two tokenizer threads",
-        f"{UNIT}/openai/test_request_fields.py::test_small_fields_are_bounded_together",
+        f"{UNIT}/openai/test_field_table.py::test_small_fields_are_bounded_together",
         place=TABLE,
     ),
     Bound(
         "NEUTRAL_BYTES_MAX",
         "400",
         "64 bytes decoded",
-        f"{UNIT}/openai/test_request_fields.py::test_a_long_value_of_an_unsupported_field_is_not_decoded",
+        f"{UNIT}/openai/test_field_table.py::test_a_long_value_of_an_unsupported_field_is_not_decoded",
         place=TABLE,
     ),
     Bound(

@@ -7,8 +7,7 @@ a sentence, and nowhere else: what a sentence quotes is the client's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from router.openai.fields.states import Endpoint
 from shared.primitives.errors import RequestError
@@ -42,13 +41,8 @@ def own_place(text: str, endpoint: Endpoint) -> str:
     return text
 
 
-@contextmanager
-def errors_in_words_of(endpoint: Endpoint) -> Iterator[None]:
-    """Rename the field of a chat that an error is about; see `RequestError.reworded`."""
-    try:
-        yield
-    except RequestError as error:
-        if not error.param:
-            raise
-        message, param = own_place(error.message, endpoint), own_place(error.param, endpoint)
-        raise error.reworded(message, param) from None
+def in_own_words(error: RequestError, endpoint: Endpoint) -> RequestError:
+    """An error about a field of a chat, by the name that the endpoint has for it; see `RequestError.reworded`."""
+    if not error.param:
+        return error
+    return error.reworded(own_place(error.message, endpoint), own_place(error.param, endpoint))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from router.openai.fields.generation_fields import ChatFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import missing_field
 from router.openai.fields.table import read_by_table
@@ -17,7 +18,6 @@ from router.openai.fields.thinking import SWITCHES, ThinkingObject
 from router.openai.messages.blocks import NULL
 from router.openai.messages.history import read_history
 from router.openai.messages.tools import ToolChoiceFields, chat_choice, chat_tools
-from router.openai.request_fields import ChatFields
 from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]

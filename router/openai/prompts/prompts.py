@@ -48,6 +48,24 @@ class Truncation:
     keeps_end: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CompletionPrompt:
+    """The prompts of a completion, not yet tokenized."""
+
+    prompt: msgspec.Raw
+    truncation: Truncation | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The messages of a chat, not yet rendered and tokenized."""
+
+    messages: msgspec.Raw
+    options: ChatOptions
+    truncation: Truncation | None = None
+
+
 class Prompts:
     """Tokenizes on threads of its own. All methods but `run` and `close` are for those threads."""
 
@@ -86,6 +104,17 @@ class Prompts:
     def close(self) -> None:
         """Cancel what waits and let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def token_ids(
+        self, asked: ChatPrompt | CompletionPrompt, context_len: int, choices: int
+    ) -> list[TokenIds]:
+        """The token ids of each prompt of a request that wants so many answers to each."""
+        if isinstance(asked, ChatPrompt):
+            return [self.chat(asked.messages, context_len, asked.options, asked.truncation)]
+        prompts_max = self._settings.prompts_max // choices
+        return self.completion(
+            asked.prompt, context_len, prompts_max, asked.truncation, asked.add_special_tokens
+        )
 
     def completion(
         self,

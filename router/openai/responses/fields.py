@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from router.openai.fields.generation_fields import NULL, ChatFields, SamplingFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.fields.table import read_by_table
 from router.openai.fields.thinking import ThinkingObject
-from router.openai.request_fields import ChatFields
 from router.openai.responses.input import chat_messages
 
 Json = dict[str, Any]
@@ -26,8 +26,8 @@ _INCLUDABLE = (  # from answers of tools that this server does not run, and for 
     *("message.input_image.image_url", "reasoning.encrypted_content"),
     *("web_search_call.action.sources", "web_search_call.results"),
 )
-_NULL, _FALSE = msgspec.Raw(b"null"), msgspec.Raw(b"false")
-_FUNCTION = {"description": _NULL, "parameters": _NULL, "strict": _FALSE}  # what an answer says of every one
+_FALSE = msgspec.Raw(b"false")
+_FUNCTION = {"description": NULL, "parameters": NULL, "strict": _FALSE}  # what an answer says of every one
 _CALLABLE = ("function", "custom", "namespace")  # other tools are a server's own
 
 
@@ -44,7 +44,7 @@ class TextFormatFields(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema: msgspec.Raw = _NULL
+    schema: msgspec.Raw = NULL
     strict: bool | None = None
 
 
@@ -55,7 +55,7 @@ class TextFields(msgspec.Struct):
     verbosity: str | None = None
 
 
-class ResponsesFields(msgspec.Struct, kw_only=True):
+class ResponsesFields(SamplingFields, kw_only=True):
     """The body of POST /v1/responses; null means the default everywhere."""
 
     model: str | None = None  # there is one
@@ -63,17 +63,10 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    tools: msgspec.Raw = _NULL
-    tool_choice: msgspec.Raw = _NULL
+    tools: msgspec.Raw = NULL
+    tool_choice: msgspec.Raw = NULL
     parallel_tool_calls: bool | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
@@ -147,13 +140,7 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         messages=msgspec.Raw(msgspec.json.encode(messages)),
         stream=asked.stream,
         max_completion_tokens=asked.max_output_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        presence_penalty=asked.presence_penalty,
+        **asked.given(),
         stop=asked.stop,
         seed=asked.seed,
         tools=asked.tools,
@@ -217,7 +204,7 @@ def _pass_over(asked: ResponsesFields, ignored: Ignored) -> None:
 
 def _response_format(text: TextFields | None) -> msgspec.Raw:
     if text is None or text.format is None or text.format.type == "text":
-        return _NULL
+        return NULL
     if text.format.type == "json_object":
         return msgspec.Raw(b'{"type":"json_object"}')
     schema = {"name": text.format.name, "schema": text.format.schema, "strict": text.format.strict}

@@ -15,6 +15,7 @@ from router.openai.tools.choice import ToolUse
 from router.openai.tools.grammars import answer_grammar
 from router.parsers.answer_formats import PREFIX_TOKENS
 from router.parsers.answer_parser import AnswerFormatReader, AnswerParser
+from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
@@ -49,6 +50,18 @@ class AnswerReading:
         parser = self.parser(tokenizer, prompt)
         begun = parser is not None and parser.begins_in_thoughts
         return answer_grammar(self.use, self.reader.format, begun, structured, ignored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How the tokens of an answer become its text, thoughts and calls; the same for all its choices."""
+
+    stops: tuple[StopPattern, ...] = ()
+    include_stop: bool = False  # what ended the text is a part of it
+    skip_special_tokens: bool = True
+    continues_prompt: bool = False  # the text goes on where the prompt ends, as completions do
+    token_ids: bool = False  # pieces say of which tokens they are
+    reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 
 
 def answer_reading(

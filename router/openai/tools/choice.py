@@ -16,26 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import msgspec
-
+from router.openai.fields.generation_fields import ChatFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.tools.declared import Json, Tool, declared_tools, joined_name
 from shared.grammar.bounds import check_nesting
 from shared.primitives.errors import RequestError
 
-NULL = msgspec.Raw(b"null")
 _EMPTY = (b"null", b"[]", b"")
-
-
-class ToolFields(msgspec.Struct, kw_only=True):
-    """The fields of a request that are about tools."""
-
-    tools: msgspec.Raw = NULL
-    tool_choice: msgspec.Raw = NULL
-    parallel_tool_calls: bool | None = None
-    functions: msgspec.Raw = NULL
-    function_call: msgspec.Raw = NULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +65,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(fields: ToolFields, ignored: Ignored) -> ToolUse:
+def tool_use(fields: ChatFields, ignored: Ignored) -> ToolUse:
     """What a request asks for; raises `RequestError` naming what is wrong. What is left out goes to `ignored`."""
     tools, param = _tools(fields, ignored)
     choice, choice_param = fields.tool_choice, "tool_choice"
@@ -156,7 +144,7 @@ def _named(asked: object, tools: Sequence[Tool], param: str) -> Tool:
     return found[0]
 
 
-def _tools(fields: ToolFields, ignored: Ignored) -> tuple[tuple[Tool, ...], str]:
+def _tools(fields: ChatFields, ignored: Ignored) -> tuple[tuple[Tool, ...], str]:
     """The tools, and the name of the field that has them."""
     if bytes(fields.tools) not in _EMPTY:
         raw, param = bytes(fields.tools), "tools"

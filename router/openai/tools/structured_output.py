@@ -20,6 +20,7 @@ import msgspec
 from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
+from router.openai.fields.generation_fields import GenerationFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
@@ -37,26 +38,10 @@ ONE_BLANK = " ?"
 ANY_OBJECT = {"type": "object"}
 TEXT = "text"  # the type that asks for nothing
 
-_NULL = msgspec.Raw(b"null")
 _Make = Callable[[Any, str], Grammar | None]
 
 
-class StructuredFields(msgspec.Struct, kw_only=True):
-    """The fields that constrain an answer; at most one of them may ask for something."""
-
-    response_format: msgspec.Raw = _NULL
-    structured_outputs: msgspec.Raw = _NULL
-    guided_json: msgspec.Raw = _NULL
-    guided_regex: msgspec.Raw = _NULL
-    guided_choice: msgspec.Raw = _NULL
-    guided_grammar: msgspec.Raw = _NULL
-    structural_tag: msgspec.Raw = _NULL
-    json_schema: msgspec.Raw = _NULL
-    regex: msgspec.Raw = _NULL
-    ebnf: msgspec.Raw = _NULL
-
-
-def asked_grammar(fields: StructuredFields, ignored: Ignored) -> Grammar | None:
+def asked_grammar(fields: GenerationFields, ignored: Ignored) -> Grammar | None:
     """The grammar that a request asks for, within all bounds; None: its answer is free.
 
     Takes milliseconds, so it is for a thread. Raises `RequestError`, which names the field and what is wrong in it.

@@ -12,13 +12,19 @@ import pytest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 
+from router.openai.fields.generation_fields import ChatFields, CompletionFields, GenerationFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.known import KNOWN_FIELDS, fields_of
 from router.openai.fields.spelling import edits
 from router.openai.fields.states import BOTH, Endpoint
-from router.openai.fields.table import NAMES_MAX, OTHER_ENDPOINTS, read_by_table
+from router.openai.fields.table import (
+    NAMES_MAX,
+    NEUTRAL_BYTES_MAX,
+    OTHER_ENDPOINTS,
+    is_neutral,
+    read_by_table,
+)
 from router.openai.messages.fields import MessagesFields
-from router.openai.request_fields import ChatFields, CompletionFields, GenerationFields
 from router.openai.responses.fields import ResponsesFields
 from shared.primitives.errors import RequestError
 
@@ -291,3 +297,23 @@ def test_aliases_mean_served_fields() -> None:
 
 def test_errors_name_types_as_json_does() -> None:
     assert str(refusal("chat", max_tokens="5")) == "max_tokens: Expected `integer | null`, got `string`"
+
+
+def test_fields_that_may_be_large_stay_bytes_until_they_are_counted() -> None:
+    fields = read("completions", prompt=[[1], [2]])
+    assert isinstance(fields, CompletionFields)
+    assert bytes(fields.prompt) == b"[[1], [2]]"
+    chat = read("chat", messages=[])
+    assert isinstance(chat, ChatFields)
+    assert bytes(chat.messages) == b"[]"
+
+
+def test_small_fields_are_bounded_together() -> None:
+    with pytest.raises(RequestError, match="beside the prompt"):
+        read("completions", stop=["x" * 200_000] * 3)
+
+
+def test_a_long_value_of_an_unsupported_field_is_not_decoded() -> None:
+    assert is_neutral(b" " * (NEUTRAL_BYTES_MAX - 1) + b"1", (1,))
+    assert not is_neutral(b" " * NEUTRAL_BYTES_MAX + b"1", (1,))
+    assert not is_neutral(b"[" * (NEUTRAL_BYTES_MAX + 1), (1,)), "or it would be malformed"

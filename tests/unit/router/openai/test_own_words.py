@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.openai.fields.own_words import errors_in_words_of, own_place
+from router.openai.fields.own_words import in_own_words, own_place
 from router.openai.fields.states import Endpoint
 from router.replies.replies import OverloadedError
 from shared.primitives.errors import RequestError
@@ -26,19 +26,13 @@ def test_a_place_is_renamed_where_it_begins(endpoint: Endpoint, place: str, own:
     assert own_place(place, endpoint) == own
 
 
-def told(error: RequestError, endpoint: Endpoint) -> RequestError:
-    with pytest.raises(RequestError) as raised, errors_in_words_of(endpoint):
-        raise error
-    return raised.value
-
-
 def test_what_an_error_quotes_is_the_clients() -> None:
     quoted = 'cannot be kept to: "stopwatch.function.response_format" has messages'
-    error = told(RequestError(f"response_format {quoted}", param="response_format"), "messages")
+    error = in_own_words(RequestError(f"response_format {quoted}", param="response_format"), "messages")
     assert (str(error), error.param) == (f"output_config.format {quoted}", "output_config.format")
-    error = told(RequestError("the key has no stop", param="stop"), "messages")
+    error = in_own_words(RequestError("the key has no stop", param="stop"), "messages")
     assert (error.message, error.param) == ("the key has no stop", "stop_sequences")
-    error = told(RequestError("messages of stop", status=404), "responses")
+    error = in_own_words(RequestError("messages of stop", status=404), "responses")
     assert (error.message, error.status) == ("messages of stop", 404)
 
 
@@ -47,7 +41,7 @@ def test_an_error_keeps_all_that_it_has() -> None:
     sent.param = "stop"
     words: dict[Endpoint, str] = {"messages": "stop_sequences", "responses": "stop"}
     for endpoint, word in words.items():
-        error = told(sent, endpoint)
+        error = in_own_words(sent, endpoint)
         assert isinstance(error, OverloadedError)
         assert (error.status, error.retry_after_seconds, str(error), error.param) == (429, 31, word, word)
     assert (sent.message, sent.param) == ("stop", "stop"), "the error that is reworded stays as it was"

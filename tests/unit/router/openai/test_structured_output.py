@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
+from router.openai.fields.generation_fields import ChatFields, CompletionFields
 from router.openai.fields.ignored import Ignored
-from router.openai.request_fields import (
-    ChatFields,
-    CompletionFields,
-    max_new_tokens,
-    read_fields,
-    sampling_params,
-)
+from router.openai.fields.table import read_by_table
 from router.openai.tools.structured_output import (
     CHOICES_MAX,
     GBNF_CHARACTERS_MAX,
@@ -38,7 +32,8 @@ TAGS = {
 
 
 def chat(**fields: Any) -> ChatFields:
-    return read_fields(json.dumps({"model": "m", "messages": []} | fields).encode(), ChatFields, Ignored())
+    body = json.dumps({"model": "m", "messages": []} | fields).encode()
+    return read_by_table(body, "chat", ChatFields, Ignored())
 
 
 def asked(**fields: Any) -> Grammar:
@@ -138,10 +133,8 @@ def test_what_asks_for_nothing_is_free(fields: dict[str, Any]) -> None:
 
 def test_a_completion_is_constrained_alike() -> None:
     body = {"model": "m", "prompt": "fox", "response_format": {"type": "json_object"}}
-    assert (
-        asked_grammar(read_fields(json.dumps(body).encode(), CompletionFields, Ignored()), Ignored())
-        is not None
-    )
+    fields = read_by_table(json.dumps(body).encode(), "completions", CompletionFields, Ignored())
+    assert asked_grammar(fields, Ignored()) is not None
 
 
 UNKEPT: dict[str, dict[str, Any]] = {
@@ -255,19 +248,3 @@ def test_each_bound_of_a_field_is_a_400(fields: dict[str, Any], word: str) -> No
     error = refusal(**fields)
     assert word in str(error)
     assert error.code == "grammar_too_complex"
-
-
-def test_the_grammar_is_a_sampling_parameter() -> None:
-    fields = chat(regex="a+", max_tokens=5)
-    grammar = asked_grammar(fields, Ignored())
-    params = sampling_params(fields, max_new_tokens(fields, 1, 100), 100, {}, grammar)
-    assert params.grammar == Grammar("regex", "a+")
-    assert params.features == {"grammar"}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=type(params)) == params
-
-
-def test_a_grammar_says_where_the_answer_ends() -> None:
-    fields = chat(regex="a+", ignore_eos=True)
-    with pytest.raises(RequestError, match="grammar") as raised:
-        sampling_params(fields, 5, 100, {}, asked_grammar(fields, Ignored()))
-    assert raised.value.param == "ignore_eos"
