@@ -1,4 +1,4 @@
-"""The router's HTTP application: which endpoint answers which path, and the shape of every error.
+"""The router's HTTP application: which endpoint answers which path, its own pages, and the shape of every error.
 
 FastAPI routes, and little more: its documentation pages are off, and the endpoints that read bodies are plain ASGI
 (`completions`, `tokenize`), so its validation and its 422 are not used. A POST for one of these does not pass through
@@ -14,10 +14,13 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
+from urllib.parse import unquote
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -25,16 +28,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.access.browser_guard import guarded
 from router.openai.completions import CompletionEndpoint
-from router.openai.info_pages import add_info_pages
 from router.openai.serving import OpenAIServing
 from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
 from router.replies.anthropic_errors import speaks_anthropic
 from router.replies.known_paths import SERVED, describe_unknown
-from router.replies.replies import count_refusal, error_of, send_json
+from router.replies.replies import count_refusal, error_body, error_of, send_json
+from shared.primitives.errors import RequestError
 from shared.process.failures import places
 from shared.process.health import Health
 
 log = structlog.get_logger(__name__)
+
+MODEL_OWNER = "segue"
+READ = ["GET", "HEAD"]  # load balancers ask with HEAD; the connection leaves out the body
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 
@@ -59,7 +65,7 @@ def make_app(
         "/detokenize": TokenizerEndpoint(serving, detokenize),
     }
     app.router.routes.extend(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items())
-    add_info_pages(app, serving, health)
+    _add_info_pages(app, serving, health)
 
     def routed(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         endpoint = hot.get(scope["path"]) if scope["method"] == "POST" else None
@@ -132,3 +138,86 @@ class RequestIdMiddleware:
             if status == 0:
                 await send_json(send_with_id, 500, _failure_body(scope))
         log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
+
+
+# ---- what this server is ---------------------------------------------------------------------------------------
+
+
+def _add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> None:
+    """The paths that say what this server is: its model, its tokenizer, its version, and whether it is ready.
+
+    With the shapes of vLLM (`/version`, `/tokenizer_info`), SageMaker (`/ping`), and OpenAI and Anthropic at once
+    (`/v1/models`: their clients read different fields of it).
+    """
+    _add_models(app, serving)
+    _add_readiness(app, health)
+    own = version("segue")
+    tokenizer_info = serving.tokenizer.info
+
+    @app.api_route("/", methods=READ)
+    async def paths() -> JSONResponse:
+        return JSONResponse({"name": "segue", "paths": SERVED})
+
+    @app.api_route("/version", methods=READ)
+    async def program_version() -> JSONResponse:
+        return JSONResponse({"version": own})
+
+    @app.api_route("/tokenizer_info", methods=READ)
+    async def tokenizer() -> JSONResponse:
+        return JSONResponse(tokenizer_info)
+
+
+def _add_models(app: FastAPI, serving: OpenAIServing) -> None:
+    created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).isoformat()
+
+    def model(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": MODEL_OWNER,
+            "root": serving.settings.model_name,
+            "parent": None,
+            "max_model_len": _context_len(serving),
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": _context_len(serving),
+            "max_tokens": _context_len(serving),
+        }
+
+    @app.api_route("/v1/models", methods=READ)
+    async def models() -> JSONResponse:
+        names = serving.settings.model_names
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": [model(name) for name in names], **pages})
+
+    @app.api_route("/v1/models/{name:path}", methods=READ)
+    async def one_model(request: Request, name: str) -> JSONResponse:
+        if unquote(name) not in serving.settings.model_names:
+            code, message = "model_not_found", "the model does not exist"
+            return JSONResponse(error_of(request.scope, 404, message, param="model", code=code), 404)
+        return JSONResponse(model(unquote(name)))
+
+
+def _context_len(serving: OpenAIServing) -> int | None:
+    """What requests are held to: the folder's, or the workers' where it is less; None while neither is known."""
+    try:
+        return serving.context_len()
+    except RequestError:
+        return None
+
+
+def _add_readiness(app: FastAPI, health: Health) -> None:
+    """Readiness for clients and load balancers; probes are on the admin port."""
+
+    async def readiness() -> Response:
+        if health.ready:
+            return Response(health.report(), media_type="application/json")
+        body = error_body(503, f"the router is not ready: {health.doing}")
+        return JSONResponse(body | {"ready": False, "doing": health.doing}, 503)
+
+    app.add_api_route("/health", readiness, methods=READ)
+    app.add_api_route("/ping", readiness, methods=[*READ, "POST"])  # SageMaker's name
