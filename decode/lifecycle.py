@@ -12,10 +12,10 @@ pages are copied nothing else may touch them: a request that is cancelled then i
 from __future__ import annotations
 
 from shared.kv.leases import LeaseEnd
-from shared.primitives.state_table import StateTable, Word
+from shared.primitives.state_table import StateName, StateTable
 
 
-class DecodeState(Word):
+class DecodeState(StateName):
     """Where a request is."""
 
     WAITING = "waiting"  # it holds nothing; another request is fetching the prefix that it needs, too
@@ -36,7 +36,7 @@ class DecodeState(Word):
     RELEASED = "released"  # its lease has ended
 
 
-class DecodeEvent(Word):
+class DecodeEvent(StateName):
     """What happens to a request."""
 
     REFUSED = "Refused"

@@ -8,10 +8,10 @@ hold requests in their own order; `PrefillScheduler.check` proves that they and 
 from __future__ import annotations
 
 from shared.kv.leases import LeaseEnd
-from shared.primitives.state_table import StateTable, Word
+from shared.primitives.state_table import StateName, StateTable
 
 
-class PrefillState(Word):
+class PrefillState(StateName):
     """Where a request is."""
 
     WAITING = "waiting"  # queued; it holds nothing
@@ -24,7 +24,7 @@ class PrefillState(Word):
     RELEASED = "released"  # its lease has ended
 
 
-class PrefillEvent(Word):
+class PrefillEvent(StateName):
     """What happens to a request."""
 
     CHUNK_PLANNED = "ChunkPlanned"

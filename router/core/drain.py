@@ -13,13 +13,13 @@ from __future__ import annotations
 import enum
 
 from shared.batch.effects import Note
-from shared.primitives.state_table import StateTable, Word
+from shared.primitives.state_table import StateName, StateTable
 
 LOOK_SECONDS = 0.1  # between two looks at what is still open
 ENDING_SECONDS = 2.0  # for answers that are being written, after END_ANSWERS
 
 
-class RouterDrainState(Word):
+class RouterDrainState(StateName):
     """How far the drain of a router is."""
 
     SERVING = "serving"
@@ -29,7 +29,7 @@ class RouterDrainState(Word):
     ENDED = "ended"
 
 
-class RouterDrainEvent(Word):
+class RouterDrainEvent(StateName):
     """What the drain of a router meets."""
 
     DRAIN_REQUESTED = "DrainRequested"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.primitives.state_table import Word
+from shared.primitives.state_table import StateName
 from shared.wire.messages import Decode, FinishReason, Prefill
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ class Req:
     tenant: str = ""
     arrived_at: float = 0.0  # seconds on the worker's clock
     started_at: float = 0.0  # when its first step or its fetch was planned
-    state: Word | None = None  # where it is, in the words of its role's table; None: no scheduler has it
+    state: StateName | None = None  # where it is, in the words of its role's table; None: no scheduler has it
 
     pages: list[int] = field(default_factory=list)  # page table: pages[i] holds tokens i*page_size …
     owned: list[int] = field(default_factory=list)  # those of `pages` that are its own, not the tree's
@@ -69,7 +69,7 @@ class Req:
         self.sent_len = len(self.token_ids)
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: Word) -> Req:
+    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: StateName) -> Req:
         """The request that `router` asks for with `command`, in the first state of the role's table."""
         return cls(
             rid=command.rid,

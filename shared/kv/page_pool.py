@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from shared.primitives.errors import InvariantError
-from shared.primitives.state_table import Word
+from shared.primitives.state_table import StateName
 
 
-class PageState(Word):
+class PageState(StateName):
     """Who holds a page."""
 
     FREE = "free"

@@ -16,17 +16,17 @@ from typing import Generic, TypeVar
 from shared.primitives.errors import InvariantError
 
 
-class Word(Enum):
-    """A state, an event or a place; its value is the word for it. As a key it is as fast as any object.
+class StateName(Enum):
+    """The name of a state, an event or a place; its value is what logs show. As a key it is as fast as any object.
 
-    Enum's own hash is a function in Python, and tables and counts of such words are looked up at each turn.
+    Enum's own hash is a function in Python, and tables and counts of such names are looked up at each turn.
     """
 
     __hash__ = object.__hash__
 
 
-State = TypeVar("State", bound=Word)
-Event = TypeVar("Event", bound=Word)
+State = TypeVar("State", bound=StateName)
+Event = TypeVar("Event", bound=StateName)
 
 
 class StateTable(Generic[State, Event]):

@@ -13,10 +13,10 @@ table does not know which reads an event ends.
 
 from __future__ import annotations
 
-from shared.primitives.state_table import StateTable, Word
+from shared.primitives.state_table import StateName, StateTable
 
 
-class FetchState(Word):
+class FetchState(StateName):
     CHECKING_PEER = "checking_peer"
     READING_PAGES = "reading_pages"
     READING_WORD = "reading_word"
@@ -27,7 +27,7 @@ class FetchState(Word):
     ENDED = "ended"
 
 
-class ReadEvent(Word):
+class ReadEvent(StateName):
     PEER_KNOWN = "peer_known"  # its known page has the right bytes, or need not be read
     PAGES_DONE = "pages_done"
     WORD_HELD = "word_held"

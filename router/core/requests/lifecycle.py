@@ -11,10 +11,10 @@ request depends on the worker that leases its pages. This file knows nothing of 
 from __future__ import annotations
 
 from shared.primitives.errors import InvariantError
-from shared.primitives.state_table import StateTable, Word
+from shared.primitives.state_table import StateName, StateTable
 
 
-class RequestState(Word):
+class RequestState(StateName):
     """Where a request is."""
 
     WAITING = "waiting"  # queued for a prefill worker
@@ -26,7 +26,7 @@ class RequestState(Word):
     FAILED = "failed"  # ended with an error
 
 
-class RequestEvent(Word):
+class RequestEvent(StateName):
     """What happened to a request."""
 
     PLACED = "Placed"  # a worker was chosen and has been sent the request
