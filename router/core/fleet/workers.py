@@ -112,7 +112,7 @@ class Worker:
 
         One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
         """
-        if not (self.takes_work() or self._newcomer(tenant)):
+        if not (self.takes_work() or self._is_below_share(tenant)):
             return False
         load, unreported, slots, migrations = (
             self.load,
@@ -125,7 +125,7 @@ class Worker:
             and len(self.assigned) + migrations < slots
             and load.free_pages - unreported.pages - sum(self.reserved.values()) >= pages
             and (now >= self.paused_until or pages < self.paused_pages)
-            and self._below_share(tenant, slots, share_max)
+            and self._within_share_max(tenant, slots, share_max)
         )
 
     def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
@@ -134,7 +134,7 @@ class Worker:
             self.takes_work()
             and now >= self.paused_until
             and len(self.assigned) < self.prefilling_max
-            and self._below_share(tenant, self.prefilling_max, share_max)
+            and self._within_share_max(tenant, self.prefilling_max, share_max)
         )
 
     @property
@@ -159,12 +159,13 @@ class Worker:
         """Whether nothing is given to it because it was found silent."""
         return self.doubted is not None and (self.doubted == "rests" or bool(self.assigned))
 
-    def _below_share(self, tenant: str, places: int, share_max: float) -> bool:
+    def _within_share_max(self, tenant: str, places: int, share_max: float) -> bool:
         """Whether the tenant may have one more of so many places; the first one it always may."""
         held = self.by_tenant.get(tenant, 0)
         return not held or held < share_of(places, share_max)
 
-    def _newcomer(self, tenant: str) -> bool:
+    def _is_below_share(self, tenant: str) -> bool:
+        """Whether it may take a request of this tenant while it is full for others: the tenant has none here."""
         return not self.draining and not self._is_withheld() and not self.by_tenant[tenant]
 
     def pause(self, pages: int, until: float, now: float) -> None:
