@@ -1,16 +1,16 @@
 """Admission of requests to a decode worker: never, not now, or yes.
 
-Room is the available pages less the growth that is expected of the requests that are here, by the lengths of the
-outputs that have ended on this worker (`ExpectedGrowth`). Until enough have, `NewTokenRatio` guesses how much of their
-`max_new_tokens` requests will use. While a retracted request has not returned, no other comes in.
+A new request may take the available pages less the growth that is expected of the requests that are here
+(`decode/growth.py`).
 
-A light request (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may not take alone is
-kept free for it, and as it grows the tenant that holds most is retracted.
+A request below its tenant's share (`shared/scheduling/tenant_shares.py`) needs only its own pages: what one tenant may
+not take alone is kept free for it, and as it grows the tenant that holds most is retracted. While a retracted
+request has not returned, no other comes in, except for a bounded number of requests below their share: the backfill.
 
 One request must always be able to go on. Transferring requests cannot be retracted, so they never take the pages that
 the largest running one can want until they have landed or are given up: what it can generate in `fetch_seconds_max` at
 the measured rate of steps. Those that have landed can be retracted. A fetch that makes slow progress may take longer:
-then the largest one waits for it. It may evict cached pages to make room; the transfer queue allocates.
+then the largest one waits for it. Admission may evict cached pages to free some; the transfer queue allocates.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from decode.config import DecodeConfig
-from decode.expected_growth import ExpectedGrowth
-from decode.present import KeptSum
-from decode.step_rate import StepRate
+from decode.growth import CachedSum, ExpectedGrowth, NewTokenRatio, OutputLengths, StepRate
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.scheduling.new_token_ratio import NewTokenRatio
-from shared.scheduling.output_lengths import OutputLengths
 from shared.scheduling.sound_commands import unsound, unsound_baton
-from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
+from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
 from shared.wire.messages import Decode, RefusalReason
 
 # In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
 STEPS_BETWEEN = 2
 GROWTH_STEPS = 16  # that one sum of the growth serves: it is dear. Those that leave stay counted until then
-OVERTAKING_MAX = 32  # light requests that come in until all retracted ones have returned
+BACKFILL_MAX = 32  # requests below their tenant's share that come in until all retracted ones have returned
 
 
 class Admission:
@@ -52,16 +48,16 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
-        self._growth = KeptSum(self._no_growth, _with_growth_of)  # of all that are here
-        self._held = KeptSum[Counter[str]](Counter, _with_tokens_of)  # by tenant, of all that are here
-        self._largest = KeptSum(int, self._larger)  # of those whose KV is here
+        self._growth = CachedSum(self._no_growth, _with_growth_of)  # of all that are here
+        self._held = CachedSum[Counter[str]](Counter, _with_tokens_of)  # by tenant, of all that are here
+        self._largest = CachedSum(int, self._larger)  # of those whose KV is here
         self._config = config
         self._memory = memory
         self._context_len = context_len
         self._kv_format = kv_format
         self._vocab_size = vocab_size
         pages = memory.pool.total
-        self.pages_kept = pages - share_of(pages, config.tenant_share_max)  # for light requests
+        self.pages_kept = pages - share_of(pages, config.tenant_share_max)  # for requests below their share
         self.slots_kept = config.max_running_requests - share_of(
             config.max_running_requests, config.tenant_share_max
         )
@@ -81,42 +77,42 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
-    def is_light(self, req: Req, present: list[Req]) -> bool:
-        """Whether the tenant of `req` holds so little of `present` that it needs only its own pages."""
+    def is_below_share(self, req: Req, present: list[Req]) -> bool:
+        """Whether the tenant of `req` holds so little of `present` that the request needs only its own pages."""
         capacity = self._memory.pool.total * self._memory.page_size
-        return is_light(req, self._held.of(present), req.final_kv_len, capacity)
+        return is_below_share(req, self._held.get(present), req.final_kv_len, capacity)
 
     def has_slot(
         self,
-        is_light: Callable[[], bool],
+        is_below_share: Callable[[], bool],
         free_slots: int,
         *,
         alone: bool,
         retracting: bool,
-        overtaken_by: int,
+        backfilled: int,
     ) -> bool:
-        """Whether one of `free_slots` is for a request that is or is not light; if `alone`, no other is in a slot.
+        """Whether one of `free_slots` is for a request that may be below its share; `alone`: no other is in a slot.
 
-        While requests are retracted only light ones come in, no more than `OVERTAKING_MAX` until all have returned.
+        While requests are retracted only those below their share come in, `BACKFILL_MAX` until all have returned.
         """
         if alone or (free_slots > self.slots_kept and not retracting):
             return free_slots > 0 and not retracting
-        return free_slots > 0 and overtaken_by < OVERTAKING_MAX and is_light()
+        return free_slots > 0 and backfilled < BACKFILL_MAX and is_below_share()
 
-    def make_room_for(
+    def free_pages_for(
         self,
         req: Req,
-        is_light: Callable[[], bool],
+        is_below_share: Callable[[], bool],
         missing: int,
         settled: list[Req],
         transferring: list[Req],
         pages_arriving: int,
     ) -> bool:
-        """Whether the request can have its `missing` pages beside the growth of the others; not that if it is light.
+        """Whether the request can have its `missing` pages; then they are free now.
 
-        `settled` are the requests whose KV is here, `transferring` those whose KV is on its way. The request's own
-        cached prefix is locked already, and `pages_arriving` are the pages that these and the request hold. True means
-        that the pages are free now.
+        The growth of the others is kept free beside them, unless the request is below its share. `settled` are the
+        requests whose KV is here, `transferring` those whose KV is on its way. The request's own cached prefix is
+        locked already, and `pages_arriving` are the pages that these and the request hold.
         """
         present = [*settled, *transferring]
         pool = self._memory.pool
@@ -126,7 +122,7 @@ class Admission:
         if not present:
             return self._free_now(missing)
         wanted = missing + self._growth_pages(present, req) + self.pages_kept
-        if self._memory.available_pages < wanted and not is_light():
+        if self._memory.available_pages < wanted and not is_below_share():
             return False
         unretractable = missing + pages_arriving
         largest = self._pages_of_largest(settled)
@@ -138,26 +134,26 @@ class Admission:
         self._step_rate.on_step(now)
         self.on_change()
         if self._memory.launched_step % GROWTH_STEPS == 0:
-            self._growth.forget()
+            self._growth.invalidate()
 
     def on_admitted(self, req: Req) -> None:
         """The request is in a slot."""
-        self._held.came(req)
-        self._growth.came(req)
+        self._held.add(req)
+        self._growth.add(req)
 
     def on_landed(self, req: Req) -> None:
         """The KV of the request is here."""
-        self._largest.came(req)
+        self._largest.add(req)
 
-    def forget_sums(self) -> None:
+    def invalidate_sums(self) -> None:
         """Make all sums anew: a retracted request has returned, or no step is launched that would do it."""
-        self._growth.forget()
+        self._growth.invalidate()
         self.on_change()
 
     def on_change(self) -> None:
         """Requests that are here have more tokens, or have left."""
-        self._held.forget()
-        self._largest.forget()
+        self._held.invalidate()
+        self._largest.invalidate()
 
     @property
     def steps_until_landed(self) -> int:
@@ -176,17 +172,17 @@ class Admission:
         known = self.lengths.known
         self.lengths.add(req.output_len, at_bound=req.remaining_new_tokens <= 0)
         if not known and self.lengths.known:
-            self._growth.forget()  # it is a guess
+            self._growth.invalidate()  # it is a guess
 
     def check(self, settled: list[Req], transferring: list[Req]) -> None:
-        """Prove that the sums that are kept are what the requests add up to; raises `InvariantError`."""
+        """Prove that the cached sums are what the requests add up to; raises `InvariantError`."""
         self._held.check([*settled, *transferring])
         self._largest.check(settled)
 
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
         self.ratio.reset()
-        self.forget_sums()
+        self.invalidate_sums()
 
     def _free_now(self, missing: int) -> bool:
         """Whether so many pages are free, after evicting those that are not.
@@ -199,7 +195,7 @@ class Admission:
 
     def _pages_of_largest(self, settled: list[Req]) -> int:
         """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
-        return self._largest.of(settled)
+        return self._largest.get(settled)
 
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps, longest = self.steps_until_landed if reqs else 0, 0
@@ -210,7 +206,7 @@ class Admission:
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:
         """Pages that all are expected to take beside those they have."""
-        growth = self._growth.of(present)
+        growth = self._growth.get(present)
         pages = self._memory.pages_for(int(growth.tokens_with(req)))
         return pages if growth.known else pages + len(present)
 

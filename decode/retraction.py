@@ -4,9 +4,10 @@
                   └─ may still finish                       └─ no room in host memory: returned to the router
 
 Pages go to host memory and return without recomputation. Retracted requests resume first in, first out, before
-anything new is admitted. Light requests are the exception: a limited number of them comes in meanwhile. Requests that
-were retracted often are retracted last, else a large one would never end among many small ones. Of the others, victims
-are of the tenant that holds most; in it the order is SGLang's: fewest output tokens first, the longest prompt on ties.
+anything new is admitted. Requests below their tenant's share are the exception: a limited number of them is backfilled
+meanwhile. Requests that were retracted often are retracted last, else a large one would never end among many small
+ones. Of the others, victims are of the tenant that holds most; in it the order is SGLang's: fewest output tokens first,
+the longest prompt on ties.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ class Retraction:
     pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
-    _overtaken_by: int = 0
+    _backfilled: int = 0
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages
     _next_copy_id: int = 1
 
     @property
     def active(self) -> bool:
-        """Whether a retracted request has not returned: only light requests are admitted meanwhile."""
+        """Whether a retracted request has not returned: meanwhile only those below their share come in."""
         return bool(self.settling or self._retracted or self._copies)
 
     @property
-    def overtaken_by(self) -> int:
+    def backfilled(self) -> int:
         """How many requests were admitted since `active`."""
-        return self._overtaken_by if self.active else 0
+        return self._backfilled if self.active else 0
 
     def on_admitted(self) -> None:
-        """A new request came in; if others are retracted, it overtook them."""
-        self._overtaken_by = self.overtaken_by + self.active
+        """Count a new request; if others are retracted, it was backfilled before them."""
+        self._backfilled = self.backfilled + self.active
 
     @property
     def copying(self) -> bool:
@@ -123,8 +124,8 @@ class Retraction:
     def pages_soon_free(self) -> int:
         """Pages that will be free without another retraction."""
         backing_up = [copy.req for copy in self._copies.values() if not copy.restoring]
-        given_up = sum(map(self.memory.releasable_pages, [*self.settling, *backing_up]))
-        return given_up + self.memory.pool.count(PageState.RETIRING)
+        releasable = sum(map(self.memory.releasable_pages, [*self.settling, *backing_up]))
+        return releasable + self.memory.pool.count(PageState.RETIRING)
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
@@ -167,7 +168,7 @@ class Retraction:
         return req
 
     def drop(self, req: Req) -> None:
-        """Give up the host pages of a retracted request."""
+        """Release the host pages of a retracted request."""
         entry = next(entry for entry in self._retracted if entry[0] is req)
         self._retracted.remove(entry)
         self.host.retire(entry[1], PageState.OWNED, after_step=0)

@@ -9,21 +9,25 @@ A request's way through a decode worker (`decode/lifecycle.py` has every state a
                                                            └───(migration)───┘
 A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its request
 ended is discarded, and the pages that an ended request held are retired, not freed. Requests whose pages have landed
-always join; only those without pages are refused for lack of room. A draining worker refuses new requests, and the
-router migrates those that are here.
+always join; only those without pages are refused for lack of slots and pages. A draining worker refuses new requests,
+and the router migrates those that are here.
+
+Each part keeps the requests of some states, and none of them knows all. So this file puts all requests that are here to
+the rules of `Admission` and `Retraction` (slots and pages), and knows what a request holds in each state (resources).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import partial
+
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
-from decode.holdings import Holdings
 from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.retraction import Retraction
-from decode.room import Room
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
 from shared.batch.effects import Send, WorkerEffect
@@ -31,14 +35,14 @@ from shared.batch.req import Req
 from shared.batch.schedule_batch import ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
-from shared.kv.page_pool import PagePool
+from shared.kv.page_pool import PagePool, PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.primitives.errors import InvariantError
-from shared.scheduling.request_states import RequestStates
+from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Baton, Holder
-from shared.wire.messages import Cancel, Decode, Finished, FinishReason, Migrate, RefusalReason, Refused
+from shared.wire.messages import Cancel, Decode, Finished, FinishReason, Load, Migrate, RefusalReason, Refused
 from shared.wire.sampled import Sampled
 
 
@@ -84,13 +88,9 @@ class DecodeScheduler:
             self._admission.pages_kept,
             config.retractions_max,
         )
-        self._room = Room(memory, self._admission, self._transfer_queue, self._batch, self._retraction)
-        self._sessions = RouterSessions(self.leases, self._room.load, config.load_seconds, effects)
+        self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
         self._migrations = Migrations(
             memory, self._batch, self.leases, self._output_buffer, states, counters, effects
-        )
-        self._holdings = Holdings(
-            memory, self.leases, self._transfer_queue, self._batch, self._retraction, self._migrations
         )
 
     # ---- events ----
@@ -127,7 +127,7 @@ class DecodeScheduler:
         req = self._retraction.on_copy(copy_id)
         if req.state is DecodeState.JOINING:
             self._batch.join(req)
-            self._admission.forget_sums()
+            self._admission.invalidate_sums()
         elif req.state is DecodeState.CANCELLED:  # while its pages were copied
             self._forget(req)
 
@@ -152,21 +152,21 @@ class DecodeScheduler:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: requests whose KV has arrived join, and every running one decodes one token."""
-        self._room.resume()
+        self._resume_retracted()
         self._admit_waiting()
         self._batch.start_joining()
         self._migrations.start()
         self._lease_settled(now)
-        if self._room.grow():
+        if self._retract_until_fits():
             self._back_up_settled()
         batch = self._batch.next_step()
         if batch is not None:
             self._admission.on_step(now)
             return batch
-        self._admission.forget_sums()
-        if stuck := self._room.stuck():
+        self._admission.invalidate_sums()
+        if deadlocked := self._deadlocked():
             detail = "the pages it needs are in quarantine"
-            self._return_to_router(stuck, DecodeEvent.DEADLOCKED, "no_room", detail)
+            self._return_to_router(deadlocked, DecodeEvent.DEADLOCKED, "no_room", detail)
         return None
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
@@ -251,7 +251,7 @@ class DecodeScheduler:
         """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
         self.host.check()
-        self._holdings.check(self.requests)
+        self._check_resources()
         self._admission.check(self._batch.reqs, self._transfer_queue.transferring)
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
@@ -291,7 +291,7 @@ class DecodeScheduler:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        if not self._room.admits(req, missing):
+        if not self._has_slot_and_pages(req, missing):
             self.counters.no_room += 1
             self.memory.release(req)
             self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
@@ -308,6 +308,121 @@ class DecodeScheduler:
         self._admission.on_landed(req)
         self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
+
+    # ---- slots and pages ----
+
+    def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
+        """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
+        settled, transferring = self._batch.reqs, self._transfer_queue.transferring
+        present = [*settled, *transferring]
+        is_below_share = partial(self._admission.is_below_share, req, present)  # most are not asked
+        has_slot = self._admission.has_slot(
+            is_below_share,
+            self._batch.free_slots,
+            alone=not present,
+            retracting=self._retraction.active,
+            backfilled=self._retraction.backfilled,
+        )
+        pages_arriving = self._transfer_queue.pages_held_with(req)
+        return has_slot and self._admission.free_pages_for(
+            req, is_below_share, missing, settled, transferring, pages_arriving
+        )
+
+    def _resume_retracted(self) -> None:
+        """Give slots to the retracted requests whose pages fit again."""
+        while self._has_slot_to_resume() and (req := self._retraction.resume(self._batch.reqs)):
+            self._batch.take_slot(req)
+
+    def _has_slot_to_resume(self) -> bool:
+        kept = self._admission.slots_kept if self._batch.slots_used else 0
+        return self._batch.free_slots > kept
+
+    def _retract_until_fits(self) -> bool:
+        """Retract running requests until the next steps of the others fit; whether any was retracted."""
+        victims = self._retraction.retract_until_fits(self._batch.running.values())
+        for victim in victims:
+            self._batch.remove(victim)
+        if victims:
+            self._admission.after_retraction(list(self._batch.running.values()))
+        return bool(victims)
+
+    def _deadlocked(self) -> Req | None:
+        """One request to give back, if no step, copy or fetch can free pages and only the end of a quarantine could."""
+        retiring = self.memory.pool.count(PageState.RETIRING)
+        if self._batch.in_flight or retiring or self._transfer_queue.transferring or self._retraction.copying:
+            return None
+        return next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
+
+    def _load(self) -> Load:
+        """The load that the routers are told."""
+        in_slots = [*self._batch.reqs, *self._transfer_queue.transferring]
+        waiting = len(self._transfer_queue.waiting)
+        return Load(
+            queued=self._retraction.count + waiting,
+            running=len(in_slots),
+            running_tokens=sum(len(req.token_ids) for req in in_slots),
+            free_pages=self.memory.available_pages,
+            slots_free=max(0, self._batch.free_slots - waiting),
+            accepting=not self._retraction.active,
+        )
+
+    # ---- resources of a request ----
+
+    def _release(self, req: Req) -> None:
+        """Release the resources that the request holds in its state; its whole settled pages stay in the radix cache.
+
+        Not for one whose pages are being copied: it ends with the copy. Its slot is the batch's to free.
+        """
+        match req.state:
+            case DecodeState.WAITING:
+                self._transfer_queue.stop_waiting(req)
+            case DecodeState.TRANSFERRING:
+                self._transfer_queue.abandon(req)
+            case DecodeState.JOINING:
+                self.memory.release(req)
+            case DecodeState.RUNNING:
+                self._release_computed(req)
+            case DecodeState.MIGRATING:
+                self._migrations.settling.remove(req)
+                self._release_computed(req)
+            case DecodeState.RETRACTING:
+                self._retraction.settling.remove(req)
+                self._release_computed(req)
+            case DecodeState.RETRACTED:
+                self._retraction.drop(req)
+            case state:
+                raise InvariantError(f"request {req.rid} cannot give up what it holds: it is {state}")
+
+    def _release_computed(self, req: Req) -> None:
+        self.memory.commit(req)
+        self.memory.release(req)
+
+    def _kept(self) -> Mapping[DecodeState, Iterable[Req]]:
+        """The requests that the parts keep, by the state in which they keep them."""
+        return {
+            DecodeState.WAITING: self._transfer_queue.waiting,
+            DecodeState.TRANSFERRING: self._transfer_queue.transferring,
+            DecodeState.JOINING: self._batch.joining,
+            DecodeState.RUNNING: self._batch.running.values(),
+            DecodeState.MIGRATING: self._migrations.settling,
+            DecodeState.LEASED: self.leases.reqs,
+            DecodeState.RETRACTING: self._retraction.settling,
+            **self._retraction.copied,
+            DecodeState.RETRACTED: self._retraction.retracted,
+        }
+
+    def _check_resources(self) -> None:
+        """Prove that states, pages and slots of all requests that are here agree; raises `InvariantError`."""
+        reqs = self.requests
+        check_states(self._kept(), reqs)
+        in_slots = [req.rid for req in reqs if req.slot is not None]
+        if len(in_slots) != self._batch.slots_used:
+            raise InvariantError(f"{in_slots} hold slots, but {self._batch.slots_used} are used")
+        owned = sum(len(req.owned) for req in reqs)
+        states = PageState.OWNED, PageState.ARRIVING, PageState.COPYING
+        held = sum(self.memory.pool.count(state) for state in states)
+        if owned != held:
+            raise InvariantError(f"{[req.rid for req in reqs]} own {owned} pages, but {held} are owned")
 
     # ---- ends ----
 
@@ -327,7 +442,7 @@ class DecodeScheduler:
             case DecodeState.ABORTING:
                 pass
             case _:
-                self._holdings.give_up(req)
+                self._release(req)
                 self._end(req, DecodeEvent.CANCELLED)
 
     def _finish(self, req: Req, reason: FinishReason) -> Send:
@@ -335,7 +450,7 @@ class DecodeScheduler:
         message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
         self.counters.finished += 1
         self._admission.on_end(req)
-        self._holdings.give_up(req)
+        self._release(req)
         self._end(req, DecodeEvent.FINISHED)
         return Send(req.router, message)
 
@@ -345,16 +460,16 @@ class DecodeScheduler:
             return
         self._effects.extend(self._output_buffer.flush_of([req]))
         self._sessions.fail(req, why)
-        self._holdings.give_up(req)
+        self._release(req)
         self._end(req, DecodeEvent.FAILED)
 
     def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
         self.states.advance(req, LEASE_ENDS[end])
 
     def _return_to_router(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
-        """Give up a request that has tokens here; another worker continues it."""
+        """End a request that has tokens here; another worker continues it."""
         self.counters.returned_to_router += 1
-        self._holdings.give_up(req)
+        self._release(req)
         self._effects.extend(self._output_buffer.flush_of([req]))  # before the router forgets the attempt
         self._refuse(req, event, reason, detail)
 

@@ -149,7 +149,7 @@ class TransferQueue:
         """What a fetch event means for its request; None if the request is gone already."""
         req = self._remove(event.fetch_id)
         if req is None:
-            self._on_given_up(event)
+            self._on_abandoned(event)
             return None
         match event:
             case FetchLanded(_, fetched_bytes, seconds, link):
@@ -162,13 +162,13 @@ class TransferQueue:
                 return NotTransferred(req, DecodeEvent.STALE, "stale", detail)
             case FetchFailed(fetch_id, reason, ended):
                 self.counters.unreachable += 1
-                self._give_up(fetch_id, req, ended)
+                self._release_pages(fetch_id, req, ended)
                 return NotTransferred(req, DecodeEvent.FETCH_FAILED, "unreachable", reason)
             case FetchEnded(fetch_id):
                 raise InvariantError(f"fetch {fetch_id} of request {req.rid} ended, but it was not given up")
 
     def _remove(self, fetch_id: int) -> Req | None:
-        """The request of a fetch, which is not transferring any more; None if it was given up before."""
+        """The request of a fetch, which is not transferring any more; None if it was abandoned before."""
         req = self._transferring.pop(fetch_id, None)
         if req is not None:
             for page in req.pages[: len(req.pages) - len(req.owned)]:
@@ -177,8 +177,8 @@ class TransferQueue:
                     del self._cached[page]
         return req
 
-    def _on_given_up(self, event: FetchEvent) -> None:
-        """A fetch that was given up has reported: every event but a failure without an end proves that it has ended."""
+    def _on_abandoned(self, event: FetchEvent) -> None:
+        """Free the pages of an abandoned fetch if the event proves its end: all do but a failure that has not ended."""
         if isinstance(event, FetchFailed) and not event.ended:
             return
         pages = self._quarantined.pop(event.fetch_id)
@@ -193,9 +193,10 @@ class TransferQueue:
         fetch_id = next(number for number, other in self._transferring.items() if other is req)
         self._remove(fetch_id)
         self.effects.append(AbandonFetch(fetch_id))
-        self._give_up(fetch_id, req, ended=False)
+        self._release_pages(fetch_id, req, ended=False)
 
-    def _give_up(self, fetch_id: int, req: Req, ended: bool) -> None:
+    def _release_pages(self, fetch_id: int, req: Req, ended: bool) -> None:
+        """Release the pages of a request; those that a fetch may still write to are quarantined."""
         if not ended:
             self.counters.quarantines += 1
             self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.QUARANTINED)

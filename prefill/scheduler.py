@@ -30,7 +30,7 @@ from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
-from shared.scheduling.tenant_shares import is_light, share_of, tokens_by_tenant
+from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Holder
 from shared.wire.messages import SCORES_MAX, Cancel, Load, Prefill, Prefilled, Refused, Scored
@@ -277,14 +277,15 @@ class PrefillScheduler:
     def _may_start(self, req: Req) -> bool:
         """Whether there is a slot, a lease word for every running request and one more, and few enough leases.
 
-        A light request may start whatever others have under lease; of `lease_fraction` its tenant takes an even share.
+        A request below its tenant's share may start whatever others have under lease; of `lease_fraction` its tenant
+        takes an even share.
         """
         words = self.leases.free - len(self.batch)
         if not self.batch.free_slots or words <= 0:
             return False
         pages_leased = self._config.lease_fraction * self.memory.pool.total
         held = tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
-        if is_light(req, held, len(req.token_ids), pages_leased * self.memory.page_size):
+        if is_below_share(req, held, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
         return self.leases.pages <= pages_leased and words > self._words_kept
 

@@ -1,9 +1,9 @@
 """What one tenant may take of a worker, and who goes first among tenants; both roles share it.
 
 A worker knows tenants by an opaque key that is the same from all routers, so it can judge where a router sees only its
-own requests. A request is *light* if its tenant, with it, would still hold fewer tokens here than another one, and no
-more than an even share of what there is: so light requests fit, however many tenants there are. What a tenant may not
-take alone (`tenant_share_max`) is kept for light requests. With one tenant none is light.
+own requests. A request is *below its share* if its tenant, with it, would still hold fewer tokens here than another
+one, and no more than an even share of what there is: so such requests fit, however many tenants there are. What a
+tenant may not take alone (`tenant_share_max`) is kept for them. With one tenant no request is below its share.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def tokens_by_tenant(reqs: Iterable[Req]) -> Counter[str]:
     return held
 
 
-def is_light(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
+def is_below_share(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
     """Whether the tenant of `req` would hold fewer tokens than another one, with this request beside what is `held`.
 
     With the `size` to which the request may grow, its tenant must also stay within an even share of `capacity`, both in
-    tokens. One share more than there are tenants is counted, so that the requests that are not light keep one.
+    tokens. One share more than there are tenants is counted, so that the other requests keep one.
     """
     own = held[req.tenant]
     others = [tokens for tenant, tokens in held.items() if tenant != req.tenant]

@@ -90,9 +90,9 @@ WORKER_BOUNDS = (
         place=DECODE_CONFIG,
     ),
     Bound(
-        "OVERTAKING_MAX",
-        "light requests wait until the retracted ones have returned",
-        "32 light requests go first",
+        "BACKFILL_MAX",
+        "requests below their share wait until the retracted ones have returned",
+        "32 requests below their share go first",
         f"{UNIT}/decode/test_tenants_on_decode.py"
         "::test_a_retracted_request_returns_however_many_small_ones_come",
         place="decode.admission",

@@ -7,15 +7,16 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - When it has settled what came, no first request of a tenant waits that a prefill worker would take (`judged_places`).
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
   ones pass those that need chunks of their own.
-- Beside a chunk short requests take their share of its steps, no more and, if one is light, no less.
-- At both kinds of worker only light requests take what is kept for them; those that resume do not.
-- A light request waits, or is refused, only where it finds no place at all.
+- Beside a chunk short requests take their share of its steps, no more and, if one is below its share, no less.
+- At both kinds of worker only requests below their tenant's share take what is kept for them; those that resume do not.
+- A request below its share waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
 - At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
 - At a decode worker no row misses a step for a page while the cache could give one.
 
-Bounds of few places keep nothing (`share_of` rounds to whole places), so there a light request waits for the next place
-that comes free, and only its turn is judged. Which request is light is computed here once more, not asked.
+Bounds of few places keep nothing (`share_of` rounds to whole places), so there a request below its share waits for the
+next place that comes free, and only its turn is judged. Which request is below its share is computed here once more,
+not asked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decode.admission import OVERTAKING_MAX
+from decode.admission import BACKFILL_MAX
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
@@ -201,12 +202,12 @@ class PromptStart:
 
 
 class JudgedPrefill(PrefillScheduler):
-    """The core of a prefill worker. Each start is judged, and each step that leaves a light request waiting."""
+    """The core of a prefill worker. Each start is judged, and each step that leaves one below its share waiting."""
 
     def __init__(self, config: PrefillConfig, **rest: Any):
         super().__init__(config, **rest)
         self.judged: Counter[str] = Counter()
-        self._words_for_light = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
+        self._words_below_share = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
         self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
         self._page_size, self._short_share = config.page_size, config.short_share
         self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
@@ -228,12 +229,12 @@ class JudgedPrefill(PrefillScheduler):
             passed -= long
         assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
         words_left = self.leases.free - len(self.batch)
-        if _is_light(req, held, len(req.token_ids), self._capacity):
-            self.judged["light into what is kept"] += words_left < self._words_for_light
+        if _is_below_share(req, held, len(req.token_ids), self._capacity):
+            self.judged["below its share into what is kept"] += words_left < self._words_below_share
             return
-        self.judged["no more than a share"] += words_left == self._words_for_light
-        assert words_left >= self._words_for_light, (
-            f"{req.rid} starts and leaves {words_left} lease words; {self._words_for_light} are kept"
+        self.judged["no more than a share"] += words_left == self._words_below_share
+        assert words_left >= self._words_below_share, (
+            f"{req.rid} starts and leaves {words_left} lease words; {self._words_below_share} are kept"
         )
 
     def plan(self, now: float) -> ScheduleBatch | None:
@@ -270,7 +271,7 @@ class JudgedPrefill(PrefillScheduler):
         return 0 if before else int(self._saved) // page * page
 
     def _judge_waiting(self, input_left: int, pages_kept: int) -> None:
-        """There is a slot and a lease word: a light request, the first in the order, lacks input or pages."""
+        """There is a slot and a lease word: one below its share, the first in the order, lacks input or pages."""
         waiting = self.waiting.reqs
         if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
             return  # one that was put off stands elsewhere in the order; pages that retire are soon free
@@ -279,9 +280,9 @@ class JudgedPrefill(PrefillScheduler):
         firsts = [req for req in waiting if held[req.tenant] == least]
         req, size = firsts[0], len(firsts[0].token_ids)
         enough_pages = self.memory.pages_for(size) <= self.memory.available_pages - pages_kept
-        if len(firsts) == 1 and enough_pages and _is_light(req, held, size, self._capacity):
-            self.judged["light waits for input"] += 1
-            assert size > input_left, f"{req.rid} is light and waits beside a step with room for it"
+        if len(firsts) == 1 and enough_pages and _is_below_share(req, held, size, self._capacity):
+            self.judged["below its share waits for input"] += 1
+            assert size > input_left, f"{req.rid} is below its share and waits beside a step with room for it"
 
     def _held(self) -> Counter[str]:
         return tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
@@ -294,9 +295,9 @@ class JudgedDecode(DecodeScheduler):
         super().__init__(config, pages=pages, **rest)
         self.judged: Counter[str] = Counter()
         slots, share = config.max_running_requests, config.tenant_share_max
-        self._slots_for_light = slots - share_of(slots, share)
+        self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps
-        self._pages_for_light = pages - share_of(pages, share)
+        self._pages_below_share = pages - share_of(pages, share)
 
     def _admit(self, req: Req, baton: Baton) -> None:
         present = [*self._batch.reqs, *self._transfer_queue.transferring]
@@ -307,8 +308,10 @@ class JudgedDecode(DecodeScheduler):
             self._judge_arriving(req, largest)
         if req.slot is None:
             self._judge_refusal(req, baton, held)
-        elif self._is_light(req, held):
-            self.judged["light into what is kept"] += self._batch.free_slots < self._slots_for_light
+        elif self._is_below_share(req, held):
+            self.judged["below its share into what is kept"] += (
+                self._batch.free_slots < self._slots_below_share
+            )
         elif present:
             self._judge_slots(req)
             self._judge_pages(req)
@@ -328,23 +331,23 @@ class JudgedDecode(DecodeScheduler):
         """Resume requests, as `plan` does first, and judge what is left."""
         beside = self._batch.reqs
         slots_used = self._batch.slots_used
-        self._room.resume()
+        self._resume_retracted()
         resumed = self._batch.slots_used - slots_used
         if resumed and self._batch.slots_used > 1:
             self._judge_slots("a retracted request")
         if resumed and beside:
             self._judge_pages("a retracted request")
 
-    def _is_light(self, req: Req, held: Counter[str]) -> bool:
-        return _is_light(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
+    def _is_below_share(self, req: Req, held: Counter[str]) -> bool:
+        return _is_below_share(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
 
     def _judge_slots(self, who: Req | str) -> None:
-        left, kept = self._batch.free_slots, self._slots_for_light
+        left, kept = self._batch.free_slots, self._slots_below_share
         self.judged["no more than a share"] += left == kept
         assert left >= kept, f"{_name(who)} comes in and leaves {left} slots; {kept} are kept"
 
     def _judge_pages(self, who: Req | str) -> None:
-        left, kept = self.memory.available_pages, self._pages_for_light
+        left, kept = self.memory.available_pages, self._pages_below_share
         assert left >= kept, f"{_name(who)} comes in and leaves {left} pages; {kept} are kept"
 
     def _judge_arriving(self, req: Req, largest: int) -> None:
@@ -371,22 +374,24 @@ class JudgedDecode(DecodeScheduler):
         assert left >= wanted, f"{present[-1].rid} leaves {left} pages; the next steps of all take {wanted}"
 
     def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
-        """A light request finds no slot, or not the pages that it needs now beside the largest request's."""
+        """A request below its share finds no slot, or not the pages that it needs now beside the largest request's."""
         memory = self.memory
-        if not self._is_light(req, held):
+        if not self._is_below_share(req, held):
             return
-        self.judged["light refused"] += 1
-        if not self._batch.free_slots or self._retraction.overtaken_by >= OVERTAKING_MAX:
+        self.judged["below its share refused"] += 1
+        if not self._batch.free_slots or self._retraction.backfilled >= BACKFILL_MAX:
             return
         pool = memory.pool
         usable = pool.total - pool.count(PageState.QUARANTINED)
         arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
         room = min(memory.available_pages, usable - self._pages_of_largest() - len(arriving))
         if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
-            assert memory.pages_for(baton.kv_len) > room, f"{req.rid} is light and refused for {room} pages"
+            assert memory.pages_for(baton.kv_len) > room, (
+                f"{req.rid} is below its share and refused for {room} pages"
+            )
 
 
-def _is_light(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
+def _is_below_share(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
     """Whether its tenant, with it, holds fewer tokens than another one.
 
     With `size` for this request it must also stay within an even share of `capacity`, one share left over.

@@ -176,12 +176,12 @@ def _stale_landed() -> list[Patch]:
 
 @_mistake("transfer_queue", "the target of a failed read is used again at once")
 def _no_quarantine() -> list[Patch]:
-    def give_up(self: transfer_queue.TransferQueue, fetch_id: int, req: Any, ended: bool) -> None:
+    def release_pages(self: transfer_queue.TransferQueue, fetch_id: int, req: Any, ended: bool) -> None:
         del ended
         self._quarantined.setdefault(fetch_id, [])
         self.memory.release(req, PageState.ARRIVING)
 
-    return [(transfer_queue.TransferQueue, "_give_up", give_up)]
+    return [(transfer_queue.TransferQueue, "_release_pages", release_pages)]
 
 
 @_mistake("transfer_queue", "a request that waits for a prefix is forgotten when its fetch fails")

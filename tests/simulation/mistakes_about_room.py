@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.admission import Admission
-from decode.expected_growth import ExpectedGrowth
+from decode.growth import ExpectedGrowth
 from decode.transfer_queue import TransferQueue
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory

@@ -98,7 +98,7 @@ def _policy_order() -> list[Patch]:
     return [(waiting_queue, "least_served_first", least_served_first)]
 
 
-# ---- what is kept for light requests ---------------------------------------------------------------------------
+# ---- what is kept for requests below their share ---------------------------------------------------------------
 
 
 @_mistake("tenants", "prefill workers keep nothing for those who hold little")
@@ -133,22 +133,25 @@ def _decode_keeps_no_pages() -> list[Patch]:
 
 @_mistake("tenants", "prefill workers give what they keep to nobody")
 def _prefill_gives_nothing() -> list[Patch]:
-    return [(prefill_scheduler, "is_light", _never)]
+    return [(prefill_scheduler, "is_below_share", _never)]
 
 
 @_mistake("tenants", "decode workers give what they keep to nobody")
 def _decode_gives_nothing() -> list[Patch]:
-    return [(decode_admission, "is_light", _never)]
+    return [(decode_admission, "is_below_share", _never)]
 
 
-@_mistake("tenants", "a request is light although its tenant takes more than an even share")
-def _light_without_share() -> list[Patch]:
-    def is_light(req: Req, held: Any, size: int, capacity: float) -> bool:
+@_mistake("tenants", "a request is below its share although its tenant takes more than an even one")
+def _below_without_share() -> list[Patch]:
+    def is_below_share(req: Req, held: Any, size: int, capacity: float) -> bool:
         del size, capacity
         return real(req, held, 0, float("inf"))
 
-    real = tenant_shares.is_light
-    return [(prefill_scheduler, "is_light", is_light), (decode_admission, "is_light", is_light)]
+    real = tenant_shares.is_below_share
+    return [
+        (prefill_scheduler, "is_below_share", is_below_share),
+        (decode_admission, "is_below_share", is_below_share),
+    ]
 
 
 @_mistake("tenants", "a retracted request returns into the pages that are kept")

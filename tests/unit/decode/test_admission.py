@@ -7,10 +7,10 @@ import pytest
 
 from decode.admission import Admission
 from decode.config import DecodeConfig
+from decode.growth import SEEN_MIN
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.scheduling.output_lengths import SEEN_MIN
 from shared.wire.messages import Decode, Finished, Refused
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
@@ -201,7 +201,7 @@ def test_a_page_that_retires_refuses_nobody_while_others_can_be_evicted() -> Non
     memory.launched_step = 1
     memory.pool.retire(memory.pool.allocate(1, PageState.OWNED), PageState.OWNED, after_step=1)
     assert memory.pool.free == 1
-    assert admission.make_room_for(new, lambda: False, 2, [], [], 0)
+    assert admission.free_pages_for(new, lambda: False, 2, [], [], 0)
 
 
 @pytest.mark.parametrize("retract_steps", [20, 40])
@@ -222,11 +222,11 @@ def test_one_that_lands_between_two_admissions_keeps_its_pages() -> None:
         Req(rid, 1, "router", n, [n] * 9, 8, SamplingParams(max_new_tokens=most, seed=1))
         for n, (rid, most) in enumerate({"small": 2, "large": 50, "new": 2}.items(), 1)
     )
-    assert admission.make_room_for(new, lambda: True, 2, [small], [], 2)
+    assert admission.free_pages_for(new, lambda: True, 2, [small], [], 2)
     admission.on_landed(large)  # up to 15 pages
-    assert not admission.make_room_for(new, lambda: True, 2, [small, large], [], 2)
+    assert not admission.free_pages_for(new, lambda: True, 2, [small, large], [], 2)
     admission.on_change()
-    assert admission.make_room_for(new, lambda: True, 2, [small], [], 2), "it has left"
+    assert admission.free_pages_for(new, lambda: True, 2, [small], [], 2), "it has left"
 
 
 def test_outputs_that_are_all_short_are_no_guess() -> None:
@@ -240,7 +240,7 @@ def test_outputs_that_are_all_short_are_no_guess() -> None:
     ended = Req("ended", 1, "router", 1, [1] * 28, 8, SamplingParams(max_new_tokens=240, seed=1))
     for _ in range(SEEN_MIN):
         admission.on_end(ended)
-    growth = admission._growth.of(present)
+    growth = admission._growth.get(present)
     assert growth.tokens == 2 * config.retract_steps * len(present), "none is longer than all that ended"
 
 
@@ -252,7 +252,7 @@ def test_a_guess_of_the_growth_serves_no_longer_than_until_lengths_are_known() -
         Req(rid, 1, "router", n, [n] * 9, 8, SamplingParams(max_new_tokens=50, seed=1))
         for n, rid in enumerate(("running", "new", "ended"), 1)
     )
-    assert admission.make_room_for(new, lambda: False, 2, [running], [], 0), "nothing is expected of either"
+    assert admission.free_pages_for(new, lambda: False, 2, [running], [], 0), "nothing is expected of either"
     for _ in range(SEEN_MIN):
         admission.on_end(ended)
-    assert not admission.make_room_for(new, lambda: False, 2, [running], [], 0), "both have 40 steps ahead"
+    assert not admission.free_pages_for(new, lambda: False, 2, [running], [], 0), "both have 40 steps ahead"

@@ -1,4 +1,4 @@
-"""One tenant cannot take all of a decode worker: a light request finds a slot and pages, and keeps them as it grows."""
+"""One tenant cannot take all of a decode worker: a request below its share finds a slot and pages as it grows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_tenant_leaves_slots_and_pages_to_others() -> None:
     assert bench.core.memory.available_pages >= 8
 
 
-def test_a_light_request_joins_a_worker_that_is_full_for_the_greedy_tenant() -> None:
+def test_a_request_below_its_share_joins_a_worker_that_is_full_for_the_greedy_tenant() -> None:
     bench = flooded()
     bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
     bench.turn(2)
@@ -57,10 +57,10 @@ def test_a_light_request_joins_a_worker_that_is_full_for_the_greedy_tenant() -> 
     assert "s" in [said.rid for said in bench.said(Finished)]
 
 
-def test_a_light_request_joins_while_requests_of_the_greedy_tenant_are_retracted() -> None:
+def test_a_request_below_its_share_is_backfilled_while_requests_of_the_greedy_tenant_are_retracted() -> None:
     bench = flooded()
     bench.run_until(lambda: bench.core.counters.retractions > 0)
-    assert not bench.core._room.load().accepting
+    assert not bench.core._load().accepting
     bench.send(of("small", "s", 99, max_new_tokens=4), of("greedy", "late", 98))
     bench.turn(2)
     bench.fetcher.land_all()
@@ -75,15 +75,15 @@ def test_a_retracted_request_does_not_return_into_the_slots_that_are_kept() -> N
     bench.device.finish_copies()
     bench.turn()
     assert len(bench.core._retraction.retracted) == 2
-    light = [of("small", f"s{number}", 90 + number, prompt_len=3, max_new_tokens=14) for number in range(6)]
+    below = [of("small", f"s{number}", 90 + number, prompt_len=3, max_new_tokens=14) for number in range(6)]
     bench.send(
         *(Cancel(rid, 1) for rid in ("g2", "g3", "g4"))
     )  # their pages are enough for one that returns …
-    bench.send(*light[:5])  # … but their slots are taken
+    bench.send(*below[:5])  # … but their slots are taken
     bench.turn()
     assert bench.core.slots_used == 8
     assert len(bench.core._retraction.retracted) == 2
-    bench.send(light[5])
+    bench.send(below[5])
     bench.turn()
     assert bench.core.slots_used == 9
     bench.run()
@@ -91,7 +91,7 @@ def test_a_retracted_request_does_not_return_into_the_slots_that_are_kept() -> N
     assert bench.holds_nothing
 
 
-def test_a_light_request_grows_at_the_greedy_tenants_cost() -> None:
+def test_a_request_below_its_share_grows_at_the_greedy_tenants_cost() -> None:
     bench = flooded()
     bench.send(of("small", "s", 99, max_new_tokens=40))
     bench.turn(2)

@@ -1,4 +1,4 @@
-"""Claims about the order of the queue, about sharing prefixes within it, and about the new-token ratio."""
+"""Claims about the order of the queue and about sharing prefixes within it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from shared.batch.req import Req
 from shared.kv.radix_cache import RadixCache
-from shared.scheduling.new_token_ratio import NewTokenRatio
 from shared.scheduling.queue_policy import (
     QUEUE_POLICIES,
     InBatchPrefix,
@@ -217,63 +216,3 @@ def test_requests_behind_the_bound_of_the_queue_are_not_compared(
 def test_the_order_is_kept() -> None:
     waiting = [request("xy", 5), request("ab", 3), request("xy", 4), request("cd", 1)]
     assert _arrivals(_in_batch(new_cache()).go_now(waiting)) == [5, 3, 1]
-
-
-# ---- new-token ratio ----
-
-
-def _ratio(*, conservativeness: float = 1.0, headroom_steps: int = 20) -> NewTokenRatio:
-    return NewTokenRatio(
-        init=0.7,
-        conservativeness=conservativeness,
-        min_factor=0.14,
-        decay_steps=600,
-        headroom_steps=headroom_steps,
-    )
-
-
-def test_the_ratio_starts_at_its_init_and_decays_linearly_to_its_least() -> None:
-    ratio = _ratio()
-    assert ratio.value == pytest.approx(0.7)
-    for _ in range(300):
-        ratio.decay()
-    assert ratio.value == pytest.approx(0.7 * (1 + 0.14) / 2)
-    for _ in range(900):
-        ratio.decay()
-    assert ratio.value == pytest.approx(0.7 * 0.14)
-
-
-@pytest.mark.parametrize(
-    ("output_lens", "max_new_tokens", "value"),
-    [
-        pytest.param(
-            [100, 60], [400, 399], 200 / 800, id="what was used and 20 steps more, of what is allowed"
-        ),
-        pytest.param([10], [15], 1.0, id="never more than all"),
-        pytest.param([0], [199], 20 / 200, id="one request without output yet"),
-    ],
-)
-def test_a_retraction_sets_the_ratio_to_what_requests_really_use(
-    output_lens: list[int], max_new_tokens: list[int], value: float
-) -> None:
-    ratio = _ratio()
-    ratio.after_retraction(output_lens, max_new_tokens)
-    assert ratio.value == pytest.approx(value)
-
-
-def test_the_steps_that_fit_after_a_retraction_are_expected_as_output() -> None:
-    ratio = _ratio(headroom_steps=40)
-    ratio.after_retraction([100], [399])
-    assert ratio.value == pytest.approx(140 / 400)
-
-
-def test_an_idle_worker_starts_over() -> None:
-    ratio = _ratio()
-    ratio.after_retraction([10], [15])
-    ratio.reset()
-    assert ratio.value == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(("conservativeness", "value"), [(0.5, 0.35), (1.0, 0.7), (2.0, 1.0)])
-def test_conservativeness_scales_the_ratio_up_to_all(conservativeness: float, value: float) -> None:
-    assert _ratio(conservativeness=conservativeness).value == pytest.approx(value)

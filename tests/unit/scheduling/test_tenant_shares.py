@@ -1,4 +1,4 @@
-"""Who is light, who is heavy and who goes first among tenants."""
+"""Who is below its share, who holds most and who goes first among tenants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from shared.batch.req import Req
 from shared.scheduling.tenant_shares import (
     heaviest_tenant,
-    is_light,
+    is_below_share,
     least_served_first,
     share_of,
     tokens_by_tenant,
@@ -23,25 +23,25 @@ def req(tenant: str, tokens: int, sequence: int = 0) -> Req:
     return Req(f"r{sequence}", 1, "router", sequence, [1] * tokens, tokens, PARAMS, tenant=tenant)
 
 
-def test_a_request_is_light_if_another_tenant_would_still_hold_more() -> None:
+def test_a_request_is_below_its_share_if_another_tenant_would_still_hold_more() -> None:
     held = Counter(a=20, b=5)
-    assert is_light(req("b", 14), held, 14, 1000)
-    assert not is_light(req("b", 15), held, 15, 1000)
-    assert not is_light(req("a", 1), held, 1, 1000)
-    assert is_light(req("c", 19), held, 19, 1000)
+    assert is_below_share(req("b", 14), held, 14, 1000)
+    assert not is_below_share(req("b", 15), held, 15, 1000)
+    assert not is_below_share(req("a", 1), held, 1, 1000)
+    assert is_below_share(req("c", 19), held, 19, 1000)
 
 
-def test_a_request_is_light_only_within_an_even_share_for_its_tenant_and_one_more() -> None:
+def test_a_request_is_below_its_share_only_within_an_even_share_for_its_tenant_and_one_more() -> None:
     held = Counter(a=100, b=5)
-    assert is_light(req("b", 2), held, 15, 60)  # of three shares b takes one
-    assert not is_light(req("b", 2), held, 16, 60)
-    assert is_light(req("c", 2), held, 15, 60)  # of four shares c takes one
-    assert not is_light(req("c", 2), held, 16, 60)
+    assert is_below_share(req("b", 2), held, 15, 60)  # of three shares b takes one
+    assert not is_below_share(req("b", 2), held, 16, 60)
+    assert is_below_share(req("c", 2), held, 15, 60)  # of four shares c takes one
+    assert not is_below_share(req("c", 2), held, 16, 60)
 
 
-def test_with_one_tenant_no_request_is_light() -> None:
-    assert not is_light(req("a", 1), Counter(), 1, 1000)
-    assert not is_light(req("a", 1), Counter(a=100), 1, 1000)
+def test_with_one_tenant_no_request_is_below_its_share() -> None:
+    assert not is_below_share(req("a", 1), Counter(), 1, 1000)
+    assert not is_below_share(req("a", 1), Counter(a=100), 1, 1000)
 
 
 def test_what_tenants_hold_are_the_tokens_of_their_requests() -> None:

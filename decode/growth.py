@@ -1,0 +1,253 @@
+"""How many more pages the requests of a decode worker will take: what admission expects of them.
+
+    KV now ──► KV in 16 steps ──► in 32 ──► … : each request one token more a step, or none any more
+                      └─ the most of these, less what is held now, is the growth to keep free (`ExpectedGrowth`)
+
+Each request still runs in a number of steps by the share of outputs that come as far (`OutputLengths`). Those that end
+give back what they hold, so in a steady state little is kept free, and much when many requests are young. The peak of
+what is held, instead of the sum of all lengths, is the rule of the Past-Future scheduler (Gong et al., 2025,
+arXiv:2507.10150).
+
+Until enough outputs have ended on a worker, `NewTokenRatio` guesses how much of their `max_new_tokens` requests will
+use. The rule and its constants are SGLang's (schedule_policy.py). `StepRate` says how many steps fit in a time.
+
+Many requests may come between two steps. A sum over all that are here, for each of them, would make a burst cost the
+square of its size. So a sum is cached, and those that come in are added to it, until it is invalidated (`CachedSum`).
+
+This file counts tokens and steps. It knows no pages, and decides nothing. The same calls in the same order give the
+same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Generic, TypeVar
+
+from shared.batch.req import Req
+from shared.primitives.errors import InvariantError
+
+STEPS_AHEAD = tuple(steps << power for power in range(9) for steps in (16, 24))  # 16 … 6,144
+ALL_REACH = [1.0] * len(STEPS_AHEAD)
+GROUP_LEN = 16  # outputs that differ by fewer tokens are of one age …
+GROUPED_FROM = 64  # … from here on: below, the histogram tells shorter lengths apart
+
+SEEN_MIN = 8  # outputs that must have ended before the histogram is used
+OUTPUTS_REMEMBERED = 1024  # then all counts are halved, so that old outputs are forgotten
+_EDGES: list[int] = [
+    *range(4),
+    *(quarter << power for power in range(18) for quarter in (4, 5, 6, 7)),
+    1 << 20,
+]
+
+STEPS_MEASURED = 32  # the last ones; a pause among them makes the rate too low for as many steps
+
+Sum = TypeVar("Sum")
+
+
+class ExpectedGrowth:
+    """The growth of some requests by `lengths`, in tokens; by `ratio` alone until these are known.
+
+    Requests of like age and bound are one group.
+    """
+
+    def __init__(self, lengths: OutputLengths, steps_certain: int, clip: int, ratio: float):
+        self.known = lengths.known
+        self._lengths = lengths
+        self._steps_certain = steps_certain  # in these all are expected to run on
+        self._clip = clip
+        self._ratio = ratio
+        self._shares: dict[int, list[float]] = {}  # by length of the output
+        self._held = [0.0] * len(STEPS_AHEAD)  # KV tokens by then, less those of today
+        self._certain = 0  # growth in `steps_certain`
+        self._guessed = 0.0  # growth of requests that are longer than all outputs seen
+
+    @property
+    def tokens(self) -> float:
+        """The most that all together will hold, less what they hold now."""
+        return max(self._certain, *self._held) + self._guessed if self.known else self._guessed
+
+    def tokens_with(self, req: Req) -> float:
+        """`tokens` if this request came in, too. It is not added."""
+        before = list(self._held), self._certain, self._guessed
+        self.add([req])
+        tokens = self.tokens
+        self._held, self._certain, self._guessed = before
+        return tokens
+
+    def add(self, reqs: Iterable[Req]) -> None:
+        """Expect these requests to grow, too."""
+        if not self.known:
+            self._guessed += sum(self._by_ratio(req.remaining_new_tokens) for req in reqs)
+            return
+        steps_certain = self._steps_certain
+        groups: dict[tuple[int, int, bool], list[int]] = {}
+        for req in reqs:
+            tokens, params = len(req.token_ids), req.params
+            output_len = tokens - req.prompt_len
+            rest = params.max_new_tokens - output_len
+            self._certain += rest if rest < steps_certain else steps_certain
+            if output_len >= GROUPED_FROM:
+                output_len = output_len // GROUP_LEN * GROUP_LEN + GROUP_LEN // 2
+            key = output_len, rest.bit_length(), params.ignore_eos
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = [0, 0, 0]
+            group[0] += 1
+            group[1] += rest
+            group[2] += tokens - req.cached_len
+        for (output_len, _, to_bound), (count, rest, held) in groups.items():
+            self._add_group(count, output_len, rest / count, held / count, to_bound=to_bound)
+
+    def _add_group(self, count: int, output_len: int, rest: float, held: float, *, to_bound: bool) -> None:
+        """`count` requests that have generated `output_len` tokens, may generate `rest`, and hold `held` each."""
+        shares = ALL_REACH if to_bound else self._shares_reaching(output_len)
+        if not shares:
+            self._guessed += count * self._by_ratio(rest)
+            return
+        for number, (steps, share) in enumerate(zip(STEPS_AHEAD, shares, strict=True)):
+            self._held[number] += count * (((held + steps) * share if steps < rest else 0.0) - held)
+
+    def _shares_reaching(self, output_len: int) -> list[float]:
+        """Shares of outputs of at least `output_len` that go on for each of `STEPS_AHEAD`; [] if none came so far."""
+        shares = self._shares.get(output_len)
+        if shares is None:
+            here, reaching = self._lengths.share_reaching(output_len), self._lengths.share_reaching
+            shares = [reaching(output_len + steps) / here for steps in STEPS_AHEAD] if here > 0 else []
+            self._shares[output_len] = shares
+        return shares
+
+    def _by_ratio(self, rest: float) -> float:
+        return min(rest, self._clip) * self._ratio
+
+
+class OutputLengths:
+    """The lengths of the outputs of one worker, in tokens: a decayed histogram, and the share that reaches a length.
+
+    Lengths fall into four buckets for each power of two. Each bucket counts the outputs that came as far, and those
+    that ended there by themselves. An output that ended at its bound counts among the first and not among the second
+    (the estimator of Kaplan and Meier, 1958).
+    """
+
+    def __init__(self) -> None:
+        self._reached = [0.0] * len(_EDGES)
+        self._ended = [0.0] * len(_EDGES)
+        self._survival: list[float] = []  # the share of outputs that come to the edge; made when asked for
+
+    @property
+    def known(self) -> bool:
+        """Whether enough outputs have ended."""
+        return self._reached[0] >= SEEN_MIN
+
+    def add(self, length: int, *, at_bound: bool) -> None:
+        """An output of `length` tokens has ended, by itself or `at_bound`."""
+        last = bisect_right(_EDGES, length) - 1
+        for bucket in range(last + 1):
+            self._reached[bucket] += 1
+        self._ended[last] += not at_bound
+        if self._reached[0] > OUTPUTS_REMEMBERED:
+            self._reached = [count / 2 for count in self._reached]
+            self._ended = [count / 2 for count in self._ended]
+        self._survival = []
+
+    def share_reaching(self, length: float) -> float:
+        """The share of outputs that come to `length` tokens; 0 beyond all that were seen."""
+        bucket = bisect_right(_EDGES, length) - 1
+        if bucket + 1 >= len(_EDGES):
+            return 0.0
+        low, high = _EDGES[bucket], _EDGES[bucket + 1]
+        self._survival = self._survival or self._survived()
+        here, there = self._survival[bucket], self._survival[bucket + 1]
+        return here + (there - here) * (length - low) / (high - low)
+
+    def _survived(self) -> list[float]:
+        goes_on = (1 - e / r if r else 0.0 for e, r in zip(self._ended, self._reached, strict=True))
+        return list(accumulate(goes_on, mul, initial=1.0))[:-1]
+
+
+class NewTokenRatio:
+    """The share of the output still allowed that requests are expected to use: a congestion window for KV memory.
+
+    Falls linearly while all goes well, to `min_factor` of its start over `decay_steps` decode steps, and jumps up
+    when a retraction proves it too low.
+    """
+
+    def __init__(
+        self,
+        *,
+        init: float,
+        conservativeness: float,
+        min_factor: float,
+        decay_steps: int,
+        headroom_steps: int,
+    ):
+        self._headroom_steps = headroom_steps  # decode steps that fit after a retraction
+        self._init = min(1.0, init * conservativeness)
+        self._least = self._init * min_factor
+        self._decay = (self._init - self._least) / decay_steps
+        self.value = self._init
+
+    def decay(self) -> None:
+        """A decode step went well."""
+        self.value = max(self._least, self.value - self._decay)
+
+    def after_retraction(self, output_lens: Sequence[int], max_new_tokens: Sequence[int]) -> None:
+        """Set to what the requests that stayed have used, and will after the steps that now fit."""
+        used = sum(output_lens) + self._headroom_steps * len(output_lens)
+        self.value = min(1.0, used / (sum(max_new_tokens) + 1))
+
+    def reset(self) -> None:
+        """No request is left: start over."""
+        self.value = self._init
+
+
+class StepRate:
+    """The rate of the last `STEPS_MEASURED` steps."""
+
+    def __init__(self) -> None:
+        self._planned_at: deque[float] = deque(maxlen=STEPS_MEASURED + 1)  # seconds
+
+    def on_step(self, now: float) -> None:
+        """A step is planned."""
+        self._planned_at.append(now)
+
+    def steps_within(self, seconds: float, most: int) -> int:
+        """Steps that fit in `seconds`, and no more than `most`; that many until two steps have been seen."""
+        steps = len(self._planned_at) - 1
+        if steps < 1 or self._planned_at[-1] <= self._planned_at[0]:
+            return most
+        return min(most, math.ceil(seconds * steps / (self._planned_at[-1] - self._planned_at[0])))
+
+
+@dataclass(slots=True)
+class CachedSum(Generic[Sum]):
+    """One sum over the requests that are here, kept from one admission to the next."""
+
+    empty: Callable[[], Sum]  # the sum over no requests
+    plus: Callable[[Sum, Sequence[Req]], Sum]  # a sum with some more requests
+    _sum: Sum | None = None
+
+    def get(self, reqs: Sequence[Req]) -> Sum:
+        """The cached sum, or the sum over `reqs` if none is cached."""
+        if self._sum is None:
+            self._sum = self.plus(self.empty(), reqs)
+        return self._sum
+
+    def add(self, req: Req) -> None:
+        """Add a request that has come. A sum that is made later finds the request among `reqs`."""
+        if self._sum is not None:
+            self._sum = self.plus(self._sum, [req])
+
+    def invalidate(self) -> None:
+        """Make the next sum anew."""
+        self._sum = None
+
+    def check(self, reqs: Sequence[Req]) -> None:
+        """Prove that a cached sum is the one over `reqs`; raises `InvariantError`."""
+        if self._sum is not None and self._sum != (fresh := self.plus(self.empty(), reqs)):
+            raise InvariantError(f"a sum over {len(reqs)} requests is kept as {self._sum}, but it is {fresh}")
