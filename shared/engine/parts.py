@@ -1,33 +1,35 @@
-"""What a worker asks of an engine, and what it gets."""
+"""What is given to whoever builds an engine, and what a worker gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from shared.engine.checkpoint.fallback_config import FallbackConfig
+from torch import Tensor
+
 from shared.engine.checkpoint.kv_cache import KVCache
-from shared.engine.checkpoint.memory_plan import UNBOUNDED, Budget
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.transformers_config import FallbackConfig
+from shared.engine.config import EngineConfig
+from shared.engine.model.weights import OnProgress
 from shared.engine.sampling.grammars import Grammars
 from shared.scheduling.device import Device
 from shared.wire.messages import Limits
 
+OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
+
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much a worker holds. None: chosen by what memory allows, and explained in `Engine.description`."""
+class LoadJob:
+    """A model that is to be loaded: the same for whoever builds the engine."""
 
-    pages: int | None
-    page_size: int  # tokens
-    slots: int
-    max_total_tokens: int = 0  # what pages are chosen for; 0: no bound
-    host_fraction: float = 0.0  # pages in host memory for each page of the pool
-    context_len: int | None = None  # tokens
-    extend_tokens: int = 8192  # of one EXTEND step at most
-    budget: Budget = UNBOUNDED
-    device_memory_share: float = 0.9  # of the GPU's memory
+    folder: Path
+    config: EngineConfig
+    shape: ModelConfig | FallbackConfig  # of the model, at the context that was asked for
+    on_progress: OnProgress
+    on_logits: OnLogits | None  # is shown the logits of each step, for tests
 
 
 class EngineDevice(Device, Protocol):

@@ -23,7 +23,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
-from shared.engine.checkpoint.fallback_config import read_config
+from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.native.build import choose
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
 from shared.local.up import NVIDIA, needed_bytes, why_not_ours

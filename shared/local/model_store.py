@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared.engine.checkpoint.fallback_config import read_config
+from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
 from shared.primitives.errors import ModelError
 

@@ -18,9 +18,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.engine.checkpoint.fallback_config import FallbackConfig, read_config
-from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Budget, context_bound
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, context_bound
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.model_impl import read_config
+from shared.engine.checkpoint.transformers_config import FallbackConfig
+from shared.engine.config import Budget
 from shared.links.keys import LinkRole
 from shared.links.new_keys import new_key_files, open_in_memory
 from shared.local.child_process import HOST, Child

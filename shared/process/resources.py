@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.engine.checkpoint.memory_plan import Budget
+from shared.engine.config import Budget
 from shared.primitives.errors import ConfigError
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -21,8 +21,9 @@ from time import monotonic, sleep
 import structlog
 
 from shared.batch.effects import Note
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.parts import Engine, EngineDevice, Sizes
+from shared.engine.parts import Engine, EngineDevice
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
@@ -84,7 +85,7 @@ def serve(
     epoch = secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
-    engine = _load_engine(config, health, host_fraction, extend_tokens)
+    engine = _load_engine(config, engine_config(config, host_fraction, extend_tokens), health)
     health.doing = "checking the transfer"
     network = _kv_network(config)
     kv_format = f"{engine.kv_format} over {network.transport}"
@@ -153,37 +154,37 @@ def _write_note(note: Note) -> None:
     write_note(note, __name__)
 
 
-def _load_engine(config: WorkerConfig, health: Health, host_fraction: float, extend_tokens: int) -> Engine:
+def _load_engine(config: WorkerConfig, asked: EngineConfig, health: Health) -> Engine:
     def progress(what: str, share: float) -> None:
         health.doing = f"{what} {share:.0%}"
 
-    sizes = Sizes(
-        pages=config.kv_pages or None,
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        slots=config.max_running_requests,
-        host_fraction=host_fraction,
-        context_len=config.context_len or None,
-        extend_tokens=extend_tokens,
-        device_memory_share=config.device_memory_share,
-        budget=memory_budget(config.memory_bytes or None),
-    )
-    engine = load(
-        Path(config.model),
-        sizes,
-        device=config.device,
-        model_impl=config.model_impl,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        kernels=config.kernels,
-        kernels_folder=config.kernels_folder,
-        threads=config.threads or usable_cores(),
-        deterministic=config.deterministic,
-        on_progress=progress,
-    )
+    engine = load(Path(config.model), asked, on_progress=progress)
     health.facts = {"engine": engine.description}
     log.info("worker.loaded", engine=engine.description, model=engine.model_fingerprint)
     return engine
+
+
+def engine_config(config: WorkerConfig, host_fraction: float, extend_tokens: int) -> EngineConfig:
+    """What the settings ask of an engine; 0 cores, pages, tokens or bytes are what there is."""
+    return EngineConfig(
+        pages=config.kv_pages or None,
+        page_size=config.page_size,
+        slots=config.max_running_requests,
+        max_total_tokens=config.max_total_tokens,
+        host_fraction=host_fraction,
+        context_len=config.context_len or None,
+        extend_tokens=extend_tokens,
+        budget=memory_budget(config.memory_bytes or None),
+        device_memory_share=config.device_memory_share,
+        device=config.device,
+        model_impl=config.model_impl,
+        kernels=config.kernels,
+        kernels_folder=config.kernels_folder,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        threads=config.threads or usable_cores(),
+        deterministic=config.deterministic,
+    )
 
 
 def _kv_network(config: WorkerConfig) -> KvNetwork:

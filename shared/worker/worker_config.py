@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from shared.engine.checkpoint.fallback_config import ModelImpl
+from shared.engine.config import ModelImpl
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport

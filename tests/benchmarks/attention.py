@@ -25,7 +25,7 @@ from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.protocol import StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, page_bytes
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, page_bytes
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.stream import CudaStream
@@ -79,7 +79,7 @@ class AttentionBench:
         pages = max(rows * each, self.pool_bytes // page_bytes(config, page_size, self.dtype))
         cache = kind(
             config,
-            pages=pages,
+            PageCounts(pages),
             page_size=page_size,
             dtype=self.dtype,
             layout=KVLayout.KEYS_BY_TOKEN,

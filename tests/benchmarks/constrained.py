@@ -17,8 +17,9 @@ from typing import Any
 
 from router.openai.tools.structured_output import json_grammar
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.parts import Engine, Sizes
+from shared.engine.parts import Engine
 from shared.engine.sampling.grammars import Grammars
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores
@@ -115,8 +116,8 @@ def main() -> None:
     first, again = compile_seconds(folder)
     sys.stdout.write(f"a schema of 2 kB is ready in {1e3 * first:.2f} ms, again in {1e3 * again:.3f} ms\n")
     slots = len(KINDS) * ROWS
-    sizes = Sizes(pages=slots * PAGES, page_size=PAGE_SIZE, slots=slots)
-    engine = load(folder, sizes, device="cpu", threads=usable_cores())
+    config = EngineConfig(pages=slots * PAGES, page_size=PAGE_SIZE, slots=slots, threads=usable_cores())
+    engine = load(folder, config)
     rows = Rows(engine)
     seconds = [[rows.decode(number) for number in range(len(KINDS))] for _ in range(steps)]
     for number, kind in enumerate(KINDS):

@@ -27,11 +27,11 @@ from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, S
 from shared.engine.checkpoint.dtypes import dtypes_on_cuda
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
+from shared.engine.config import EngineConfig
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.cuda.loading import assemble
+from shared.engine.cuda.loading import DecoderSource, assemble
 from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
-from shared.engine.parts import Sizes
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.offline_workers import Part, TwoWorkers
@@ -120,7 +120,7 @@ def load(
 ) -> Loaded:
     """A device with random weights."""
     dtypes = dtypes_on_cuda("auto", "auto", stored=torch.bfloat16, capability=platform.capability)
-    sizes = Sizes(
+    sized = EngineConfig(
         pages or None,
         PAGE_SIZE,
         slots,
@@ -130,9 +130,8 @@ def load(
         device_memory_share=share,
     )
     platform.check(config, dtypes)
-    device, cache, room = assemble(
-        platform, config, RandomWeights(platform.device), dtypes, sizes, frozenset()
-    )
+    source = DecoderSource(config, RandomWeights(platform.device), dtypes, frozenset())
+    device, cache, room = assemble(platform, source, sized)
     return Loaded(device, cache, room)
 
 

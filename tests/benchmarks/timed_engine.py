@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -190,9 +190,8 @@ def timed_engine(
     forward, copies = TimedStream(clock, step_seconds), TimedStream(clock, 0.0)
     cache = KVCache(
         _MODEL,
-        pages=pages,
+        PageCounts(pages, padding=1),
         page_size=page_size,
-        padding_pages=1,
         layout=KVLayout.KEYS_BY_TOKEN,
         device="meta",
     )
@@ -201,9 +200,9 @@ def timed_engine(
     def run_model(token_ids: Tensor, *_: object) -> Tensor:
         return logits[: len(token_ids)]
 
-    parts = EngineParts(run_model, _NoAttention(), CudaKernels(_launch), TorchOps(), cache)
+    parts = EngineParts(forward, copies, run_model, _NoAttention(), CudaKernels(_launch), TorchOps(), cache)
     capacity = Capacity(rows, -(-context_len // page_size), 1, VOCAB_SIZE)
-    return CudaDevice(parts, capacity, forward, copies, frozenset({0})), forward
+    return CudaDevice(parts, capacity, frozenset({0})), forward
 
 
 def _launch(name: str, blocks: int, threads: int, arguments: Array[c_void_p]) -> None:

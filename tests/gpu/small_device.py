@@ -11,10 +11,10 @@ from torch import Tensor
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.checkpoint.dtypes import dtypes_on_cuda
 from shared.engine.checkpoint.model_config import read_model_config
-from shared.engine.cuda.loading import assemble
+from shared.engine.config import EngineConfig
+from shared.engine.cuda.loading import DecoderSource, assemble
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.weights import Weights
-from shared.engine.parts import Sizes
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import EOS, ToyMatchers
@@ -34,7 +34,7 @@ class SmallDevice:
         tiny_model(FAMILY, folder)
         config = read_model_config(folder)
         dtypes = dtypes_on_cuda("auto", "auto", stored=torch.float32, capability=platform.capability)
-        sizes = Sizes(
+        sized = EngineConfig(
             slots * PAGES_EACH + 8,
             PAGE_SIZE,
             slots,
@@ -45,12 +45,8 @@ class SmallDevice:
         with Weights(folder, str(platform.device)) as weights:
             self.device, self.cache, _ = assemble(
                 platform,
-                config,
-                weights,
-                dtypes,
-                sizes,
-                EOS,
-                matchers=ToyMatchers(),
+                DecoderSource(config, weights, dtypes, EOS, ToyMatchers()),
+                sized,
                 on_logits=self._keep,
             )
         self.cache.store[: self.cache.pages] = torch.nan  # what is read before it was written shows

@@ -20,8 +20,9 @@ from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
 from shared.batch.effects import Note
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.parts import Engine, Sizes
+from shared.engine.parts import Engine
 from shared.kv.page_pool import PagePool, PageState
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
@@ -82,10 +83,13 @@ class ProcessParts:
         self.logbook = Logbook()
         self.engine: Engine = load(
             folder,
-            Sizes(
-                config.kv_pages, config.page_size, config.max_running_requests, host_fraction=host_fraction
+            EngineConfig(
+                config.kv_pages,
+                config.page_size,
+                config.max_running_requests,
+                host_fraction=host_fraction,
+                threads=2,
             ),
-            threads=2,
             on_logits=self.logbook.write,
         )
         assert "torch" not in self.engine.description, "the kernels that are shipped are to be tested"

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.sampling_params import SamplingParams
 from tests.integration.desk import DeskRequest
@@ -233,7 +233,7 @@ def test_pages_in_any_order_change_no_bit(folder: Path, alone: Alone) -> None:
 
 def test_without_schedulers_and_transfer_the_bits_are_the_same(folder: Path, alone: Alone) -> None:
     logbook = Logbook()
-    engine = load(folder, Sizes(pages=32, page_size=PAGE_SIZE, slots=1), on_logits=logbook.write)
+    engine = load(folder, EngineConfig(pages=32, page_size=PAGE_SIZE, slots=1), on_logits=logbook.write)
     device = RecordingDevice(engine.device, logbook)
     step = 0
 

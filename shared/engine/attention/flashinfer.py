@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -130,7 +130,6 @@ class FlashInferAttention:
         guard: AbstractContextManager[None],
         *,
         requests: int,
-        prefill_backend: Literal["fa2", "fa3"] = "fa2",
         deterministic: bool = False,
     ) -> None:
         """`guard` is held around each plan, and waits until the stream has copied the plan before (`PlanGuard`).
@@ -141,7 +140,6 @@ class FlashInferAttention:
         self._library = library
         self._guard = guard
         self._deterministic = deterministic
-        self._prefill_backend = prefill_backend
         self._windows = config.windows
         self._distinct = tuple(dict.fromkeys(config.windows))
         self._page_size = cache.page_size
@@ -164,7 +162,7 @@ class FlashInferAttention:
         """See `StreamAttention`."""
         query_lens = np.diff(host.qo_indptr.numpy())
         runs = [_Run(0, len(query_lens))]
-        if self._deterministic and self._prefill_backend == "fa2":
+        if self._deterministic:
             runs = _runs_by_tile(query_lens * self._group, self._shape[2])
         with self._guard:
             self._kv_lens[: len(query_lens)].copy_(host.kv_lens)
@@ -255,7 +253,7 @@ class FlashInferAttention:
             self._prefills.append(
                 {
                     window: self._library.BatchPrefillWithPagedKVCacheWrapper(
-                        self._floats, "HND", backend=self._prefill_backend
+                        self._floats, "HND", backend="fa2"
                     )
                     for window in self._distinct
                 }

@@ -14,6 +14,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -49,32 +50,38 @@ class KVLayout(Enum):
     KEYS_BY_DIMENSION = "page-major-2"  # [head_dim, page_size]
 
 
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """How many pages a cache has, by what they are for, in the order in which they lie on the device."""
+
+    pool: int  # for requests
+    host: int = 0
+    known: int = 0  # for the transfer alone: no step uses them
+    padding: int = 0  # take what rows of padding write; no request and no peer ever sees them
+
+
 class KVCache:
     """Device pages and host pages of one model, in the same layout."""
 
     def __init__(
         self,
         config: CacheShape,
+        pages: PageCounts,
         *,
-        pages: int,
         page_size: int,
-        host_pages: int = 0,
-        known_pages: int = 0,
-        padding_pages: int = 0,
         dtype: torch.dtype = torch.float32,
         layout: KVLayout = KVLayout.KEYS_BY_DIMENSION,
         device: str = "cpu",
     ) -> None:
         self.page_size = page_size
-        self.pages = pages
-        self.host_pages = host_pages
-        self.known_pages = known_pages  # behind the others, for the transfer alone: no step uses them
+        self.pages = pages.pool
+        self.host_pages = pages.host
+        self.known_pages = pages.known
         self.layout = layout
         self._head_dim = config.head_dim
         shape = (config.layers, 2, config.kv_heads, page_size * config.head_dim)
-        # The last pages take what rows of padding write; no request and no peer ever sees them.
-        self.store = _zeros((pages + known_pages + padding_pages, *shape), dtype, device)
-        self.host = _host_zeros((host_pages, *shape), dtype, device)
+        self.store = _zeros((pages.pool + pages.known + pages.padding, *shape), dtype, device)
+        self.host = _host_zeros((pages.host, *shape), dtype, device)
 
     @property
     def address(self) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.engine.config import Budget
 from shared.kv.page_pool import pages_for_tokens
 from shared.primitives.errors import ConfigError, ModelError
 from shared.wire.bounds import NUMBERS_MAX
 
 if TYPE_CHECKING:
-    from shared.engine.checkpoint.fallback_config import FallbackConfig
     from shared.engine.checkpoint.model_config import ModelConfig
+    from shared.engine.checkpoint.transformers_config import FallbackConfig
 
 RESERVE_BYTES = 2**30  # the interpreter, torch, activations
 
@@ -33,17 +34,6 @@ class Demand:
     max_total_tokens: int = 0  # upper bound on the pool, but at least one full context; 0: unbounded
     reserve_bytes: int = RESERVE_BYTES
     reserve: str = "reserve"  # what it is for
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Bytes this process may use, and where the figure comes from."""
-
-    memory_bytes: int
-    origin: str
-
-
-UNBOUNDED = Budget(2**62, "unbounded")
 
 
 def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int, str]:

@@ -76,7 +76,9 @@ class BlockedAttention:
             for tiles in _grouped(blocks)
         )
         pages, slots = batch.cells()
-        return BlockedStep(self, groups, len(tile_requests), row_tiles, positions % TILE, pages, slots)
+        return BlockedStep(
+            self, groups, len(tile_requests), _Places(row_tiles, positions % TILE, pages, slots)
+        )
 
     def _group(
         self,
@@ -120,18 +122,21 @@ class BlockedAttention:
         return (pages * (self.config.layers * 2 * self.config.kv_heads)).unsqueeze(1) + heads[:, None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each row of a step is computed, and where its own key and value lie."""
+
+    tiles: Tensor  # [tokens] its tile
+    tile_slots: Tensor  # [tokens] its place in the tile
+    pages: Tensor  # [tokens]
+    page_slots: Tensor  # [tokens] its place in the page
+
+
 class BlockedStep:
     """`PlannedAttention` of one step on CPU."""
 
     def __init__(
-        self,
-        attention: BlockedAttention,
-        groups: tuple[_Group, ...],
-        tiles: int,
-        row_tiles: Tensor,
-        row_slots: Tensor,
-        pages: Tensor,
-        page_slots: Tensor,
+        self, attention: BlockedAttention, groups: tuple[_Group, ...], tiles: int, rows: _Places
     ) -> None:
         self._config = attention.config
         self._cache = attention.cache
@@ -139,10 +144,8 @@ class BlockedStep:
         self._rows = attention.cache.store.view(-1, attention.cache.page_size * attention.config.head_dim)
         self._groups = groups
         self._tiles = tiles
-        self._row_tiles = row_tiles  # [tokens] tile of each row
-        self._row_slots = row_slots  # [tokens] its place in the tile
-        self._pages = pages  # [tokens] page of each row's own key and value
-        self._page_slots = page_slots  # [tokens]
+        self._row_tiles, self._row_slots = rows.tiles, rows.tile_slots
+        self._pages, self._page_slots = rows.pages, rows.page_slots
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `PlannedAttention`."""

@@ -1,4 +1,4 @@
-"""Which kernels this process computes with, and the words and the fingerprint that say so.
+"""Which kernels can compute on this CPU, and the words and the fingerprint that say so.
 
 Compiled kernels for the best instruction set of the CPU; without a compiler those of torch, which are several times
 slower. That fallback is logged, and never taken when a setting names an instruction set.
@@ -10,6 +10,7 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import structlog
 import torch
@@ -24,13 +25,17 @@ _COMPILED = "compiled-2"  # raised when the compiled kernels may round different
 _TORCH = "blocked-2"  # the same for attention and linears on torch
 
 
+KernelKind = Literal["compiled", "torch", "flashinfer"]
+
+
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernels of a process."""
+    """The kernels of a process. Only those of a CPU are described here: a GPU's platform describes itself."""
 
-    library: Kernels | None  # None: torch computes
-    description: str
-    determinism: str  # what may change the last bit of a result
+    kind: KernelKind
+    library: Kernels | None = None  # only of compiled kernels
+    description: str = ""
+    determinism: str = ""  # what may change the last bit of a result
 
 
 def choose_kernels(
@@ -38,7 +43,7 @@ def choose_kernels(
 ) -> KernelChoice:
     """`auto`, the name of an instruction set, or `torch`; `ConfigError` for a name that cannot be had here."""
     if name == "torch":
-        return KernelChoice(None, "kernels of torch", _torch_determinism())
+        return KernelChoice("torch", None, "kernels of torch", _torch_determinism())
     instruction_set = choose(name)
     try:
         library = Kernels(build(instruction_set, folder, on_compile))
@@ -46,16 +51,18 @@ def choose_kernels(
         if name != "auto":
             raise ConfigError(f"{name} kernels were asked for, and {error}") from None
         log.warning("engine.kernels_missing", computing="with torch, several times slower", reason=str(error))
-        return KernelChoice(None, f"kernels of torch, several times slower ({error})", _torch_determinism())
+        description = f"kernels of torch, several times slower ({error})"
+        return KernelChoice("torch", None, description, _torch_determinism())
     fused = "fused" if "fma" in instruction_set.needs else "separate"
     determinism = f"{_COMPILED},{fused},rope and sampler={_torch()}"
-    return KernelChoice(library, f"{instruction_set.name} kernels", determinism)
+    return KernelChoice("compiled", library, f"{instruction_set.name} kernels", determinism)
 
 
 def transformers_choice() -> KernelChoice:
     """transformers' own code on torch, which promises no row the same bits in another batch."""
     version = importlib.metadata.version("transformers")
     return KernelChoice(
+        "torch",
         None,
         f"the code of transformers {version}, several times slower",
         f"transformers-{version},{_torch()}",

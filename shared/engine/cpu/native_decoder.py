@@ -23,7 +23,7 @@ from shared.engine.checkpoint.rope_config import Rope
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.weights import OnProgress, Weights
+from shared.engine.model.weights import OnProgress, WeightSource
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
 from shared.primitives.errors import ConfigError, InvariantError, ModelError
@@ -36,16 +36,23 @@ _KV_TYPES = {torch.float32: 0, torch.float16: 1}
 _PAGE_SIZES = (16, 32, 64, 128)  # whole vectors of keys, whole pages in a block of attention
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What the weights of a decoder are read from."""
+
+    config: ModelConfig
+    floats: WeightSource
+    packed: PackedFile | None  # a GGUF file's own blocks, which are taken before the floats beside them
+
+
 class NativeDecoder:
     """`Model` by compiled kernels over a `KVCache` in host memory."""
 
     def __init__(
         self,
         library: Kernels,
-        config: ModelConfig,
+        stored: StoredWeights,
         cache: KVCache,
-        weights: Weights,
-        packed: PackedFile | None,
         *,
         context_len: int,
         threads: int,
@@ -58,11 +65,11 @@ class NativeDecoder:
                 f"page_size must be one of {allowed} for the CPU kernels, got {cache.page_size}"
             )
         self._kernels = library
-        self._config = config
+        self._config = config = stored.config
         self._cache = cache
         self._context_len = context_len
         tables = {rope: cos_sin_table(rope, context_len) for rope in set(config.ropes) if rope}
-        self._memory = _Memory(config, DecoderWeights(config, weights), packed, tables)
+        self._memory = _Memory(config, DecoderWeights(config, stored.floats), stored.packed, tables)
         layers = (kernels.NativeLayer * config.layers)()
         for number in range(config.layers):
             layers[number] = self._memory.layer(number)

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -24,13 +24,12 @@ from torch import Tensor
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.parts import OnLogits
 from shared.engine.sampling.logprobs import LogprobRows
 from shared.engine.sampling.sampler import Sampler
 from shared.engine.sampling.scored_runs import joined_runs, scored_runs
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled
-
-OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
 
 
 class Model(Protocol):
@@ -78,6 +77,15 @@ class SlotState:
         self._page_counts[grant.slot] = end
 
 
+@dataclass(frozen=True, slots=True)
+class TokenSampling:
+    """What chooses a step's tokens, and what is told of them."""
+
+    sampler: Sampler
+    logprobs: LogprobRows
+    on_logits: OnLogits | None
+
+
 class TorchDevice:
     """`Device` around a model and its cache."""
 
@@ -85,20 +93,18 @@ class TorchDevice:
         self,
         model: Model,
         cache: KVCache,
-        sampler: Sampler,
+        sampling: TokenSampling,
         *,
         slots: int,
         pages_per_slot: int,
         threads: int,
-        logprobs: LogprobRows | None = None,
-        on_logits: OnLogits | None = None,
     ) -> None:
         self._model = model
-        self._logprobs = logprobs or LogprobRows(slots, None)
         self._cache = cache
-        self._sampler = sampler
+        self._sampler = sampling.sampler
+        self._logprobs = sampling.logprobs
+        self._on_logits = sampling.on_logits
         self._state = SlotState(slots, pages_per_slot)
-        self._on_logits = on_logits
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._launched = 0
         self._completed = 0

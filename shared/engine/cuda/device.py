@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
-from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.counters import DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.extends import Extends, ExtendStep
@@ -34,8 +33,9 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
+from shared.engine.parts import OnLogits
 from shared.engine.sampling.constraints import Matchers
-from shared.engine.streams import Mark, Stream, Work
+from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
@@ -78,8 +78,6 @@ class CudaDevice:
         self,
         parts: EngineParts,
         capacity: Capacity,
-        forward: Stream,
-        copies: Stream,
         eos_token_ids: frozenset[int],
         *,
         matchers: Matchers | None = None,
@@ -87,8 +85,8 @@ class CudaDevice:
     ) -> None:
         """Captures the graphs of DECODE."""
         self._parts = parts
-        self._forward = forward
-        self._copy_stream = copies
+        self._forward = forward = parts.forward
+        self._copy_stream = parts.copies
         cache, slots, width = parts.cache, capacity.slots, capacity.pages_per_slot
         device = cache.store.device
         self._words = DeviceWords(slots, width, cache.page_size, len(cache.store) - 1, device)
@@ -98,24 +96,11 @@ class CudaDevice:
         words = fixed + 3 * capacity.extend_tokens + slots * (width + _ROW_WORDS) + ENTRY_WORDS
         self.counters = DeviceCounters()
         self._staging = Staging(forward, torch.zeros(words, dtype=torch.int32, device=device), fixed)
-        vocab_size, kernels = capacity.vocab_size, parts.kernels
-        self._sampling = Sampling(
-            forward, kernels, parts.ops, self._words, vocab_size, eos_token_ids, matchers, on_logits
-        )
+        self._sampling = Sampling(parts, self._words, capacity.vocab_size, eos_token_ids, matchers, on_logits)
         forward.synchronize()  # weights and all that was made above lie on another stream
-        self._graphs = DecodeGraphs(
-            forward,
-            parts.attention,
-            parts.kernels,
-            parts.run_model,
-            self._words,
-            self._staging,
-            self._sampling.logits,
-            cache.page_size,
-            self.counters,
-        )
+        self._graphs = DecodeGraphs(parts, self._words, self._staging, self._sampling.logits, self.counters)
         logits, forget_plan = self._sampling.logits, self._graphs.forget_plan
-        self._extends = Extends(forward, self._staging, self._mirror, parts, capacity, logits, forget_plan)
+        self._extends = Extends(self._staging, self._mirror, parts, capacity, logits, forget_plan)
         self._slots = slots
         self._launched = 0
         self._completed = 0

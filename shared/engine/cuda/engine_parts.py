@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.engine.attention.protocol import StreamAttention
+from torch import Tensor
+
+from shared.engine.attention.protocol import PlannedAttention, StreamAttention
 from shared.engine.checkpoint.kv_cache import KVCache
-from shared.engine.cuda.graphs import RunModel
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.model.ops import Ops
 from shared.engine.sampling.scored_runs import SCORES_A_RUN
+from shared.engine.streams import Stream
+
+RunModel = Callable[[Tensor, Tensor, PlannedAttention, Tensor | None], Tensor]  # see `DecoderModel.run`
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Capacity:
 class EngineParts:
     """What a device computes with. All of it works on the streams' device."""
 
+    forward: Stream  # of steps
+    copies: Stream  # between pages of the device and of the host
     run_model: RunModel
     attention: StreamAttention
     kernels: StepKernels

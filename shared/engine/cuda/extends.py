@@ -23,7 +23,7 @@ from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
 from shared.engine.sampling.scored_runs import Run, scored_runs
-from shared.engine.streams import Mark, Stream, Work
+from shared.engine.streams import Mark, Work
 from shared.wire.sampled import TokenLogprobs
 
 Words = NDArray[np.int32]
@@ -61,7 +61,6 @@ class Extends:
 
     def __init__(
         self,
-        stream: Stream,
         staging: Staging,
         mirror: SlotMirror,
         parts: EngineParts,
@@ -69,7 +68,7 @@ class Extends:
         logits: Tensor,  # float32 [slots, vocab], out: of the rows that sample
         forget_plan: Callable[[], None],
     ) -> None:
-        self._stream = stream
+        self._stream = parts.forward
         self._staging = staging
         self._mirror = mirror
         self._attention = parts.attention
@@ -78,7 +77,7 @@ class Extends:
         self._logits = logits
         self._scores_a_run = capacity.scores_a_run
         self._forget_plan = forget_plan
-        self._told = ToldBuffers(stream, capacity.extend_tokens, logits.device)
+        self._told = ToldBuffers(parts.forward, capacity.extend_tokens, logits.device)
         self._tops = np.zeros(len(logits), dtype=np.int32)
 
     def join(self, join: SlotJoin) -> None:

@@ -8,7 +8,6 @@ before the graph is replayed; attention is planned outside.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,17 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import DecodeAttention, PlannedAttention, StreamAttention
+from shared.engine.attention.protocol import DecodeAttention, StreamAttention
 from shared.engine.cuda.counters import EAGER, DeviceCounters
+from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import StepKernels
-from shared.engine.streams import Stream, Work
+from shared.engine.streams import Work
 
 _SIZES = (1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 _STEP_ABOVE = 128  # rows between larger buckets
-
-RunModel = Callable[[Tensor, Tensor, PlannedAttention, Tensor | None], Tensor]  # see `DecoderModel.run`
 
 
 def buckets_for(slots: int) -> list[int]:
@@ -53,23 +50,19 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        stream: Stream,
-        attention: StreamAttention,
-        kernels: StepKernels,
-        run_model: RunModel,
+        parts: EngineParts,
         words: DeviceWords,
         staging: Staging,
         logits: Tensor,  # float32 [slots, vocab], out
-        page_size: int,
         counters: DeviceCounters,
     ) -> None:
-        self._stream = stream
-        self._kernels = kernels
-        self._run_model = run_model
+        self._stream = stream = parts.forward
+        self._kernels = parts.kernels
+        self._run_model = parts.run_model
         self._words = words
         self._staging = staging
         self._logits = logits
-        self._page_size = page_size
+        self._page_size = parts.cache.page_size
         self._slots = len(logits)
         device, width = logits.device, words.page_tables.shape[1]
         with stream.on_host():  # on its stream: they are used there at once
@@ -82,7 +75,7 @@ class DecodeGraphs:
         self._planned: tuple[int, bytes] | None = None
         self._fits = False
         self._counters = counters
-        self._buckets = {size: self._capture(size, attention) for size in reversed(self._sizes)}
+        self._buckets = {size: self._capture(size, parts.attention) for size in reversed(self._sizes)}
 
     @staticmethod
     def fixed_words(slots: int) -> int:

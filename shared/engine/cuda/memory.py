@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import page_bytes
-from shared.engine.checkpoint.memory_plan import Budget, Demand, choose_pages, context_bound, gib
+from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_bound, gib
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda.step_kernels import STATE_WORDS
-from shared.engine.parts import Sizes
 from shared.kv.page_pool import pages_for_tokens
 
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
@@ -40,44 +40,46 @@ class FittedPool:
     memory: dict[str, int]  # bytes by what they are for
 
 
-def room_for(config: ModelConfig, dtypes: Dtypes, sizes: Sizes, memory: DeviceMemory | None) -> FittedPool:
-    """Pages for the model; `memory` None: the device is this host, and `sizes.budget` bounds it.
+def room_for(
+    shape: ModelConfig, dtypes: Dtypes, config: EngineConfig, memory: DeviceMemory | None
+) -> FittedPool:
+    """Pages for the model; `memory` None: the device is this host, and `config.budget` bounds it.
 
     Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
     """
-    most, most_reason = _context(config, sizes, memory)
-    one_page = page_bytes(config, sizes.page_size, dtypes.kv)
-    weights = config.parameters * dtypes.weights.itemsize
-    reserve = _reserve(config, dtypes, sizes, most, memory.workspace(config, sizes.slots) if memory else 0)
+    most, most_reason = _context(shape, config, memory)
+    one_page = page_bytes(shape, config.page_size, dtypes.kv)
+    weights = shape.parameters * dtypes.weights.itemsize
+    reserve = _reserve(shape, dtypes, config, most, memory.workspace(shape, config.slots) if memory else 0)
     demand = Demand(
         weights_bytes=weights,
         page_bytes=one_page,
-        page_size=sizes.page_size,
-        host_fraction=0.0 if memory else sizes.host_fraction,
-        slots=sizes.slots,
+        page_size=config.page_size,
+        host_fraction=0.0 if memory else config.host_fraction,
+        slots=config.slots,
         context_len=most,
-        max_total_tokens=sizes.max_total_tokens,
+        max_total_tokens=config.max_total_tokens,
         reserve_bytes=sum(reserve.values()),
         reserve=f"reserve ({', '.join(f'{gib(size)} {kind}' for kind, size in reserve.items())})",
     )
-    budget = _budget(memory, sizes.device_memory_share) if memory else sizes.budget
-    pages, reason = choose_pages(demand, budget, sizes.pages)
-    context = min(most, pages * sizes.page_size)
+    budget = _budget(memory, config.device_memory_share) if memory else config.budget
+    pages, reason = choose_pages(demand, budget, config.pages)
+    context = min(most, pages * config.page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
-    host_pages = int(pages * sizes.host_fraction)
+    host_pages = int(pages * config.host_fraction)
     if memory:
-        host_pages = min(host_pages, int(sizes.budget.memory_bytes * HOST_SHARE) // one_page)
+        host_pages = min(host_pages, int(config.budget.memory_bytes * HOST_SHARE) // one_page)
     words = (
-        f"{pages} KV pages of {sizes.page_size} tokens ({reason}), {host_pages} host pages, "
+        f"{pages} KV pages of {config.page_size} tokens ({reason}), {host_pages} host pages, "
         f"context {context} tokens ({context_reason})"
     )
     kinds = {"weights": weights, "kv": pages * one_page, "host_kv": host_pages * one_page, **reserve}
     return FittedPool(pages, host_pages, context, words, kinds)
 
 
-def _context(config: ModelConfig, sizes: Sizes, memory: DeviceMemory | None) -> tuple[int, str]:
-    most, reason = context_bound(config, sizes.context_len)
-    if memory is None and sizes.context_len is None and most > HOST_CONTEXT_LEN:
+def _context(shape: ModelConfig, config: EngineConfig, memory: DeviceMemory | None) -> tuple[int, str]:
+    most, reason = context_bound(shape, config.context_len)
+    if memory is None and config.context_len is None and most > HOST_CONTEXT_LEN:
         return HOST_CONTEXT_LEN, "plain torch keeps every number of a graph; set context_len for more"
     return most, reason
 
@@ -91,19 +93,19 @@ def _budget(memory: DeviceMemory, share: float) -> Budget:
 
 
 def _reserve(
-    config: ModelConfig, dtypes: Dtypes, sizes: Sizes, context_len: int, workspace: int
+    shape: ModelConfig, dtypes: Dtypes, config: EngineConfig, context_len: int, workspace: int
 ) -> dict[str, int]:
     """Bytes beside weights and pages, by kind."""
-    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
-    row = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    words = STATE_WORDS + pages_for_tokens(context_len, sizes.page_size) + context_len + 1
+    row = 4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size
+    words = STATE_WORDS + pages_for_tokens(context_len, config.page_size) + context_len + 1
     reserve = {
         "workspace": workspace,
-        "activations": sizes.extend_tokens * row * dtypes.weights.itemsize,
-        "logits": ADJUSTED_COPIES * sizes.slots * config.vocab_size * 4,
-        "penalties": PENALTY_BYTES * sizes.slots * context_len,
-        "slots": (sizes.slots + 1) * words * 4,
+        "activations": config.extend_tokens * row * dtypes.weights.itemsize,
+        "logits": ADJUSTED_COPIES * config.slots * shape.vocab_size * 4,
+        "penalties": PENALTY_BYTES * config.slots * context_len,
+        "slots": (config.slots + 1) * words * 4,
         "graphs": GRAPH_BYTES,
     }
     return {what: size for what, size in reserve.items() if size}

@@ -19,16 +19,15 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.cpu.torch_device import OnLogits
 from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
+from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.cuda.told_tokens import ToldBuffers, told_of
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.model.ops import Ops
+from shared.engine.parts import OnLogits
 from shared.engine.sampling.constraints import Matchers
-from shared.engine.streams import Stream
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 
@@ -71,13 +70,11 @@ class TokenChoice:
 
 
 class Sampling:
-    """For one device. All calls come from the scheduler's thread, but what `stream` runs."""
+    """For one device. All calls come from the scheduler's thread, but what the stream of steps runs."""
 
     def __init__(
         self,
-        stream: Stream,
-        kernels: StepKernels,
-        ops: Ops,
+        parts: EngineParts,
         words: DeviceWords,
         vocab_size: int,
         eos_token_ids: frozenset[int],
@@ -86,13 +83,13 @@ class Sampling:
     ) -> None:
         device, slots = words.words.device, len(words.state) - 1
         self.logits = torch.zeros(slots, vocab_size, device=device)
-        self._stream = stream
-        self._kernels = kernels
+        self._stream = parts.forward
+        self._kernels = parts.kernels
         self._words = words
         self._on_logits = on_logits
-        self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, ops, words)
+        self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, parts.ops, words)
         self._masks = VocabMasks(vocab_size, eos_token_ids, matchers)
-        self._told = ToldBuffers(stream, slots, device)
+        self._told = ToldBuffers(parts.forward, slots, device)
         self._tops = np.full(slots, -1, dtype=np.int32)
         self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
         self._each = torch.arange(slots, dtype=torch.int32, device=device)

@@ -107,21 +107,17 @@ class DecoderModel:
         *,
         context_len: int,
         dtype: torch.dtype,
-        device: str = "cpu",
-        attention: Attention | None = None,
         on_progress: OnProgress = lambda _what, _share: None,
     ) -> None:
-        """Read all weights, layer by layer; `ModelError` if one is missing or misshapen.
-
-        `attention` plans for `forward`; `run` is given one that is planned.
-        """
+        """Read all weights, layer by layer; `ModelError` if one is missing or misshapen."""
         self.config = config
         self.layers_done = 0
         self._ops = ops
-        self._attention = attention
+        named = DecoderWeights(config, weights)
+        self._embedding = named.matrix("model.embed_tokens", config.vocab_size, config.hidden_size, dtype)
+        device = self._embedding.device
         tables = {rope: cos_sin_table(rope, context_len).to(device) for rope in set(config.ropes) if rope}
-        load = _Loader(config, DecoderWeights(config, weights), ops, dtype, tables)
-        self._embedding = load.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
+        load = _Loader(config, named, ops, dtype, tables)
         self._layers = []
         for number in range(config.layers):
             self._layers.append(load.layer(number))
@@ -134,11 +130,6 @@ class DecoderModel:
         )
         self._head = ops.head(head)
         on_progress("loading weights", 1.0)
-
-    def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
-        """See `Model`."""
-        assert self._attention is not None
-        return self.run(token_ids, batch.positions, self._attention.plan(batch), sampled_rows)
 
     def run(
         self, token_ids: Tensor, positions: Tensor, attention: PlannedAttention, sampled_rows: Tensor | None
@@ -164,6 +155,23 @@ class DecoderModel:
         if self.config.logits_divisor != 1:
             logits = logits / self.config.logits_divisor
         return soft_cap(logits, self.config.logits_cap)
+
+
+class PlanningDecoder:
+    """`Model` by a decoder, with an attention that is planned in each step."""
+
+    def __init__(self, decoder: DecoderModel, attention: Attention) -> None:
+        self._decoder = decoder
+        self._attention = attention
+
+    @property
+    def layers_done(self) -> int:
+        """See `Model`."""
+        return self._decoder.layers_done
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
+        """See `Model`."""
+        return self._decoder.run(token_ids, batch.positions, self._attention.plan(batch), sampled_rows)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.checkpoint.fallback_config import FallbackConfig
 from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.model.weights import OnProgress, weight_files
 from shared.engine.transformers.per_request import PerRequestStep, Scores
 from shared.primitives.errors import ModelError

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.checkpoint.dtypes import Dtypes
-from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.config import EngineConfig
+from shared.engine.cuda.loading import DecoderSource
 from shared.engine.cuda.memory import DeviceMemory, FittedPool, room_for
 from shared.engine.cuda.platform import Platform, host_platform
-from shared.engine.parts import Sizes
 from tests.benchmarks import offline
 
 TINY = ("--model", "tiny", "--device", "cuda-on-cpu", "--sequences", "3", "--longest", "20", "--pages", "100")
@@ -68,10 +67,10 @@ class SmallGpu:
         return replace(host_platform(1), capability=(9, 0), memory=memory)
 
     def _assemble(
-        self, platform: Platform, config: ModelConfig, _weights: None, dtypes: Dtypes, sizes: Sizes, _: object
+        self, platform: Platform, source: DecoderSource, config: EngineConfig
     ) -> tuple[Any, Any, FittedPool]:
-        room = room_for(config, dtypes, sizes, platform.memory)
-        assert room.pages * sizes.page_size > 100_000
+        room = room_for(source.shape, source.dtypes, config, platform.memory)
+        assert room.pages * config.page_size > 100_000
         self.used += sum(size for kind, size in room.memory.items() if kind != "host_kv")
         return None, None, room
 

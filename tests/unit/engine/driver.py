@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
 from shared.engine.native.build import INSTRUCTION_SETS, choose
-from shared.engine.parts import Engine, Sizes
+from shared.engine.parts import Engine
 from shared.primitives.errors import ConfigError
 from shared.wire.sampling_params import SamplingParams
 
@@ -22,7 +23,10 @@ GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 
 
 class Driver:
-    """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order."""
+    """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order.
+
+    `settings` are those of `EngineConfig`.
+    """
 
     def __init__(
         self,
@@ -31,7 +35,6 @@ class Driver:
         pages: int = 128,
         page_size: int = 16,
         slots: int = 16,
-        sizes: Sizes | None = None,
         **settings: Any,
     ) -> None:
         self.logits: dict[int, list[Tensor]] = {}
@@ -39,8 +42,7 @@ class Driver:
         self.step = 0
         self.engine: Engine = load(
             folder,
-            sizes or Sizes(pages=pages, page_size=page_size, slots=slots, host_fraction=0.25),
-            **settings,
+            EngineConfig(pages=pages, page_size=page_size, slots=slots, **{"host_fraction": 0.25} | settings),
             on_logits=self._record,
         )
         if settings.get("kernels") != "torch" and settings.get("device") != "cuda-on-cpu":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.platform import host_platform_on
@@ -73,15 +73,14 @@ class LateBench:
         platform = host_platform_on(forward, copies)
         self.cache = KVCache(
             model.config,
-            pages=PAGES,
+            PageCounts(PAGES, HOST_PAGES, known=1, padding=1),
             page_size=PAGE_SIZE,
-            host_pages=HOST_PAGES,
-            known_pages=1,
-            padding_pages=1,
             layout=KVLayout.KEYS_BY_TOKEN,
         )
         self.cache.store[:-1] = torch.nan  # what is read before it was written shows
         parts = EngineParts(
+            forward,
+            copies,
             model.decoder.run,
             PlannedOnHost(platform.attention(model.config, self.cache, SLOTS), forward),
             DistinctPlaces(),
@@ -89,7 +88,7 @@ class LateBench:
             self.cache,
         )
         capacity = Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN)
-        self.device = CudaDevice(parts, capacity, forward, copies, EOS, matchers=ToyMatchers())
+        self.device = CudaDevice(parts, capacity, EOS, matchers=ToyMatchers())
         self.device._sampling._masks._budget = ReluctantBudget(drawn, drawn.choice((0.0, 0.2, 0.6)))
         free = [request for request in model.requests if not request.follows_output]
         drawn_from = drawn.choice(

@@ -68,7 +68,6 @@ class LateModel:
                 TorchOps(),
                 context_len=CONTEXT_PAGES * PAGE_SIZE,
                 dtype=torch.float32,
-                attention=None,
             )
         self.requests = self._requests(random.Random(5))
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import PlannedAttention
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
 from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.ops import Ops
@@ -49,10 +49,15 @@ def logits_of(
     config = config.at_context(config.context_len)
     pages = -(-len(token_ids) // PAGE_SIZE)
     cache = KVCache(
-        config, pages=pages, page_size=PAGE_SIZE, dtype=dtype, layout=KVLayout.KEYS_BY_TOKEN, device=device
+        config,
+        PageCounts(pages),
+        page_size=PAGE_SIZE,
+        dtype=dtype,
+        layout=KVLayout.KEYS_BY_TOKEN,
+        device=device,
     )
     with Weights(folder, device) as weights:
-        model = DecoderModel(config, weights, ops, context_len=config.context_len, dtype=dtype, device=device)
+        model = DecoderModel(config, weights, ops, context_len=config.context_len, dtype=dtype)
     plan, table = plan_with(config, cache), torch.arange(pages, dtype=torch.int32).flip(0).unsqueeze(0)
     ids, done, logits = torch.tensor(token_ids, dtype=torch.int32, device=device), 0, []
     with torch.inference_mode():

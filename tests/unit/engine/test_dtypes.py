@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cpu, dtypes_on_cuda
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
 from shared.engine.model.weights import Weights, stored_dtype
-from shared.engine.parts import Sizes
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
@@ -114,7 +114,7 @@ def test_what_a_cpu_has_not_is_refused_before_anything_loads(
     settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, Sizes(pages=4, page_size=16, slots=4), device="cpu", **settings)  # an empty folder
+        load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4, **settings))  # an empty folder
     assert str(caught.value).startswith(sentence)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from transformers import (
 )
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
-from shared.engine.checkpoint.fallback_config import FallbackConfig, read_config
+from shared.engine.checkpoint.model_impl import read_config
+from shared.engine.checkpoint.transformers_config import FallbackConfig
+from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.parts import Sizes
 from shared.engine.transformers.per_request import Scores
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.driver import Driver, tokens_of
@@ -160,7 +162,7 @@ def test_what_pages_cannot_hold_is_refused_by_name(
 ) -> None:
     save_model(make, tmp_path)
     with pytest.raises(ModelError, match=message):
-        load(tmp_path, Sizes(pages=8, page_size=16, slots=2))
+        load(tmp_path, EngineConfig(pages=8, page_size=16, slots=2))
 
 
 def _changed(folder: Path, **changes: object) -> None:
@@ -199,13 +201,13 @@ def test_a_model_whose_pages_give_other_logits_is_refused(
         "shared.engine.transformers.fallback.Scores", lambda scale, _window, cap: Scores(scale, None, cap)
     )
     with pytest.raises(ModelError, match="over pages its logits differ by"):
-        load(tmp_path, Sizes(pages=8, page_size=16, slots=2))
+        load(tmp_path, EngineConfig(pages=8, page_size=16, slots=2))
 
 
 def test_the_setting_is_obeyed(tmp_path: Path) -> None:
     save_model(_mixtral, tmp_path)
-    sizes = Sizes(pages=8, page_size=16, slots=2)
+    config = EngineConfig(pages=8, page_size=16, slots=2)
     with pytest.raises(ModelError, match="unsupported architecture: MixtralForCausalLM; supported are"):
-        load(tmp_path, sizes, model_impl="segue")
+        load(tmp_path, replace(config, model_impl="segue"))
     with pytest.raises(ConfigError, match="model_impl transformers needs device cpu"):
-        load(tmp_path, sizes, model_impl="transformers", device="cuda-on-cpu")
+        load(tmp_path, replace(config, model_impl="transformers", device="cuda-on-cpu"))

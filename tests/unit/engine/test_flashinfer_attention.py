@@ -16,7 +16,7 @@ from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
 from shared.primitives.errors import ConfigError
@@ -65,7 +65,7 @@ class Steps:
         self.library = package if stream else FakeFlashInfer(self.stream, package)
         guard: AbstractContextManager[None] = PlanGuard(self.stream.record) if guarded else nullcontext()
         self.cache, reference = (
-            KVCache(CONFIG, pages=PAGES, page_size=PAGE_SIZE, padding_pages=1, layout=KVLayout.KEYS_BY_TOKEN)
+            KVCache(CONFIG, PageCounts(PAGES, padding=1), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
             for _ in range(2)
         )
         self.reference = ReferenceAttention(CONFIG, reference)
@@ -220,7 +220,7 @@ def test_tensor_cores_decode_where_many_heads_share_keys(
     heads: int, deterministic: bool, tensor_cores: bool
 ) -> None:
     config = replace(CONFIG, heads=heads)
-    cache = KVCache(config, pages=4, page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
+    cache = KVCache(config, PageCounts(4), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
     library = FakeFlashInfer(LateStream(random.Random(0), []))
     attention = FlashInferAttention(
         config, cache, library, nullcontext(), requests=2, deterministic=deterministic

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from router.text.tokenizer import Tokenizer
-from shared.engine.checkpoint.fallback_config import read_config
+from shared.engine.checkpoint.model_impl import read_config
 from shared.primitives.errors import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -135,7 +135,7 @@ def test_a_folder_of_large_numbers_takes_little_memory(tmp_path: Path) -> None:
 import resource
 from pathlib import Path
 import transformers
-from shared.engine.checkpoint.fallback_config import read_config
+from shared.engine.checkpoint.model_impl import read_config
 from shared.primitives.errors import ModelError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {GROWTH_BYTES_MAX}, used + {GROWTH_BYTES_MAX}))

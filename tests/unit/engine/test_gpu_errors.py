@@ -21,13 +21,12 @@ from shared.engine.attention.flashinfer_package import (
 from shared.engine.attention.flashinfer_workspace import Processors, float_workspace_bytes, workspace_bytes
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
-from shared.engine.checkpoint.memory_plan import Budget
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda import gpu
 from shared.engine.cuda.memory import DeviceMemory, room_for
 from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.parts import Sizes
 from shared.primitives.errors import ConfigError, ModelError, StartError
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.published_models import PUBLISHED
@@ -36,7 +35,7 @@ from tests.unit.engine.tiny_models import tiny_model
 GIB = 2**30
 BIG = parse_model_config(PUBLISHED["Qwen3-14B"].config)
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
-SIZES = Sizes(None, 16, 256, host_fraction=0.25, budget=Budget(64 * GIB, "a test"))
+CONFIG = EngineConfig(None, 16, 256, host_fraction=0.25, budget=Budget(64 * GIB, "a test"))
 H200 = DeviceMemory(total=140 * GIB, free=139 * GIB, workspace=lambda _config, _slots: GIB // 2)
 
 
@@ -153,13 +152,14 @@ def test_memory_for_attention_grows_with_slots_and_is_reckoned() -> None:
     wide = replace(BIG, heads=64, kv_heads=8)
     memory = replace(H200, workspace=lambda config, slots: workspace_bytes(config, slots, Processors(132, 9)))
     reserved = [
-        room_for(wide, BF16, replace(SIZES, slots=slots), memory).memory["workspace"] for slots in (256, 1024)
+        room_for(wide, BF16, replace(CONFIG, slots=slots), memory).memory["workspace"]
+        for slots in (256, 1024)
     ]
     assert reserved[0] < 512 * 2**20 < reserved[1]
 
 
 def test_pages_get_what_a_model_leaves_and_the_figures_are_told() -> None:
-    room = room_for(BIG, BF16, SIZES, H200)
+    room = room_for(BIG, BF16, CONFIG, H200)
     page = 40 * 2 * 8 * 16 * 128 * 2
     assert room.pages * page < 0.9 * 140 * GIB - GIB - 2 * BIG.parameters
     assert room.host_pages * page <= 32 * GIB
@@ -174,17 +174,17 @@ def test_pages_get_what_a_model_leaves_and_the_figures_are_told() -> None:
 
 def test_a_second_worker_on_the_gpu_is_suspected() -> None:
     with pytest.raises(ModelError, match=r"is another worker on it\? Give each device_memory_share 0\.45"):
-        room_for(BIG, BF16, SIZES, replace(H200, free=20 * GIB))
+        room_for(BIG, BF16, CONFIG, replace(H200, free=20 * GIB))
 
 
 def test_a_model_too_large_is_told_with_the_numbers() -> None:
     with pytest.raises(ModelError, match=r"too little memory: 21\.00 GiB \(90% of .* 27\.51 GiB of weights"):
-        room_for(BIG, BF16, SIZES, DeviceMemory(24 * GIB, int(23.4 * GIB), H200.workspace))
+        room_for(BIG, BF16, CONFIG, DeviceMemory(24 * GIB, int(23.4 * GIB), H200.workspace))
 
 
 def test_on_cpu_the_context_is_bounded_unless_it_is_asked_for() -> None:
     small = parse_model_config(PUBLISHED["Qwen3-0.6B"].config)
-    sizes = replace(SIZES, slots=2, budget=Budget(16 * GIB, "a test"))
+    sizes = replace(CONFIG, slots=2, budget=Budget(16 * GIB, "a test"))
     assert room_for(small, BF16, sizes, None).context_len == 512
     assert room_for(small, BF16, replace(sizes, context_len=700), None).context_len == 700
 

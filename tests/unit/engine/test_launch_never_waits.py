@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -114,9 +114,8 @@ def device_on(where: str, folder: Path, stream: InlineStream) -> CudaDevice:
     config = read_model_config(folder)
     cache = KVCache(
         config,
-        pages=64,
+        PageCounts(64, padding=1),
         page_size=PAGE_SIZE,
-        padding_pages=1,
         layout=KVLayout.KEYS_BY_TOKEN,
         device=where,
     )
@@ -128,11 +127,10 @@ def device_on(where: str, folder: Path, stream: InlineStream) -> CudaDevice:
             ops,
             context_len=WIDTH * PAGE_SIZE,
             dtype=torch.float32,
-            device=where,
         )
     attention = ReferenceAttention(config, cache, stream, SLOTS)
-    parts = EngineParts(model.run, attention, ReferenceKernels(), ops, cache)
-    return CudaDevice(parts, Capacity(SLOTS, WIDTH, 64, VOCAB_SIZE), stream, stream, frozenset({3}))
+    parts = EngineParts(stream, stream, model.run, attention, ReferenceKernels(), ops, cache)
+    return CudaDevice(parts, Capacity(SLOTS, WIDTH, 64, VOCAB_SIZE), frozenset({3}))
 
 
 class _Moved:

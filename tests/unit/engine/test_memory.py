@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Budget, Demand, choose_pages
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Demand, choose_pages
+from shared.engine.config import Budget
 from shared.primitives.errors import ConfigError, ModelError
 
 GIB = 2**30

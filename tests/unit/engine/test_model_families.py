@@ -17,7 +17,6 @@ from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cpu import cpu_engine
 from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.parts import Sizes
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.published_models import MetaWeights
 from tests.unit.engine.tiny_models import (
@@ -83,9 +82,7 @@ def test_plain_attention_over_pages_gives_the_logits_of_transformers(
 def test_all_weights_are_read_once_and_planned_for(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, tmp_path)
     config, weights = read_model_config(tmp_path), MetaWeights()
-    DecoderModel(
-        config.at_context(16), weights, TorchOps(), context_len=16, dtype=torch.float32, device="meta"
-    )
+    DecoderModel(config.at_context(16), weights, TorchOps(), context_len=16, dtype=torch.float32)
     of_transformers = sum(parameter.numel() for parameter in model.parameters())
     assert config.parameters == sum(weights.taken.values()) == of_transformers
 
@@ -96,8 +93,7 @@ def test_longrope_takes_the_factors_of_the_longest_request_there_can_be(kernels:
     model: Any = save_model(phi3_with_longrope, tmp_path)
     found = []
     for pages, length in ((4, 40), (32, 200)):  # 64 tokens are the original context
-        sizes = Sizes(pages=pages, page_size=16, slots=1, context_len=16 * pages)
-        driver = Driver(tmp_path, sizes=sizes, kernels=kernels)
+        driver = Driver(tmp_path, pages=pages, slots=1, context_len=16 * pages, kernels=kernels)
         prompt = tokens_of(length, length, VOCAB_SIZE)
         driver.prefill(0, prompt, range(pages), chunk=30)
         driver.decode([0], 8)

@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.engine.checkpoint.memory_plan import Budget
 from shared.engine.checkpoint.model_config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope
+from shared.engine.config import Budget, EngineConfig
 from shared.engine.engine import load
 from shared.engine.model.weights import model_fingerprint
-from shared.engine.parts import Sizes
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.tiny_models import tiny_model
 
@@ -226,7 +225,7 @@ def test_a_damaged_folder_is_one_sentence(
     tiny_model("mistral", tmp_path)
     damage(tmp_path)
     with pytest.raises(ModelError, match=message):
-        load(tmp_path, Sizes(pages=4, page_size=16, slots=64))
+        load(tmp_path, EngineConfig(pages=4, page_size=16, slots=64))
 
 
 def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:
@@ -265,26 +264,23 @@ def test_ends_are_gathered_from_all_files(tmp_path: Path) -> None:
     [
         ({"device": "tpu"}, "unsupported device: tpu; supported are auto, cpu, cuda, cuda-on-cpu"),
         ({"dtype": "float8"}, "unsupported dtype: float8"),
-        (
-            {"sizes": Sizes(pages=4, page_size=16, slots=64, context_len=10_000)},
-            "between 1 and the model's 512",
-        ),
+        ({"context_len": 10_000}, "between 1 and the model's 512"),
         ({"kv_cache_dtype": "int8"}, "unsupported kv_cache_dtype: int8"),
         ({"kernels": "sse9"}, "unknown instruction set: sse9; expected auto, avx512, avx2, plain"),
-        ({"sizes": Sizes(pages=4, page_size=8, slots=64)}, "page_size must be one of 16, 32, 64, 128"),
-        ({"sizes": Sizes(pages=4, page_size=24, slots=64), "kernels": "torch"}, "page_size must divide 128"),
-        ({"sizes": Sizes(10**9, page_size=16, slots=64, budget=Budget(2**31, "a test"))}, "pages need"),
+        ({"page_size": 8}, "page_size must be one of 16, 32, 64, 128"),
+        ({"page_size": 24, "kernels": "torch"}, "page_size must divide 128"),
+        ({"pages": 10**9, "budget": Budget(2**31, "a test")}, "pages need"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
     with pytest.raises(ConfigError, match=message):
-        load(tmp_path, **{"sizes": Sizes(pages=4, page_size=16, slots=64)} | settings)
+        load(tmp_path, EngineConfig(**{"pages": 4, "page_size": 16, "slots": 64} | settings))
 
 
 def test_a_loaded_engine_says_what_it_is(tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
-    engine = load(tmp_path, Sizes(pages=10, page_size=16, slots=3))
+    engine = load(tmp_path, EngineConfig(pages=10, page_size=16, slots=3))
     engine.device.close()
     limits = engine.limits
     assert (limits.context_len, limits.page_size, limits.pages, limits.slots) == (160, 16, 10, 3)

@@ -78,9 +78,7 @@ class NoAttention:
 @pytest.mark.parametrize("name", ["Qwen3-14B", "Llama-3.1-8B", "Qwen2.5-7B", "SmolLM2-135M"])
 def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: torch.dtype) -> None:
     config = parse_model_config(PUBLISHED[name].config)
-    model = DecoderModel(
-        config, MetaWeights(), TorchOps(), context_len=4096, dtype=torch.bfloat16, device="meta"
-    )
+    model = DecoderModel(config, MetaWeights(), TorchOps(), context_len=4096, dtype=torch.bfloat16)
     tokens, attention = 7, NoAttention()
 
     def ints(count: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.cuda import page_access
 from shared.worker.page_memory import page_memory
 from tests.tensor_pages import TensorPages
@@ -59,7 +59,7 @@ def test_the_bytes_themselves_are_out_of_reach(pages: TensorPages) -> None:
 
 @pytest.mark.parametrize("layout", KVLayout)
 def test_a_cache_is_offered_without_its_padding_and_by_torch_for_the_cuda_engine(layout: KVLayout) -> None:
-    cache = KVCache(CONFIG, pages=3, page_size=4, known_pages=1, padding_pages=1, layout=layout)
+    cache = KVCache(CONFIG, PageCounts(3, known=1, padding=1), page_size=4, layout=layout)
     memory = page_memory(cache)
     assert (memory.memory, memory.device_id, memory.known_page) == ("DRAM", 0, 3)
     assert memory.size_bytes == 4 * cache.page_bytes == cache.store[:4].nbytes

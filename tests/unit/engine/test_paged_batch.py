@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
-from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
+from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cpu.blocked import BlockedAttention
 from shared.primitives.errors import InvariantError
@@ -89,7 +89,7 @@ def test_attention_by_blocks_is_attention_over_the_same_pages(seed: int) -> None
     generator = torch.Generator().manual_seed(seed)
     batch = drawn_batch(generator)
     rows = len(batch.positions)
-    caches = [KVCache(CONFIG, pages=PAGES, page_size=PAGE_SIZE) for _ in range(2)]
+    caches = [KVCache(CONFIG, PageCounts(PAGES), page_size=PAGE_SIZE) for _ in range(2)]
     before = torch.randn(caches[0].store.shape, generator=generator)
     for cache in caches:
         cache.store.copy_(before)

@@ -23,7 +23,7 @@ def test_a_published_config_is_read(published: Published, tmp_path: Path) -> Non
     assert set(config.windows) == {published.window}
     assert config.head_dim == (64 if config.hidden_size == 576 else 128)
     weights = MetaWeights()
-    DecoderModel(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16, device="meta")
+    DecoderModel(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16)
     assert sum(weights.taken.values()) == published.parameters, "what is loaded is what is planned for"
 
 

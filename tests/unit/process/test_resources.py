@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.checkpoint.memory_plan import Budget
+from shared.engine.config import Budget
 from shared.process.resources import memory_budget, usable_cores
 
 CORES = 8

@@ -13,17 +13,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from shared.engine.checkpoint.families import FAMILIES
-from shared.engine.checkpoint.model_config import ModelConfig, architectures, read_model_config
+from shared.engine.checkpoint.model_config import architectures
 from shared.model_files import read_config as read_config_file
 from shared.primitives.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ModelImpl = Literal["auto", "segue", "transformers"]
 _LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 _SINKS = {  # of transformers 5.23; known by `model_type`, since their weights may take minutes to load
     "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter",
@@ -50,25 +48,6 @@ class FallbackConfig:
     context_len: int  # tokens the model was made for
     parameters: int  # numbers in its weights
     digest: str  # of config.json
-
-
-def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig | FallbackConfig:
-    """What computes the model of a folder, and its shape; `ModelError` names what is unsupported.
-
-    auto: transformers for an architecture that is no family's, the dense decoder for all others.
-    """
-    if impl == "transformers":
-        return read_fallback_config(folder)
-    names = architectures(read_config_file(folder))
-    if impl == "segue" or any(name in FAMILIES for name in names):
-        return read_model_config(folder)
-    try:
-        return read_fallback_config(folder)
-    except ModelError as error:
-        supported = ", ".join(FAMILIES)
-        raise ModelError(
-            f"unsupported model: {error}; supported are {supported}, and what transformers can"
-        ) from None
 
 
 def read_fallback_config(folder: Path) -> FallbackConfig:
