@@ -246,7 +246,7 @@ class RouterConfig(ProcessConfig):
         default=(),
         description="Weights of tenants in the queues: NAME=WEIGHT, where a name is a client's address. Others have 1.",
     )
-    overtakes_max: Count = Field(
+    backfill_max: Count = Field(
         default=32,
         description="Smaller requests that may be placed past one that finds no room. Then the room is kept for it.",
     )

@@ -228,7 +228,7 @@ class RouterCore:
             self._placeable = False
             self._place_ready(now)
             waiting = self._requests.reservations.waiting.in_order()
-            attempts = PlacementPass(self.settings.overtakes_max)
+            attempts = PlacementPass(self.settings.backfill_max)
             self._serve(waiting, self._to_prefill, attempts, now)
             self._backpressure.waiting_passed(attempts, now)
 
@@ -241,7 +241,7 @@ class RouterCore:
         ready = self._requests.reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]
-        attempts = PlacementPass(self.settings.overtakes_max)
+        attempts = PlacementPass(self.settings.backfill_max)
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
         self._serve(others, self._to_decode, attempts, now)

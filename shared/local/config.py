@@ -28,6 +28,7 @@ from router.config import RouterConfig
 from shared.engine.gguf.convert import DEFAULT_MODEL
 from shared.primitives.errors import ConfigError
 from shared.process.process_config import LogFormat, LogLevel, ProcessConfig
+from shared.process.renames import refuse_old_names
 from shared.process.settings import (
     Count,
     Port,
@@ -278,6 +279,7 @@ def _ignored_keys(values: Mapping[str, Any], file: str) -> list[str]:
 def _others(values: Mapping[str, Any], known: set[str], place: str) -> list[str]:
     others = [str(key) for key in values if key not in known]
     of_roles = {to_camel(name): end for name, end in _places_in_roles().items()}
+    refuse_old_names(others, of_roles, to_camel, f" in {place}")
     for key in others:
         if key in of_roles:
             raise ConfigError(f"{key} in {place} {of_roles[key]}")

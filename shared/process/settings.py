@@ -5,8 +5,8 @@ end of its name. The field `drain_seconds` is the flag `--drain-seconds`, the va
 `drainSeconds` in the YAML file given with `--config`. The first of these that names it wins, then the default.
 
 pydantic-settings reads flags and variables, pydantic checks. This file adds the YAML file, the order of the three and
-errors of one sentence. It knows no setting: models live with what they configure (`process_config`, `worker_config`,
-`prefill/config.py`, `decode/config.py`, `router/config.py`).
+errors of one sentence; `renames` has the names that were given up. It knows no setting: models live with what they
+configure (`process_config`, `worker_config`, `prefill/config.py`, `decode/config.py`, `router/config.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import CliSettingsSource, EnvSettingsSource, SettingsConfigDict
 
 from shared.primitives.errors import ConfigError
+from shared.process.renames import refuse_old_names, refuse_old_values
 
 PREFIX = "SEGUE_"
 
@@ -76,7 +77,10 @@ def combine(
     model: type[Config], flags: Mapping[str, Any], environ: Mapping[str, str], content: Mapping[str, Any]
 ) -> Config:
     """Flags over variables over `content`, which is checked already, by field name. Raises ConfigError."""
+    refuse_old_names(environ, set(map(variable_of, model.model_fields)), variable_of)
     variables = _Variables(model, environ)()
+    refuse_old_values(variables, variable_of)
+    refuse_old_values(flags, flag_of)
     sources = dict.fromkeys(content, "") | {name: variable_of(name) for name in variables}
     sources |= {name: flag_of(name) for name in flags}
     try:
@@ -112,9 +116,9 @@ def read_flags(
     def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         flags, unknown = parser.parse_known_args(argv)
         if unknown:
-            raise ConfigError(
-                _unknown(unknown[0], [*map(flag_of, model.model_fields), "--config"], elsewhere or {})
-            )
+            known = [*map(flag_of, model.model_fields), "--config"]
+            refuse_old_names([unknown[0].split("=")[0]], [*known, *(elsewhere or {})], flag_of)
+            raise ConfigError(_unknown(unknown[0], known, elsewhere or {}))
         files.append(flags.config)
         return flags
 
@@ -148,10 +152,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
 def check_file_settings(model: type[Settings], content: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Settings by field name from a mapping in camelCase; types are strict. Raises ConfigError that names `place`."""
     names = {to_camel(name): name for name in model.model_fields}
+    refuse_old_names(content, names, to_camel, f" in {place}")
     for key in content:
         if key not in names:
             raise ConfigError(f"unknown setting {key!r} in {place}{near_miss(str(key), names)}")
     values = {names[key]: value for key, value in content.items()}
+    refuse_old_values(values, to_camel, f" in {place}")
     try:
         checked = model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:

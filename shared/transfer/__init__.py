@@ -1,1 +1,1 @@
-"""Moving KV pages between workers by reads, over NIXL or sealed TCP. `protocol` is what the schedulers see."""
+"""Moving KV pages between workers by reads, over NIXL or TLS. `protocol` is what the schedulers see."""

@@ -15,7 +15,7 @@ REFUSALS = CounterMetric(
 )
 READS = CounterMetric(
     "segue_kv_reads_total",
-    "Reads of this worker's pages and leases that were answered over the sealed transport, by the reader's address.",
+    "Reads of this worker's pages and leases that were answered over the TLS transport, by the reader's address.",
     ("peer",),
 )
 READS_REFUSED = CounterMetric(

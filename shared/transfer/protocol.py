@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from shared.wire.baton import Baton, Holder
 
-KvTransport = Literal["auto", "nixl", "sealed"]  # what carries the bytes, see `transports`
+KvTransport = Literal["auto", "nixl", "tls"]  # what carries the bytes, see `transports`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A worker's whole transfer: what it offers to others, and its fetches from them. Implements `Fetcher`.
 
-A transport (`nixl`, `sealed`) gives an `Offer`, which also makes its readers; the rest is the same for all of them and
+A transport (`nixl`, `tls`) gives an `Offer`, which also makes its readers; the rest is the same for all of them and
 lies in `fetches`. Knows no transport. A transfer belongs to one thread, the worker's loop.
 """
 

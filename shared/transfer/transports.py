@@ -2,7 +2,7 @@
 
 UCX authenticates nobody: over TCP, one packet from anybody writes any address of the process (docs/security.md). So
 NIXL is for what others cannot reach: one machine (interface `lo`: shared memory, no port), or RDMA. Everything else
-is sealed, and then UCX is not even loaded. NIXL over TCP on another interface needs a setting that says so.
+goes by TLS, and then UCX is not even loaded. NIXL over TCP on another interface needs a setting that says so.
 
 The rule looks at this worker's settings alone, never at its peers: all workers of a deployment come to the same answer,
 and those that do not are never paired, for the transport is part of the KV format.
@@ -20,7 +20,7 @@ from shared.links.keys import LinkKeys
 from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import KvTransport
-from shared.transfer.tls.transport import SealedOffer
+from shared.transfer.tls.transport import TlsOffer
 from shared.transfer.transfer import Offer
 from shared.transfer.ucx import LOOPBACK
 
@@ -44,10 +44,15 @@ class KvNetwork:
 
     @property
     def transport(self) -> str:
-        """nixl or sealed."""
+        """nixl or tls."""
         if self.choice != "auto":
             return self.choice
-        return "nixl" if self.interface == LOOPBACK else "sealed"
+        return "nixl" if self.interface == LOOPBACK else "tls"
+
+    @property
+    def name_in_kv_format(self) -> str:
+        """The transport as workers compare it. TLS is "sealed" there: workers of the release before call it so."""
+        return "sealed" if self.transport == "tls" else self.transport
 
     @property
     def port_range(self) -> range:
@@ -66,11 +71,9 @@ def open_offer(
     """Offer this worker's memory; `identity` is (uid, epoch). `StartError` in one sentence when that cannot be."""
     uid, epoch = identity
     refuse_useless_devices(network)
-    if network.transport == "sealed":
+    if network.transport == "tls":
         address = address_of_interface(network.interface)
-        return SealedOffer(
-            uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys
-        )
+        return TlsOffer(uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys)
     refuse_nixl_without_network(network, RDMA_DEVICES)
     from shared.transfer.nixl import NixlOffer  # it changes the environment for UCX, and loads it
 
@@ -91,7 +94,7 @@ def refuse_useless_devices(network: KvNetwork) -> None:
     named = ",".join(network.devices)
     if named and network.transport != "nixl":
         raise ConfigError(
-            f"kv_devices names {named}, but the sealed transport uses TCP: leave kv_devices empty, or say "
+            f"kv_devices names {named}, but the TLS transport uses TCP: leave kv_devices empty, or say "
             "kv_transport nixl where only workers are on the RDMA fabric"
         )
     if named and network.interface == LOOPBACK:
@@ -117,7 +120,7 @@ def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path) -> None:
     missing = f"kv_devices names none of {', '.join(here)}" if here else "there is no RDMA device"
     raise ConfigError(
         f"kv_transport nixl on interface {network.interface or 'any'} would take KV from anybody over TCP, and "
-        f"{missing}: {'name one, ' if here else ''}choose sealed, or say kv_allow_unauthenticated_tcp where only "
+        f"{missing}: {'name one, ' if here else ''}choose tls, or say kv_allow_unauthenticated_tcp where only "
         "workers reach the ports"
     )
 

@@ -2,7 +2,7 @@
 
 A worker that has a `Baton` may read the pages it names, straight out of the holder's memory, and can check afterwards
 whether what it read was still valid: the pages are under a *lease*, and the lease has a *word* at the holder that
-is the lease's nonce for as long as the pages are locked. Who knows the nonce was given the baton: the sealed transport
+is the lease's nonce for as long as the pages are locked. Who knows the nonce was given the baton: the TLS transport
 gives a lease's pages, and no others, to readers that bring it.
 
     holder   lock pages ── write nonce ───────────────────────────── zero word ── unlock pages
@@ -59,7 +59,7 @@ class HolderRank(msgspec.Struct, frozen=True):
 class Holder(msgspec.Struct, frozen=True):
     """The worker whose memory holds the pages, and how to reach that memory.
 
-    `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; sealed: where it listens),
+    `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; tls: where it listens),
     opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes. Of a worker with several
     GPUs the fields describe rank 0, and `ranks` the others; no worker has any today, and none reads such a holder.
     """

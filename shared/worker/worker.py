@@ -88,7 +88,7 @@ def serve(
     engine = _load_engine(config, engine_config(config, host_fraction, extend_tokens), health)
     health.doing = "checking the transfer"
     network = _kv_network(config)
-    kv_format = f"{engine.kv_format} over {network.transport}"
+    kv_format = f"{engine.kv_format} over {network.name_in_kv_format}"
     transfer = _open_transfer(
         config, engine, network, keys, (uid, epoch), kv_format, leases_max, fetch_seconds_max
     )

@@ -42,7 +42,7 @@ class WorkerConfig(ProcessConfig):
     )
     kv_interface: str = Field(
         default="lo",
-        description="Network interface for KV pages. lo keeps them on this machine. Empty: with sealed the one that "
+        description="Network interface for KV pages. lo keeps them on this machine. Empty: with tls the one that "
         "leads outside, with nixl all that UCX finds.",
     )
     kv_devices: str = Field(
@@ -53,8 +53,8 @@ class WorkerConfig(ProcessConfig):
     )
     kv_transport: KvTransport = Field(
         default="auto",
-        description="What carries KV pages. sealed is TCP that admits only workers of this deployment. nixl is UCX, "
-        "which admits everybody: for one machine, or RDMA. auto is nixl on the interface lo, and else sealed.",
+        description="What carries KV pages. tls is TCP that admits only workers of this deployment. nixl is UCX, "
+        "which admits everybody: for one machine, or RDMA. auto is nixl on the interface lo, and else tls.",
     )
     kv_allow_unauthenticated_tcp: bool = Field(
         default=False,

@@ -306,10 +306,10 @@ ROUTER_BOUNDS = (
         "::test_four_tokens_come_within_two_seconds_while_another_client_floods[whole answers]",
     ),
     Bound(
-        "overtakes_max",
-        "room is kept for the request that was overtaken",
+        "backfill_max",
+        "room is kept for the request that others went past",
         "32 smaller requests go first",
-        f"{UNIT}/core/test_dispatch_bounds.py::test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often",
+        f"{UNIT}/core/test_dispatch_bounds.py::test_room_is_kept_for_a_large_request_once_many_have_gone_past_it",
     ),
     Bound(
         "prefix_blocks_max",

@@ -13,8 +13,8 @@ BEYOND = f"{LINK_BOUNDS_TEST}::test_a_command_beyond_a_bound_ends_its_session_al
 UNREAD = f"{LINK_BOUNDS_TEST}::test_what_a_worker_that_computes_may_leave_unread_is_bounded"
 SETTINGS = "shared.links.session.LinkSettings"
 PARTS = f"{UNIT}/links/test_parts.py"
-SEALED, ENDS = f"{UNIT}/transfer/test_sealed.py", f"{UNIT}/transfer/test_sealed_ends.py"
-READER, THIEVES = f"{UNIT}/transfer/test_sealed_reader.py", f"{UNIT}/transfer/test_sealed_thieves.py"
+TLS, ENDS = f"{UNIT}/transfer/test_tls.py", f"{UNIT}/transfer/test_tls_ends.py"
+READER, THIEVES = f"{UNIT}/transfer/test_tls_reader.py", f"{UNIT}/transfer/test_tls_thieves.py"
 KV_STRANGERS = f"{INTEGRATION}/test_kv_strangers.py"
 ALL_READERS = (
     f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory"
@@ -283,7 +283,7 @@ KV_BOUNDS = (
         "HANDSHAKE_BYTES_MAX",
         "the connection closes",
         "16 KiB a stranger",
-        f"{SEALED}::test_a_handshake_is_bounded_in_bytes",
+        f"{TLS}::test_a_handshake_is_bounded_in_bytes",
         place="shared.transfer.tls.keys",
     ),
     # workers
@@ -298,14 +298,14 @@ KV_BOUNDS = (
         "SPANS_MAX",
         "the connection closes, and nothing is built",
         "0.6 MiB a connection",
-        f"{SEALED}::test_a_request_of_more_spans_than_a_holder_answers_is_none",
+        f"{TLS}::test_a_request_of_more_spans_than_a_holder_answers_is_none",
         place="shared.transfer.reader",
     ),
     Bound(
         "REQUEST_BYTES_MAX",
         "the connection closes",
         "256 KiB a connection",
-        f"{SEALED}::test_a_frame_larger_than_a_portion_is_refused_before_it_is_read",
+        f"{TLS}::test_a_frame_larger_than_a_portion_is_refused_before_it_is_read",
         place="shared.transfer.tls.protocol",
     ),
     Bound(

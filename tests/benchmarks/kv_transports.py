@@ -3,7 +3,7 @@
 python -m tests.benchmarks.kv_transports
 
 Each round reads the same pages by each transport, one after the other, and ratios are of neighbours: so other work on
-the machine hits both. CPU seconds are those of both processes. "staged" is sealed between tensors, which either end
+the machine hits both. CPU seconds are those of both processes. "staged" is TLS between tensors, which either end
 copies out of and into as it would VRAM.
 """
 
@@ -27,8 +27,8 @@ from tests.integration.holder_processes import HolderProcess, epochs, network, w
 
 WAYS: dict[str, tuple[KvTransport, str]] = {  # transport, and where the pages lie at both ends
     "nixl": ("nixl", "host"),
-    "sealed": ("sealed", "host"),
-    "staged": ("sealed", "cpu"),
+    "tls": ("tls", "host"),
+    "staged": ("tls", "cpu"),
 }
 READ_BYTES = 256 * 2**20
 WARM_ROUNDS = 4  # the kernel's buffers grow while they are used

@@ -12,12 +12,12 @@ ACKNOWLEDGED_RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rd
 @pytest.mark.parametrize(
     ("sets", "transport", "tcp", "devices"),
     [
-        ((), "sealed", "false", ""),
+        ((), "tls", "false", ""),
         (ACKNOWLEDGED_RDMA, "nixl", "false", "mlx5_0:1"),
         (("kv.transport=nixl", "kv.allowUnauthenticatedTcp=true"), "nixl", "true", ""),
     ],
 )
-def test_pods_are_sealed_unless_rdma_or_open_tcp_is_acknowledged(
+def test_pods_use_tls_unless_rdma_or_open_tcp_is_acknowledged(
     sets: tuple[str, ...], transport: str, tcp: str, devices: str
 ) -> None:
     for role in ("prefill", "decode"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from pydantic.alias_generators import to_camel
 
 from router.config import RouterConfig
+from shared.local.config import ROLE_CONFIGS
+from shared.process import renames
 from tests.charts.rendering import RefusedError, manifest
 
 # What a person types → words of the answer; the key is always among them.
@@ -32,7 +35,7 @@ MISTAKES = {
     "decode.resources.limit.memory=1Gi": ["/decode/resources", "limit", "not allowed"],
     "decode.tolerations[0].effects=NoSchedule": ["/decode/tolerations/0", "effects", "not allowed"],
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
-    "kv.transport=tcp": ["/kv/transport", "sealed"],
+    "kv.transport=tcp": ["/kv/transport", "tls"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
     "router.config.allowedOrigins[0]=https://Chat.example.com/": [
         "/router/config/allowedOrigins/0",
@@ -46,6 +49,7 @@ MISTAKES = {
     "gpu.sharedMemorySize=1": ["/gpu/sharedMemorySize", "want string"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
+IN_THE_CHART = {"kv_transport": "kv.transport"}  # settings of processes that are values of the chart itself
 NIXL = "kv.transport=nixl,kv.allowUnauthenticatedTcp=true"
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
@@ -74,7 +78,7 @@ CONTRADICTIONS = {
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
     "rdma.enabled=true,rdma.acknowledgeOpenFabric=true": "name it with its port, as in mlx5_0:1",
     "rdma.devices=mlx5_0:1": "rdma.devices is mlx5_0:1, but rdma.enabled is false",
-    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,rdma.devices=mlx5_0:1,kv.transport=sealed": (
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,rdma.devices=mlx5_0:1,kv.transport=tls": (
         "leave kv.transport at auto"
     ),
     "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
@@ -102,6 +106,27 @@ def test_a_mistake_is_refused_by_its_key(mistake: str) -> None:
 def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
     with pytest.raises(RefusedError, match=CONTRADICTIONS[values]):
         manifest(None, values)
+
+
+@pytest.mark.parametrize(("old", "new"), renames.SETTINGS.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
+    roles = [role for role, model in ROLE_CONFIGS.items() if new in model.model_fields]
+    assert roles
+    for role in roles:
+        sentence = f"{role}.config.{to_camel(old)} is called {role}.config.{to_camel(new)} now"
+        with pytest.raises(RefusedError, match=sentence):
+            manifest(None, f"{role}.config.{to_camel(old)}=3")
+        manifest(None, f"{role}.config.{to_camel(new)}=3")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [(name, *pair) for name, renamed in renames.VALUES.items() for pair in renamed.items()],
+)
+def test_an_old_value_is_refused_with_the_new_one(name: str, old: str, new: str) -> None:
+    with pytest.raises(RefusedError, match=rf"{IN_THE_CHART[name]} {old} is called {new} now"):
+        manifest(None, f"{IN_THE_CHART[name]}={old}")
+    manifest(None, f"{IN_THE_CHART[name]}={new}")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_kv_moves_by_the_other_transport_where_it_is_acknowledged(
     release: HelmRelease, undisturbed: dict[Plan, str]
 ) -> None:
     """The other tests run over the transport that the chart takes; this one goes to NIXL over TCP and back."""
-    assert transports(release) == {"sealed"}
+    assert transports(release) == {"tls"}
     release.upgrade("--set", "kv.transport=nixl,kv.allowUnauthenticatedTcp=true")
     for component in ("prefill", "decode"):
         release.wait_for(component, 1)

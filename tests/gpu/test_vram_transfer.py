@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["nixl", "nixl over tcp", "sealed"])
+@pytest.fixture(params=["nixl", "nixl over tcp", "tls"])
 def between(
     device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Between]:
@@ -81,7 +81,7 @@ def between(
     if request.param == "nixl over tcp":
         monkeypatch.setenv("UCX_TLS", "tcp,cuda_copy" if device == "cuda" else "tcp")
     with holders() as started:
-        between = Between(device, "sealed" if request.param == "sealed" else "nixl", started)
+        between = Between(device, "tls" if request.param == "tls" else "nixl", started)
         yield between
         between.transfer.close()
 

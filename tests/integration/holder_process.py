@@ -75,7 +75,7 @@ def main() -> None:
     buffer = make_buffer(memory, int(pages), int(page_bytes))
     for page in range(int(pages)):
         buffer.fill(page, byte_of(page))
-    where = network("sealed" if transport == "sealed" else "nixl")
+    where = network("tls" if transport == "tls" else "nixl")
     offer = open_offer(
         where, parse_keys(key_file.encode(), "worker"), (uid, int(epoch)), buffer.memory, LEASES
     )

@@ -27,8 +27,8 @@ def narrow() -> Iterator[LocalDeployment]:
     """One request at a time before decode, in small chunks, and KV that only a living holder serves."""
     config: RoleConfigs = {
         "router": {"readyMax": 1, **PATIENT},
-        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, "kvTransport": "sealed", **PATIENT},
-        "decode": {"kvPages": 400, "kvTransport": "sealed", **PATIENT},
+        "prefill": {"kvPages": 400, "chunkedPrefillSize": CHUNK_TOKENS, "kvTransport": "tls", **PATIENT},
+        "decode": {"kvPages": 400, "kvTransport": "tls", **PATIENT},
     }
     with deployment(config=config) as running:
         yield running

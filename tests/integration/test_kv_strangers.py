@@ -1,7 +1,7 @@
 """Strangers at a worker's KV ports: without a worker's key nobody reads or writes a byte of it.
 
 The worker is a process of its own, with pages of known bytes; the stranger is this test. Without a value that
-acknowledges the risk, a chart can turn on the sealed transport alone.
+acknowledges the risk, a chart can turn on the TLS transport alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shared.links.new_keys import Identity, key_file, new_identity
 from shared.primitives.errors import TransferError
 from shared.transfer.nixl import NixlOffer
 from shared.transfer.reader import SPANS_MAX, ReadState, Span
-from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.tls.client import SealedAddress, SealedReader
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
+from shared.transfer.tls.client import TlsAddress, TlsReader
 from shared.transfer.tls.keys import Handshake, make_contexts
 from shared.transfer.tls.listener import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
 from shared.transfer.tls.protocol import CheckLease, GetPages, Request, encode_request
 from shared.transfer.tls.server import CONNECTIONS_MAX
-from shared.transfer.tls.transport import SealedOffer
+from shared.transfer.tls.transport import TlsOffer
 from shared.transfer.ucx import WITHOUT_TCP
 from shared.wire.baton import Baton, Holder
 from tests.abuse.procfs import PeakMemory
@@ -52,13 +52,13 @@ UCX_PUT = 33  # of its message types
 @pytest.fixture(scope="module")
 def worker() -> Iterator[HolderProcess]:
     with holders() as started:
-        started.append(HolderProcess("worker", next(epochs), transport="sealed"))
+        started.append(HolderProcess("worker", next(epochs), transport="tls"))
         started[0].write(3, 77)
         yield started[0]
 
 
 def address(worker: HolderProcess) -> tuple[str, int]:
-    where = msgspec.msgpack.decode(worker.holder.metadata, type=SealedAddress)
+    where = msgspec.msgpack.decode(worker.holder.metadata, type=TlsAddress)
     return where.host, where.port
 
 
@@ -84,7 +84,7 @@ def read_page(worker: HolderProcess, keys: LinkKeys, page: int = 5) -> tuple[Rea
 
 def read_from(holder: Holder, keys: LinkKeys, page: int = 0) -> tuple[ReadState, PageBuffer]:
     buffer = PageBuffer(2)
-    reader = SealedReader(make_contexts(keys).reader, buffer.memory, 1)
+    reader = TlsReader(make_contexts(keys).reader, buffer.memory, 1)
     baton = Baton("r", 1, holder, KV_FORMAT, 3, 77, 1, 1, (page,))
     span = Span(holder.pages_address + page * PAGE_BYTES, buffer.memory.address, PAGE_BYTES)
     handle = reader.read_pages(baton, [span])
@@ -167,7 +167,7 @@ def assert_refused(worker: HolderProcess, keys: LinkKeys) -> None:
 
 def test_a_reader_sends_nothing_to_a_holder_without_a_key() -> None:
     """A stranger that has taken over a worker's address learns nothing and lands nothing."""
-    with SealedServer(presenting(new_identity("worker"))) as stranger:
+    with TlsServer(presenting(new_identity("worker"))) as stranger:
         state, buffer = read_from(stranger.holder, worker_keys())
         assert state is ReadState.FAILED
         assert buffer.holds(0, 0)
@@ -179,7 +179,7 @@ def test_two_generations_of_keys_read_each_other(turned: bool) -> None:
     ours, theirs = (new, old) if turned else (old, new)
     for listed in ((old, new), (new, old)):
         keys = parse_keys(key_file(ours, *listed, ROUTER), "worker")
-        with SealedServer(parse_keys(key_file(theirs, *listed, ROUTER), "worker")) as server:
+        with TlsServer(parse_keys(key_file(theirs, *listed, ROUTER), "worker")) as server:
             state, buffer = read_from(server.holder, keys)
             assert state is ReadState.DONE
             assert buffer.holds(0, byte_of(0))
@@ -188,7 +188,7 @@ def test_two_generations_of_keys_read_each_other(turned: bool) -> None:
 # ---- workers of ours that misbehave -----------------------------------------------------------------------------
 
 
-def channel_to(worker: HolderProcess) -> tuple[socket.socket, SealedChannel]:
+def channel_to(worker: HolderProcess) -> tuple[socket.socket, TlsChannel]:
     """A connection with a worker's key, and nothing asked yet."""
     connection, handshake = dial(worker), Handshake(make_contexts(worker_keys()).reader, holder=False)
     connection.sendall(handshake.advance())
@@ -196,7 +196,7 @@ def channel_to(worker: HolderProcess) -> tuple[socket.socket, SealedChannel]:
         connection.sendall(handshake.advance(connection.recv(4096)))
     connection.settimeout(None)
     keys = handshake.keys
-    return connection, SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+    return connection, TlsChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
 
 
 def answer_to(worker: HolderProcess, request: Request) -> tuple[FrameKind, bytes]:
@@ -270,7 +270,7 @@ def resident_bytes(pid: int) -> int:
 def test_the_fence_does_not_wait_for_a_holder_that_does_not_answer() -> None:
     """Neither for one that is not there (its queue of connections is full) nor for one that says nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
-        where = SealedAddress(*deaf.getsockname()[:2])
+        where = TlsAddress(*deaf.getsockname()[:2])
         waiting = []
         for _ in range(8):
             waiting.append(socket.socket())
@@ -279,7 +279,7 @@ def test_the_fence_does_not_wait_for_a_holder_that_does_not_answer() -> None:
         buffer = PageBuffer(2)
         holder = Holder("h", 1, "h-1", msgspec.msgpack.encode(where), 0, PAGE_BYTES, 0)
         for stage in ("it says nothing", "it is not there"):
-            reader = SealedReader(make_contexts(worker_keys()).reader, buffer.memory, 1)
+            reader = TlsReader(make_contexts(worker_keys()).reader, buffer.memory, 1)
             baton = Baton(stage, 1, holder, KV_FORMAT, 3, 77, 1, 1, (0,))
             handle = reader.read_pages(baton, [Span(0, buffer.memory.address, PAGE_BYTES)])
             assert reader.state(handle) is ReadState.READING
@@ -289,13 +289,13 @@ def test_the_fence_does_not_wait_for_a_holder_that_does_not_answer() -> None:
             connection.close()
 
 
-class SealedServer:
+class TlsServer:
     """A holder in this process, with one page and the lease that `read_from` names."""
 
     def __init__(self, keys: LinkKeys):
         self.buffer = PageBuffer(1)
         self.buffer.fill(0, byte_of(0))
-        self.offer = SealedOffer(
+        self.offer = TlsOffer(
             "server",
             1,
             self.buffer.memory,
@@ -307,7 +307,7 @@ class SealedServer:
         self.offer.words.write(3, 77, (0,))
         self.holder = self.offer.holder
 
-    def __enter__(self) -> SealedServer:
+    def __enter__(self) -> TlsServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -324,7 +324,7 @@ def test_silent_strangers_keep_no_worker_out(worker: HolderProcess) -> None:
         connection.close()
 
 
-def test_a_sealed_worker_listens_on_one_port_and_has_not_loaded_ucx(worker: HolderProcess) -> None:
+def test_a_worker_with_tls_listens_on_one_port_and_has_not_loaded_ucx(worker: HolderProcess) -> None:
     assert listening_ports(worker.process.pid) == {address(worker)[1]}
     assert "libuc" not in Path("/proc", str(worker.process.pid), "maps").read_text()
 

@@ -63,9 +63,7 @@ def draw(seed: int) -> SimulationScenario:
             copied_page=rng.choice((0.0005, 0.004, 0.02)),
         ),
         network=NetworkFaults(latency=rng.choice((0.0002, 0.002, 0.02))),
-        fabric=FabricFaults(
-            page_seconds=rng.choice((0.0005, 0.004, 0.02)), sealed=_sealed(seed), renewal=0.2
-        ),
+        fabric=FabricFaults(page_seconds=rng.choice((0.0005, 0.004, 0.02)), tls=_over_tls(seed), renewal=0.2),
         requests=requests,
         faults=(),
     )
@@ -205,6 +203,6 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
     return replace(troubled, sizes=replace(troubled.sizes, loss_seconds=rng.choice((0.05, 0.3, 1.0))))
 
 
-def _sealed(seed: int) -> bool:
-    """Half of the worlds read by the sealed transport."""
+def _over_tls(seed: int) -> bool:
+    """Half of the worlds read by the TLS transport."""
     return random.Random(f"{seed} transport").random() < 0.5

@@ -4,7 +4,7 @@
                  each page is copied at a time of its own, out of memory as it is then
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
-Half of the worlds read by the sealed transport: there a holder is asked, and answers by the rules of `grants`, for
+Half of the worlds read by the TLS transport: there a holder is asked, and answers by the rules of `grants`, for
 either version of a reader. NIXL asks nobody.
 
 A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
@@ -34,8 +34,8 @@ class FabricFaults:
     slow: float = 0.0  # share of fetches that take `slow_seconds`
     slow_seconds: float = 1.2
     late_word: float = 0.0  # share of fetches whose word is read up to a second after the pages
-    sealed: bool = False  # holders are asked
-    renewal: float = 0.0  # share of sealed fetches before which the reader makes its connection anew
+    tls: bool = False  # holders are asked
+    renewal: float = 0.0  # share of fetches over TLS before which the reader makes its connection anew
     error: float = 0.0  # share of fetches that fail by themselves
     unproven: float = 0.5  # share of the failed and abandoned whose bytes still land
     endless: float = 0.0  # share of the unproven that never end
@@ -204,7 +204,7 @@ class Agent:
             self._with_holder(read, copy)
 
     def _ask_for_page(self, holder: Agent, baton: Baton, page: int) -> Verdict:
-        if not self.fabric.faults.sealed:
+        if not self.fabric.faults.tls:
             return Verdict.GIVEN
         if holder.newer:
             shown = self._shown.setdefault(baton.holder.agent, {})
@@ -213,7 +213,7 @@ class Agent:
 
     def _ask_for_word(self, holder: Agent, baton: Baton) -> bool:
         """Whether the lease holds: a reader of the version before is told the word by one of this."""
-        if not (self.fabric.faults.sealed and holder.newer):
+        if not (self.fabric.faults.tls and holder.newer):
             return holder.words.read(baton.lease) == baton.nonce
         shown = self._shown.setdefault(baton.holder.agent, {})
         if self.newer:

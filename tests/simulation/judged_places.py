@@ -3,7 +3,7 @@
 It is asked when a router has settled what came, of the first request of each tenant among those that compete for the
 same workers. The others have a turn behind it. Such a request may wait while it rests after a loss, while its tenant
 runs as many as it may, where no worker of the fleet can ever have it, and while room is kept for one in front of it
-that many have overtaken.
+that many have gone past.
 
 Who waits, and in which order, the queue says. Whether a worker takes a request is computed here once more, from what
 workers report and what lives: neither the fleet's lists nor placement is asked. The rate at which decode takes requests
@@ -106,9 +106,9 @@ class FreePlaces:
                 yield worker
 
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
-        """Whether the room that comes is kept for `front`, which others have overtaken, and not for `live`."""
-        overtaken = front.overtakes >= self._settings.overtakes_max
-        return overtaken and self._running[live.tenant.name] >= self._running[front.tenant.name]
+        """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""
+        kept = front.backfilled >= self._settings.backfill_max
+        return kept and self._running[live.tenant.name] >= self._running[front.tenant.name]
 
     def _held_back(self, live: LiveRequest) -> bool:
         """Whether a sibling computes its prompt, which no worker that takes requests has computed before."""

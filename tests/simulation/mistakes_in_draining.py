@@ -130,7 +130,7 @@ def _reserved_for_ever() -> list[Patch]:
 @_mistake("draining", "new requests take the room that streams of a draining worker need")
 def _new_ones_first() -> list[Patch]:
     def place_ready(self: RouterCore, now: float) -> None:
-        attempts = PlacementPass(self.settings.overtakes_max)
+        attempts = PlacementPass(self.settings.backfill_max)
         self._serve(self._requests.reservations.ready.in_order(), self._to_decode, attempts, now)
         self._request_migrations(now)
 

@@ -85,7 +85,7 @@ class ScenarioSizes:
     tenant_tokens_per_minute: int = 0
     tenant_weights: tuple[str, ...] = ()
     share_prefix_cache: bool = False
-    overtakes_max: int = 32
+    backfill_max: int = 32
     ready_seconds: float = 2.0
     unreachable_seconds: float = 30.0
     stall_seconds: float = 900.0

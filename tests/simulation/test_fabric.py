@@ -149,8 +149,8 @@ def test_a_read_abandoned_when_it_has_landed_ends() -> None:
     assert pair.reader.poll() == [FetchEnded(1)]
 
 
-def test_a_sealed_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> None:
-    pair = Pair(FabricFaults(sealed=True))
+def test_a_tls_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> None:
+    pair = Pair(FabricFaults(tls=True))
     pair.fetch()
     pair.advance(lambda: any(pair.arrived))
     pair.holder.words.clear(1)
@@ -160,8 +160,8 @@ def test_a_sealed_holder_leaves_out_the_pages_of_a_lease_that_has_ended() -> Non
     assert pair.events == [FetchStale(1)]
 
 
-def test_a_sealed_holder_refuses_pages_that_are_not_the_leases() -> None:
-    pair = Pair(FabricFaults(sealed=True))
+def test_a_tls_holder_refuses_pages_that_are_not_the_leases() -> None:
+    pair = Pair(FabricFaults(tls=True))
     pair.holder.words.clear(1)
     pair.holder.words.write(1, NONCE, (0, 1, 2))
     pair.fetch()
@@ -172,7 +172,7 @@ def test_a_sealed_holder_refuses_pages_that_are_not_the_leases() -> None:
 
 @pytest.mark.parametrize("newer", [True, False])
 def test_a_reader_of_the_version_before_is_told_the_word(newer: bool) -> None:
-    pair = Pair(FabricFaults(sealed=True))
+    pair = Pair(FabricFaults(tls=True))
     pair.reader.newer = newer
     pair.fetch()
     pair.settle()
@@ -181,7 +181,7 @@ def test_a_reader_of_the_version_before_is_told_the_word(newer: bool) -> None:
 
 
 def test_a_thief_gets_nothing_and_what_it_was_told_opens_nothing() -> None:
-    pair = Pair(FabricFaults(sealed=True))
+    pair = Pair(FabricFaults(tls=True))
     thief = Thief(pair.fabric, random.Random(3), pair.counts.append)
     pair.fetch()
     pair.advance(lambda: any(pair.arrived))
@@ -197,7 +197,7 @@ def test_a_thief_gets_nothing_and_what_it_was_told_opens_nothing() -> None:
 
 @pytest.mark.parametrize("mistake", ["a lease opens every page", "a word that was told opens the pages"])
 def test_a_thief_that_gets_something_is_noticed(mistake: str) -> None:
-    pair = Pair(FabricFaults(sealed=True))
+    pair = Pair(FabricFaults(tls=True))
     pair.fetch()
     with mutated(mistake), pytest.raises(AssertionError, match=r"not its own|without a lease"):
         Thief(pair.fabric, random.Random(3), pair.counts.append).steal()

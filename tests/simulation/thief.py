@@ -1,6 +1,6 @@
 """A worker of the deployment that was taken over: it has the workers' key, and wants KV that is not its own.
 
-It asks holders by the sealed transport's own rules, as either version. Whatever it gets beyond the pages of a lease
+It asks holders by the TLS transport's own rules, as either version. Whatever it gets beyond the pages of a lease
 that it was given is found here. Workers of the older version are not asked: they tell everything.
 """
 

@@ -55,7 +55,7 @@ def tenants(scenario: SimulationScenario) -> SimulationScenario:
         tenant_tokens_per_minute=0 if scenario.calm else rng.choice((0, 0, 0, 200, 2000)),
         tenant_weights=tuple(f"{name}={rng.choice((0.5, 3))}" for name in names if rng.random() < 0.3),
         share_prefix_cache=rng.random() < 0.2,
-        overtakes_max=rng.choice((0, 2, 32)),
+        backfill_max=rng.choice((0, 2, 32)),
     )
     if scenario.calm:
         requests += _small_requests(rng, sizes)
@@ -126,9 +126,9 @@ def nonsense(scenario: SimulationScenario) -> SimulationScenario:
 
 
 def thefts(scenario: SimulationScenario) -> SimulationScenario:
-    """In a third of the troubled worlds that read by the sealed transport. It may cost a request an attempt."""
+    """In a third of the troubled worlds that read by the TLS transport. It may cost a request an attempt."""
     rng = scenario.random("thefts")
-    if scenario.calm or not scenario.fabric.sealed or rng.random() > 0.35:
+    if scenario.calm or not scenario.fabric.tls or rng.random() > 0.35:
         return scenario
     faults = sorted((*scenario.faults, *drawn_faults(rng, (THEFT,) * 2)), key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(faults))

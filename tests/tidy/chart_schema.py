@@ -2,19 +2,22 @@
 
 `python -m tests.tidy.chart_schema` (or `make docs`); a test compares the file with what this would write. All else in
 that file is written by hand. A setting that a template hands to a process as a variable is left out: the variable
-would win over the config file, silently.
+would win over the config file, silently. Old names of settings are let through, for a template refuses them in a
+sentence that has the new name.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 
 from shared.local.config import ROLE_CONFIGS
+from shared.process import renames
 from shared.process.settings import Settings, schema_of, variable_of
 
 CHART = Path(__file__).parents[2] / "charts" / "segue"
@@ -42,15 +45,25 @@ def set_by_the_chart(model: type[Settings]) -> set[str]:
 def config_section(model: type[Settings]) -> dict[str, Any]:
     """JSON schema of what a person may write into one role's `config`."""
     properties = schema_of(model)["properties"]
+    offered = {
+        name: {key: value for key, value in property_.items() if key != "title"}
+        for name, property_ in properties.items()
+        if name not in set_by_the_chart(model)
+    }
     return {
         "type": "object",
         "additionalProperties": False,
         "description": "Settings of the process. Written by `make docs`.",
-        "properties": {
-            name: {key: value for key, value in property_.items() if key != "title"}
-            for name, property_ in properties.items()
-            if name not in set_by_the_chart(model)
-        },
+        "properties": offered | old_names(offered),
+    }
+
+
+def old_names(offered: Container[str]) -> dict[str, Any]:
+    """The former names of settings that are `offered`."""
+    return {
+        to_camel(old): {"deprecated": True, "description": f"Refused: it is called {to_camel(new)} now."}
+        for old, new in renames.SETTINGS.items()
+        if to_camel(new) in offered
     }
 
 

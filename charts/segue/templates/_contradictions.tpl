@@ -1,5 +1,6 @@
 {{/* Values that are each allowed and together mean nothing: one sentence each, before anything is rendered. */}}
 {{- define "segue.refuseContradictions" -}}
+{{- include "segue.refuseRenamed" . -}}
 {{- include "segue.refuseModel" . -}}
 {{- include "segue.refuseDevices" . -}}
 {{- include "segue.refuseBodies" . -}}
@@ -69,8 +70,8 @@
 {{- if and .Values.rdma.devices (not .Values.rdma.enabled) -}}
 {{- fail (printf "rdma.devices is %s, but rdma.enabled is false, so no pod has the device: set rdma.enabled, or leave rdma.devices empty" .Values.rdma.devices) -}}
 {{- end -}}
-{{- if and .Values.rdma.enabled (eq .Values.kv.transport "sealed") -}}
-{{- fail "rdma.enabled claims a device, but kv.transport is sealed, which uses TCP: leave kv.transport at auto" -}}
+{{- if and .Values.rdma.enabled (eq .Values.kv.transport "tls") -}}
+{{- fail "rdma.enabled claims a device, but kv.transport is tls, which uses TCP: leave kv.transport at auto" -}}
 {{- end -}}
 {{- if and (eq .Values.kv.transport "nixl") (not .Values.rdma.enabled) (not .Values.kv.allowUnauthenticatedTcp) -}}
 {{- fail "kv.transport is nixl and rdma.enabled is false, so whoever reaches kv.ports could write all memory of a worker: leave kv.transport at auto, or set kv.allowUnauthenticatedTcp" -}}
@@ -134,7 +135,7 @@
 {{- fail "sameNodeGpuIpc shares GPU memory between pods, but device is not cuda" -}}
 {{- end -}}
 {{- if and $shared.enabled (ne (include "segue.kvTransport" .) "nixl") -}}
-{{- fail "sameNodeGpuIpc lets NIXL read GPU memory of another pod, but kv.transport ends up as sealed, which is TCP: set kv.transport to nixl" -}}
+{{- fail "sameNodeGpuIpc lets NIXL read GPU memory of another pod, but kv.transport ends up as tls, which is TCP: set kv.transport to nixl" -}}
 {{- end -}}
 {{- if and $shared.enabled (not $shared.runAsUser) -}}
 {{- fail "sameNodeGpuIpc shares the host's processes, where one user id reads the memory and keys of all its processes: set sameNodeGpuIpc.runAsUser to a user id that no other release or workload on these nodes has" -}}

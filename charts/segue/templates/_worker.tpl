@@ -76,9 +76,9 @@ spec:
         {{- include "segue.volumes" . | nindent 8 }}
 {{- end -}}
 
-{{/* root → nixl or sealed: a pod cannot see whether it was given RDMA on purpose, so `auto` ends here. */}}
+{{/* root → nixl or tls: a pod cannot see whether it was given RDMA on purpose, so `auto` ends here. */}}
 {{- define "segue.kvTransport" -}}
-{{- if ne .Values.kv.transport "auto" }}{{ .Values.kv.transport }}{{ else if .Values.rdma.enabled }}nixl{{ else }}sealed{{ end -}}
+{{- if ne .Values.kv.transport "auto" }}{{ .Values.kv.transport }}{{ else if .Values.rdma.enabled }}nixl{{ else }}tls{{ end -}}
 {{- end -}}
 
 {{/* (root, role) → its resources, and the devices that `device` and `rdma` ask for. */}}

@@ -1,7 +1,7 @@
 """Which requests of a queue may be tried while those in front of them find no room.
 
 A request that finds no room does not hold back smaller ones that compete for the same workers: room for it comes only
-as others end, and meanwhile the smaller ones use what is there. After `overtakes_max` of them have gone past it, the
+as others end, and meanwhile the smaller ones use what is there. After `backfill_max` of them have gone past it, the
 room that comes is kept for it, so that small ones cannot starve a large one. It is not kept from tenants that have
 less running than its own tenant: else one that fills all workers would hold up the others with its next request.
 """
@@ -18,8 +18,8 @@ Group = tuple[str, str, str]
 class PlacementPass:
     """One walk along a queue, in its order."""
 
-    def __init__(self, overtakes_max: int):
-        self._overtakes_max = overtakes_max
+    def __init__(self, backfill_max: int):
+        self._backfill_max = backfill_max
         self._front: dict[Group, LiveRequest] = {}  # the first that found no room
         self._room_below: dict[
             tuple[Group, str], int
@@ -38,7 +38,7 @@ class PlacementPass:
         if room_below is not None and live.need.tokens >= room_below:
             return False
         front = self._front.get(group)
-        if front is None or front.overtakes < self._overtakes_max:
+        if front is None or front.backfilled < self._backfill_max:
             return True
         return live.tenant.running < front.tenant.running
 
@@ -53,4 +53,4 @@ class PlacementPass:
         self.taken.append(live)
         front = self._front.get(live.need.group)
         if front is not None:
-            front.overtakes += 1
+            front.backfilled += 1

@@ -50,7 +50,7 @@ class LiveRequest:
     starts: dict[RequestState, float] = field(
         default_factory=dict
     )  # its place in each queue, see `virtual_time`
-    overtakes: int = 0  # requests behind it that were placed while it found no room
+    backfilled: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1
     losses: int = 0  # events that cost it a worker, see `count_loss`

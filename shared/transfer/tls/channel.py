@@ -24,7 +24,7 @@ from time import monotonic
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from shared.transfer.tls.keys import SealError
+from shared.transfer.tls.keys import TlsError
 
 PORTION_BYTES = 256 * 1024  # of pages in one frame; fits the processor's cache
 TAG_BYTES = 16
@@ -61,7 +61,7 @@ class _Direction:
         return self.frames.to_bytes(_NONCE_BYTES, "little")
 
 
-class SealedChannel:
+class TlsChannel:
     """Both directions of one connection. The socket blocks; its options say for how long."""
 
     def __init__(
@@ -99,7 +99,7 @@ class SealedChannel:
         self._receive(self._frame[: _HEADER.size])
         size, kind = _HEADER.unpack(self._frame[: _HEADER.size])
         if size > PORTION_BYTES:
-            raise SealError(f"a frame of {size} bytes: expected at most {PORTION_BYTES}")
+            raise TlsError(f"a frame of {size} bytes: expected at most {PORTION_BYTES}")
         return size, kind
 
     def receive_payload(self, into: memoryview) -> None:
@@ -111,7 +111,7 @@ class SealedChannel:
         try:
             self._receiving.cipher.decrypt_into(self._receiving.next_nonce(), sealed, header, into)
         except InvalidTag:
-            raise SealError("a frame does not open: it was changed, or sealed with another key") from None
+            raise TlsError("a frame does not open: it was changed, or sealed with another key") from None
 
     def cut(self) -> None:
         """End the connection: a thread that waits on it stops waiting. From any thread, while the socket is open."""

@@ -1,4 +1,4 @@
-"""The reading end of the sealed KV plane: one generation of reads, closed as a whole. Implements `Reader`.
+"""The reading end of the TLS transport: one generation of reads, closed as a whole. Implements `Reader`.
 
 Each peer, which is the identity of a holder, has a connection and a thread. The thread takes the reads posted for it in
 order: ask, then open the portions straight into page memory; into a device's memory by way of a scratch buffer, from
@@ -27,8 +27,8 @@ import structlog
 
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel, cut
-from shared.transfer.tls.keys import Handshake, SealError, Version
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel, cut
+from shared.transfer.tls.keys import Handshake, TlsError, Version
 from shared.transfer.tls.protocol import (
     HOLDS,
     CheckLease,
@@ -42,8 +42,8 @@ from shared.transfer.tls.protocol import (
 from shared.transfer.tls.server import REFUSAL_BYTES_MAX, set_timeouts
 from shared.wire.baton import Baton, Holder, HolderIdentity
 
-SEALED = "sealed"
-STAGED = "sealed/staged"  # by way of host memory: pages of a device
+TLS = "tls"
+STAGED = "tls/staged"  # by way of host memory: pages of a device
 IDLE_SECONDS = 30.0  # then a connection that nobody needs is closed
 CONNECT_SECONDS_MAX = 5.0  # also bounds `close`, which may come just before the connection begins
 _HANDSHAKE_RECEIVE_BYTES = 4096
@@ -51,26 +51,29 @@ _HANDSHAKE_RECEIVE_BYTES = 4096
 log = structlog.get_logger(__name__)
 
 
-class SealedAddress(msgspec.Struct, frozen=True, tag="sealed/1", forbid_unknown_fields=True):
-    """`Holder.metadata` of a worker that is read over the sealed KV plane."""
+class TlsAddress(msgspec.Struct, frozen=True, tag="sealed/1", forbid_unknown_fields=True):
+    """`Holder.metadata` of a worker that is read over the TLS transport.
+
+    Its tag stands on the wire: it keeps the transport's former name, the only one that the release before knows.
+    """
 
     host: str  # numeric
     port: int
 
 
-def address_of(holder: Holder) -> SealedAddress:
+def address_of(holder: Holder) -> TlsAddress:
     """Where the holder listens. `NotPostedError` when it is read by another transport."""
     try:
-        return msgspec.msgpack.decode(holder.metadata, type=SealedAddress)
+        return msgspec.msgpack.decode(holder.metadata, type=TlsAddress)
     except (msgspec.MsgspecError, ValueError):
         raise NotPostedError(
-            f"{holder.name} is not read over the sealed transport, which this worker uses: "
+            f"{holder.name} is not read over the TLS transport, which this worker uses: "
             "give all workers one kv_transport"
         ) from None
 
 
 @dataclass(slots=True, eq=False)
-class _SealedRead:
+class _TlsRead:
     """One posted read: what is asked for, and where it goes."""
 
     request: GetPages | CheckLease
@@ -82,18 +85,18 @@ class _SealedRead:
 class _PeerConnection:
     """The connection to one holder, and the thread that reads from it. `NotPostedError`: no thread can be started."""
 
-    def __init__(self, name: str, address: SealedAddress, context: ssl.SSLContext, scratch: memoryview):
+    def __init__(self, name: str, address: TlsAddress, context: ssl.SSLContext, scratch: memoryview):
         self.reads_outstanding = 0  # counted by the reader
         self.failed = False
         self._name = name
         self._address = address
         self._context = context
         self._scratch = scratch
-        self._queue: queue.SimpleQueue[_SealedRead | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_TlsRead | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
         self._connection: socket.socket | None = None
-        self._channel: SealedChannel | None = None
+        self._channel: TlsChannel | None = None
         self._version = Version.BOUND  # of the channel
         self.thread = threading.Thread(target=self._run, name="kv-reader", daemon=True)
         try:
@@ -101,7 +104,7 @@ class _PeerConnection:
         except RuntimeError as error:
             raise NotPostedError(f"{name} cannot be read now: {error}") from None
 
-    def post(self, read: _SealedRead) -> None:
+    def post(self, read: _TlsRead) -> None:
         self._queue.put(read)
 
     def stop(self) -> None:
@@ -113,7 +116,7 @@ class _PeerConnection:
         self._queue.put(None)
 
     def _run(self) -> None:
-        read: _SealedRead | None = None
+        read: _TlsRead | None = None
         try:
             while read := self._next():
                 self._read(read)
@@ -123,7 +126,7 @@ class _PeerConnection:
         finally:
             self._disconnect()
 
-    def _next(self) -> _SealedRead | None:
+    def _next(self) -> _TlsRead | None:
         """The next read; None: stop. While there is none for long the connection is closed."""
         try:
             return self._queue.get(timeout=IDLE_SECONDS)
@@ -131,7 +134,7 @@ class _PeerConnection:
             self._disconnect()
             return self._queue.get()
 
-    def _fail(self, read: _SealedRead | None, error: Exception) -> None:
+    def _fail(self, read: _TlsRead | None, error: Exception) -> None:
         """This read and those behind it: the order matters to `post`, which looks at `failed` first."""
         self.failed = True
         if not self._stopped:
@@ -144,7 +147,7 @@ class _PeerConnection:
             if each:
                 each.state = ReadState.FAILED
 
-    def _read(self, read: _SealedRead) -> None:
+    def _read(self, read: _TlsRead) -> None:
         if self._channel and self._channel.worn:
             self._disconnect()
         channel = self._channel or self._connect()
@@ -155,18 +158,18 @@ class _PeerConnection:
         else:
             _check_lease(channel, read, read.request)
 
-    def _connect(self) -> SealedChannel:
+    def _connect(self) -> TlsChannel:
         connection = self._dial()
         handshake = Handshake(self._context, holder=False)
         connection.sendall(handshake.advance())
         while handshake.keys is None:
             received = connection.recv(_HANDSHAKE_RECEIVE_BYTES)
             if not received:
-                raise SealError("the holder refused the handshake: is it a worker of this deployment?")
+                raise TlsError("the holder refused the handshake: is it a worker of this deployment?")
             connection.sendall(handshake.advance(received))
         keys = handshake.keys
         self._version = keys.version
-        self._channel = SealedChannel(
+        self._channel = TlsChannel(
             connection, sends_with=keys.requests, receives_with=keys.answers, scratch=self._scratch
         )
         return self._channel
@@ -196,7 +199,7 @@ class _PeerConnection:
             connection.close()
 
 
-def _read_pages(channel: SealedChannel, read: _SealedRead, request: GetPages) -> None:
+def _read_pages(channel: TlsChannel, read: _TlsRead, request: GetPages) -> None:
     channel.send(FrameKind.REQUEST, encode_request(request))
     for portion in cut_portions([size for _, size in read.targets]):
         expected = sum(piece.size_bytes for piece in portion)
@@ -208,31 +211,31 @@ def _read_pages(channel: SealedChannel, read: _SealedRead, request: GetPages) ->
             return
 
 
-def _check_lease(channel: SealedChannel, read: _SealedRead, request: CheckLease) -> None:
+def _check_lease(channel: TlsChannel, read: _TlsRead, request: CheckLease) -> None:
     """The nonce lands in the word's place if the holder says that the lease holds."""
     if _ask(channel, request, len(HOLDS)) == HOLDS:
         [(address, _)] = read.targets
         read.access.write(address, request.nonce.to_bytes(WORD_BYTES, "little"))
 
 
-def _read_older_word(channel: SealedChannel, read: _SealedRead, request: CheckLease) -> None:
+def _read_older_word(channel: TlsChannel, read: _TlsRead, request: CheckLease) -> None:
     [(address, _)] = read.targets
     read.access.write(address, _ask(channel, GetWord(request.lease), WORD_BYTES))
 
 
-def _ask(channel: SealedChannel, request: Request, size_bytes: int) -> bytes:
-    """The answer, of this size; `SealError` for any other."""
+def _ask(channel: TlsChannel, request: Request, size_bytes: int) -> bytes:
+    """The answer, of this size; `TlsError` for any other."""
     channel.send(FrameKind.REQUEST, encode_request(request))
     size, kind = channel.receive_header()
     if kind != FrameKind.DATA or size != size_bytes:
         _receive_other(channel, kind, size)
-        raise SealError(f"a frame of kind {kind}, where the word of a lease was expected")
+        raise TlsError(f"a frame of kind {kind}, where the word of a lease was expected")
     answer = bytearray(size)
     channel.receive_payload(memoryview(answer))
     return bytes(answer)
 
 
-def _receive_portion(channel: SealedChannel, read: _SealedRead, portion: list[Piece], size: int) -> None:
+def _receive_portion(channel: TlsChannel, read: _TlsRead, portion: list[Piece], size: int) -> None:
     """A single piece goes straight to its place in host memory."""
     addresses = [read.targets[piece.span][0] + piece.begin for piece in portion]
     if len(portion) == 1 and (view := read.access.view(addresses[0], size)):
@@ -245,27 +248,27 @@ def _receive_portion(channel: SealedChannel, read: _SealedRead, portion: list[Pi
         begin += piece.size_bytes
 
 
-def _receive_other(channel: SealedChannel, kind: int, size: int) -> None:
+def _receive_other(channel: TlsChannel, kind: int, size: int) -> None:
     """The end of a lease is no fault: nothing more lands, and the lease word will tell. Anything else is one."""
     if kind not in (FrameKind.GONE, FrameKind.REFUSED) or size > REFUSAL_BYTES_MAX:
-        raise SealError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
+        raise TlsError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
     payload = memoryview(bytearray(size))
     channel.receive_payload(payload)
     if kind == FrameKind.REFUSED:
-        raise SealError(f"the holder refused the read: {bytes(payload).decode(errors='replace')}")
+        raise TlsError(f"the holder refused the read: {bytes(payload).decode(errors='replace')}")
 
 
-class SealedReader:
+class TlsReader:
     """One generation of reads. Implements `Reader`; belongs to one thread."""
 
     def __init__(self, context: ssl.SSLContext, pages: PageMemory, slots: int):
         self._context = context
         self._pages = pages
         self._words = WordTable(slots)
-        self._transport = SEALED if pages.access.view(pages.address, pages.page_bytes) else STAGED
+        self._transport = TLS if pages.access.view(pages.address, pages.page_bytes) else STAGED
         self._peers: dict[HolderIdentity, _PeerConnection] = {}  # least recently used first
         self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
-        self._reads: dict[int, tuple[_SealedRead, _PeerConnection]] = {}
+        self._reads: dict[int, tuple[_TlsRead, _PeerConnection]] = {}
         self._posted = 0
 
     def read_pages(self, baton: Baton, spans: Sequence[Span]) -> int:
@@ -323,7 +326,7 @@ class SealedReader:
         if len(targets) > SPANS_MAX:
             raise NotPostedError(f"a read of {len(targets)} spans: a holder answers at most {SPANS_MAX}")
         peer = self._peer(holder)
-        read = _SealedRead(request, targets, access)
+        read = _TlsRead(request, targets, access)
         peer.post(read)
         if peer.failed:  # perhaps after its thread had looked for reads the last time
             read.state = ReadState.FAILED

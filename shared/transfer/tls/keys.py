@@ -36,12 +36,12 @@ class Version(Enum):
     BOUND = "segue-kv/2"  # a lease is worth its own pages, and nobody is told a nonce
 
 
-class SealError(Exception):
+class TlsError(Exception):
     """The other end is not a worker of this deployment, or does not keep to the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
-class SealKeys:
+class TlsKeys:
     """What a handshake leaves: a key of `KEY_BYTES` for each direction, and the version that both ends speak."""
 
     requests: bytes = field(repr=False)
@@ -50,18 +50,18 @@ class SealKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class SealContexts:
+class TlsContexts:
     """TLS as this worker speaks it."""
 
     holder: ssl.SSLContext
     reader: ssl.SSLContext
 
 
-def make_contexts(keys: LinkKeys) -> SealContexts:
+def make_contexts(keys: LinkKeys) -> TlsContexts:
     """Admit the workers' keys that `keys` lists, and prove this worker's own."""
     holder = _make_context(ssl.PROTOCOL_TLS_SERVER, keys)
     holder.num_tickets = 0  # nothing is resumed; and the holder is silent until it hands over the keys
-    return SealContexts(holder, _make_context(ssl.PROTOCOL_TLS_CLIENT, keys))
+    return TlsContexts(holder, _make_context(ssl.PROTOCOL_TLS_CLIENT, keys))
 
 
 def _make_context(protocol: int, keys: LinkKeys) -> ssl.SSLContext:
@@ -90,20 +90,20 @@ class Handshake:
         self._shaken = False
         self._received_bytes = 0
         self._material = b""
-        self.keys: SealKeys | None = None
+        self.keys: TlsKeys | None = None
 
     def advance(self, received: bytes = b"") -> bytes:
-        """Take the bytes that arrived; returns those to send. `SealError` when the other end is not to be trusted."""
+        """Take the bytes that arrived; returns those to send. `TlsError` when the other end is not to be trusted."""
         self._received_bytes += len(received)
         if self._received_bytes > HANDSHAKE_BYTES_MAX:
-            raise SealError(f"the handshake is longer than {HANDSHAKE_BYTES_MAX} bytes")
+            raise TlsError(f"the handshake is longer than {HANDSHAKE_BYTES_MAX} bytes")
         self._incoming.write(received)
         try:
             self._shake()
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            raise SealError(f"TLS: {error.reason or error}") from None
+            raise TlsError(f"TLS: {error.reason or error}") from None
         return self._outgoing.read()
 
     def _shake(self) -> None:
@@ -116,9 +116,9 @@ class Handshake:
         while len(self._material) < 2 * KEY_BYTES:
             part = self._tls.read(2 * KEY_BYTES - len(self._material))
             if not part:
-                raise SealError("it ended TLS before it gave the keys")
+                raise TlsError("it ended TLS before it gave the keys")
             self._material += part
         if self._incoming.pending:
-            raise SealError("bytes follow the handshake before their time")
+            raise TlsError("bytes follow the handshake before their time")
         version = Version(self._tls.selected_alpn_protocol())
-        self.keys = SealKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:], version)
+        self.keys = TlsKeys(self._material[:KEY_BYTES], self._material[KEY_BYTES:], version)

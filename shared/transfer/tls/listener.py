@@ -1,4 +1,4 @@
-"""The listening end of the sealed KV plane: takes connections, and lets in those that prove a worker's key.
+"""The listening end of the TLS transport: takes connections, and lets in those that prove a worker's key.
 
 A stranger costs a socket and a TLS state, and no thread. At most `HANDSHAKES_MAX` handshakes are under way; one more
 ends the oldest, so strangers that wait keep nobody out. Each must be over within `HANDSHAKE_SECONDS_MAX`.
@@ -26,7 +26,7 @@ import structlog
 from shared.primitives.errors import TransferError
 from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
-from shared.transfer.tls.keys import HANDSHAKE_BYTES_MAX, Handshake, SealError, SealKeys
+from shared.transfer.tls.keys import HANDSHAKE_BYTES_MAX, Handshake, TlsError, TlsKeys
 
 HANDSHAKES_MAX = 16
 HANDSHAKE_SECONDS_MAX = 3.0
@@ -35,7 +35,7 @@ RETRY_SECONDS = 0.1  # after the system had no descriptor left
 
 log = structlog.get_logger(__name__)
 
-Admit = Callable[[socket.socket, SealKeys], bool]
+Admit = Callable[[socket.socket, TlsKeys], bool]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Arrival:
     deadline: float
 
 
-class Door:
+class TlsListener:
     """Listens on one address, at the first free port of a range, until `close`."""
 
     def __init__(
@@ -62,15 +62,15 @@ class Door:
         self._admit = admit
         self._counters = counters
         self._arrivals: dict[int, _Arrival] = {}  # by descriptor, oldest first
-        self._listener = _listen(address, ports)
-        self.port: int = self._listener.getsockname()[1]
+        self._socket = _listen(address, ports)
+        self.port: int = self._socket.getsockname()[1]
         self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._closing, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._socket, selectors.EVENT_READ)
         self._faults = Tally()
         self._retry_at = 0.0  # when to listen again; 0: it listens
-        self._thread = threading.Thread(target=self._run, name="kv-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Door:
         for arrival in list(self._arrivals.values()):
             self._drop(arrival)
         self._selector.close()
-        self._listener.close()
+        self._socket.close()
         os.close(self._closing)
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class Door:
             for descriptor in ready:
                 if arrival := self._arrivals.get(descriptor):
                     self._advance(arrival)
-            if self._listener.fileno() in ready:
+            if self._socket.fileno() in ready:
                 self._accept()
             self._watch_the_clock()
 
@@ -109,7 +109,7 @@ class Door:
 
     def _listen_again(self, now: float) -> None:
         try:
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._selector.register(self._socket, selectors.EVENT_READ)
         except OSError:  # no room for another watch, either
             self._retry_at = now + RETRY_SECONDS
         else:
@@ -117,11 +117,11 @@ class Door:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:  # no descriptor is left: it stays readable, so look away for a moment
-            self._selector.unregister(self._listener)
+            self._selector.unregister(self._socket)
             self._retry_at = monotonic() + RETRY_SECONDS
             return
         if len(self._arrivals) >= HANDSHAKES_MAX:
@@ -142,10 +142,10 @@ class Door:
         try:
             received = arrival.connection.recv(HANDSHAKE_BYTES_MAX)
             if not received:
-                raise SealError("it hung up")
+                raise TlsError("it hung up")
             answer = arrival.handshake.advance(received)
             if answer and arrival.connection.send(answer) < len(answer):
-                raise SealError("it does not read")  # an empty send buffer holds any answer
+                raise TlsError("it does not read")  # an empty send buffer holds any answer
         except BlockingIOError:
             return
         except Exception as error:  # whatever a stranger sends ends that stranger, and never this thread
@@ -154,7 +154,7 @@ class Door:
         if keys := arrival.handshake.keys:
             self._let_in(arrival, keys)
 
-    def _let_in(self, arrival: _Arrival, keys: SealKeys) -> None:
+    def _let_in(self, arrival: _Arrival, keys: TlsKeys) -> None:
         self._forget(arrival)
         try:
             arrival.connection.setblocking(True)

@@ -1,4 +1,4 @@
-"""The page memory of a sealed holder, and which of its bytes a reader may have: `grants`' rules, applied to spans.
+"""The page memory of a TLS holder, and which of its bytes a reader may have: `grants`' rules, applied to spans.
 
 Every number in a request is the peer's. Knows no sockets and no keys.
 """

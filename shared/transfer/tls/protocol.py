@@ -1,9 +1,9 @@
-"""What a reader asks a sealed holder for, in the messages of either version of the protocol.
+"""What a reader asks a TLS holder for, in the messages of either version of the protocol.
 
 Offsets are in the holder's page memory, so no address of a process is ever on the wire. An answer is a row of portions,
 which both ends cut from the spans in the same way: at most `PORTION_BYTES` each, small spans together in one. Two
 releases meet in a rolling upgrade. Which messages a connection carries is settled by its handshake
-(`sealed_keys.Version`): readers of the release before ask for the lease word itself, those of this one whether it is
+(`keys.Version`): readers of the release before ask for the lease word itself, those of this one whether it is
 what they know. Knows no sockets, no keys and no leases.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 
 from shared.transfer.reader import SPANS_MAX
 from shared.transfer.tls.channel import PORTION_BYTES
-from shared.transfer.tls.keys import SealError, Version
+from shared.transfer.tls.keys import TlsError, Version
 
 REQUEST_BYTES_MAX = PORTION_BYTES
 
@@ -58,11 +58,11 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(payload: bytes, version: Version) -> Request:
-    """`SealError` for bytes that are no request of that version."""
+    """`TlsError` for bytes that are no request of that version."""
     try:
         return _DECODERS[version].decode(payload)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise SealError(f"no request: {error}") from None
+        raise TlsError(f"no request: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

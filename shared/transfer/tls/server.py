@@ -1,4 +1,4 @@
-"""The offering end of the sealed KV plane: answers the reads of workers that the door has let in.
+"""The offering end of the TLS transport: answers the reads of workers that the listener has let in.
 
 Each connection has a thread. It takes one request at a time, asks `OfferedMemory` whether it may be answered, and sends
 portions straight out of the page memory; out of a device's memory by way of the scratch buffer. Between two portions it
@@ -23,9 +23,9 @@ from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Shown, Verdict
 from shared.transfer.memory import WORD_BYTES
-from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, SealedChannel
-from shared.transfer.tls.keys import SealError, SealKeys, Version
-from shared.transfer.tls.listener import Door
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
+from shared.transfer.tls.keys import TlsError, TlsKeys, Version
+from shared.transfer.tls.listener import TlsListener
 from shared.transfer.tls.offered_memory import OfferedMemory
 from shared.transfer.tls.protocol import (
     ENDED,
@@ -66,12 +66,12 @@ class _Client:
     connection: socket.socket
     address: str
     version: Version
-    channel: SealedChannel
+    channel: TlsChannel
     thread: threading.Thread
     shown: Shown = field(default_factory=dict)
 
 
-class SealedHolder:
+class TlsHolder:
     """Serves page memory and lease words at `port`, until `close`."""
 
     def __init__(
@@ -88,12 +88,12 @@ class SealedHolder:
         self._clients: set[_Client] = set()
         self._faults = Tally()
         self._closed = False
-        self._door = Door(address, ports, context, self._admit, counters)
-        self.port = self._door.port
+        self._listener = TlsListener(address, ports, context, self._admit, counters)
+        self.port = self._listener.port
 
     def close(self) -> None:
         """Nothing is read from here any more: every connection and thread has ended when this returns."""
-        self._door.close()
+        self._listener.close()
         with self._lock:
             self._closed = True
             clients = list(self._clients)
@@ -102,12 +102,12 @@ class SealedHolder:
         for client in clients:
             client.thread.join()
 
-    def _admit(self, connection: socket.socket, keys: SealKeys) -> bool:
-        """Serve it in a thread; False when there are too many. `RuntimeError`: no thread. In the door's thread."""
+    def _admit(self, connection: socket.socket, keys: TlsKeys) -> bool:
+        """Serve it in a thread; False when there are too many. `RuntimeError`: no thread. In the listener's thread."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         set_timeouts(connection, send_seconds=SEND_SECONDS_MAX, receive_seconds=IDLE_SECONDS_MAX)
         scratch = self._memory.buffer(PORTION_BYTES)
-        channel = SealedChannel(
+        channel = TlsChannel(
             connection, sends_with=keys.answers, receives_with=keys.requests, scratch=scratch
         )
         thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
@@ -130,7 +130,7 @@ class SealedHolder:
                 self._answer(client, self._receive(client))
         except OSError:
             pass  # it hung up, or was silent
-        except SealError as error:
+        except TlsError as error:
             self._count_refusal(client, str(error))
         except Exception as error:  # the fault is this process's: it has no memory, for one
             self._note_fault(error)
@@ -144,7 +144,7 @@ class SealedHolder:
         payload = memoryview(bytearray(min(size, REQUEST_BYTES_MAX)))
         client.channel.receive_payload(payload)
         if kind != FrameKind.REQUEST:
-            raise SealError(f"a frame of kind {kind}, where a request was expected")
+            raise TlsError(f"a frame of kind {kind}, where a request was expected")
         return decode_request(bytes(payload), client.version)
 
     def _answer(self, client: _Client, request: Request) -> None:
@@ -188,7 +188,7 @@ class SealedHolder:
                 self._counters.words_told += 1
         client.channel.send(FrameKind.DATA, word.to_bytes(WORD_BYTES, "little"))
 
-    def _gather(self, channel: SealedChannel, request: GetPages, portion: list[Piece]) -> memoryview:
+    def _gather(self, channel: TlsChannel, request: GetPages, portion: list[Piece]) -> memoryview:
         """The portion's bytes in one row; a single piece in host memory is not copied."""
         offsets = [request.spans[piece.span][0] + piece.begin for piece in portion]
         if len(portion) == 1 and (view := self._memory.page_bytes_at(offsets[0], portion[0].size_bytes)):

@@ -173,7 +173,7 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
             "prefill: {config: {kvCacheDtype: float16}}",
             "kvCacheDtype is float16 for prefill and auto for decode",
         ),
-        ("decode: {config: {kvTransport: sealed}}", "kvTransport is auto for prefill and sealed for decode"),
+        ("decode: {config: {kvTransport: tls}}", "kvTransport is auto for prefill and tls for decode"),
     ],
 )
 def test_workers_that_could_not_read_each_other_are_refused(

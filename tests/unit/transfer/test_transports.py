@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer import transports
 from shared.transfer.protocol import KvTransport
+from shared.transfer.tls.client import TlsAddress
 from shared.transfer.transports import (
     KvNetwork,
     address_of_interface,
@@ -26,9 +28,9 @@ from tests.link_keys import new_keys
     ("choice", "interface", "transport"),
     [
         ("auto", "lo", "nixl"),
-        ("auto", "eth0", "sealed"),
-        ("auto", "", "sealed"),
-        ("sealed", "lo", "sealed"),
+        ("auto", "eth0", "tls"),
+        ("auto", "", "tls"),
+        ("tls", "lo", "tls"),
         ("nixl", "eth0", "nixl"),
     ],
 )
@@ -36,9 +38,20 @@ def test_auto_takes_nixl_on_one_machine_alone(choice: KvTransport, interface: st
     assert KvNetwork(choice, interface, "1-2").transport == transport
 
 
+@pytest.mark.parametrize(("choice", "name"), [("nixl", "nixl"), ("tls", "sealed")])
+def test_the_kv_format_names_transports_as_the_release_before_does(choice: KvTransport, name: str) -> None:
+    """Workers of two releases fetch from each other during an upgrade only if their KV formats are the same text."""
+    assert KvNetwork(choice, "eth0", "1-2").name_in_kv_format == name
+
+
+def test_the_address_of_a_tls_holder_has_the_bytes_of_the_release_before() -> None:
+    written = msgspec.msgpack.encode(TlsAddress("10.0.0.7", 20000))
+    assert written == b"\x83\xa4type\xa8sealed/1\xa4host\xa810.0.0.7\xa4port\xcdN "
+
+
 @pytest.mark.parametrize("interface", ["eth0", ""])
 def test_nixl_between_hosts_is_refused_without_rdma_and_without_leave(interface: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"from anybody over TCP.*choose sealed"):
+    with pytest.raises(ConfigError, match=r"from anybody over TCP.*choose tls"):
         refuse_nixl_without_network(KvNetwork("nixl", interface, "1-2"), tmp_path / "none")
     refuse_nixl_without_network(
         KvNetwork("nixl", interface, "1-2", unauthenticated_tcp=True), tmp_path / "none"
@@ -68,8 +81,8 @@ def test_one_list_of_devices_may_serve_nodes_that_differ(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("choice", "interface", "sentence"),
     [
-        ("auto", "eth0", "the sealed transport uses TCP"),
-        ("sealed", "eth0", "the sealed transport uses TCP"),
+        ("auto", "eth0", "the TLS transport uses TCP"),
+        ("tls", "eth0", "the TLS transport uses TCP"),
         ("nixl", "lo", "kv_interface lo keeps KV on this machine"),
     ],
 )
@@ -111,7 +124,7 @@ def test_a_worker_refuses_nixl_without_network_before_it_offers_its_memory(
 ) -> None:
     monkeypatch.setattr(transports, "RDMA_DEVICES", tmp_path / "none")
     network = KvNetwork("nixl", "eth0", "20000-20007")
-    with pytest.raises(ConfigError, match="choose sealed"):
+    with pytest.raises(ConfigError, match="choose tls"):
         open_offer(network, new_keys()["worker"], ("w", 1), PageBuffer().memory, LEASES)
 
 

@@ -216,9 +216,9 @@ def test_prefill_stops_while_ready_requests_tie_up_pages() -> None:
     assert len(world.sent(Prefill)) == 3
 
 
-def _large_in_front(overtakes_max: int = 32) -> ScriptedDeployment:
+def _large_in_front(backfill_max: int = 32) -> ScriptedDeployment:
     """A large request waits for room on d0, which has a few pages."""
-    world = ScriptedDeployment(overtakes_max=overtakes_max)
+    world = ScriptedDeployment(backfill_max=backfill_max)
     world.loaded("d0", free_pages=3)
     world.submit(request("large", prompt=(1,) * 100))
     world.prefilled("p0", "large", 10)
@@ -226,7 +226,7 @@ def _large_in_front(overtakes_max: int = 32) -> ScriptedDeployment:
     return world
 
 
-def test_a_large_request_that_waits_for_room_is_overtaken_by_one_that_fits() -> None:
+def test_one_that_fits_goes_past_a_large_request_that_waits_for_room() -> None:
     world = _large_in_front()
     world.submit(request("small"))
     world.prefilled("p0", "small", 10)
@@ -236,8 +236,8 @@ def test_a_large_request_that_waits_for_room_is_overtaken_by_one_that_fits() -> 
     assert world.placed(Decode, "large") == "d0"
 
 
-def test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often() -> None:
-    world = _large_in_front(overtakes_max=2)
+def test_room_is_kept_for_a_large_request_once_many_have_gone_past_it() -> None:
+    world = _large_in_front(backfill_max=2)
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
         world.prefilled("p0", rid, 10)
@@ -248,7 +248,7 @@ def test_room_is_kept_for_a_large_request_once_it_has_been_overtaken_often() -> 
 
 
 def test_room_that_is_kept_for_a_tenant_is_not_kept_from_one_that_has_less_running() -> None:
-    world = _large_in_front(overtakes_max=0)
+    world = _large_in_front(backfill_max=0)
     world.submit(request("same"))
     world.prefilled("p0", "same", 10)
     world.submit(request("other", tenant="other"))

@@ -1,4 +1,4 @@
-"""Peers of the sealed KV plane that hold a worker's key and break the protocol, and faults of the own process."""
+"""Peers of the TLS transport that hold a worker's key and break the protocol, and faults of the own process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.transfer.reader import ReadState
-from shared.transfer.tls.channel import FrameKind, SealedChannel
-from shared.transfer.tls.keys import Handshake, SealError, SealKeys
+from shared.transfer.tls.channel import FrameKind, TlsChannel
+from shared.transfer.tls.keys import Handshake, TlsError, TlsKeys
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
-from tests.unit.transfer.sealed_holder_here import (
+from tests.unit.transfer.tls_holder_here import (
     CONTEXTS,
     HolderHere,
     dial,
@@ -25,38 +25,38 @@ from tests.unit.transfer.sealed_holder_here import (
 )
 from tests.waiting import until
 
-Answer = Callable[[socket.socket, SealedChannel, SealKeys], None]
+Answer = Callable[[socket.socket, TlsChannel, TlsKeys], None]
 
 
 @pytest.fixture
 def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
-    here.sealed.close()
+    here.tls.close()
 
 
 # ---- holders ---------------------------------------------------------------------------------------------------
 
 
-def hang_up_in_a_portion(connection: socket.socket, channel: SealedChannel, keys: SealKeys) -> None:
+def hang_up_in_a_portion(connection: socket.socket, channel: TlsChannel, keys: TlsKeys) -> None:
     del channel, keys
     connection.sendall(PAGE_BYTES.to_bytes(4, "little") + bytes([FrameKind.DATA]) + bytes(PAGE_BYTES // 2))
 
 
-def send_too_little(connection: socket.socket, channel: SealedChannel, keys: SealKeys) -> None:
+def send_too_little(connection: socket.socket, channel: TlsChannel, keys: TlsKeys) -> None:
     del connection, keys
     channel.send(FrameKind.DATA, bytes(PAGE_BYTES // 2))
 
 
-def refuse(connection: socket.socket, channel: SealedChannel, keys: SealKeys) -> None:
+def refuse(connection: socket.socket, channel: TlsChannel, keys: TlsKeys) -> None:
     del connection, keys
     channel.send(FrameKind.REFUSED, b"no such page")
 
 
-def reflect(connection: socket.socket, channel: SealedChannel, keys: SealKeys) -> None:
+def reflect(connection: socket.socket, channel: TlsChannel, keys: TlsKeys) -> None:
     """What the reader itself might have sealed: with the key of its direction."""
     del channel
-    own = SealedChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+    own = TlsChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
     own.send(FrameKind.DATA, bytes(PAGE_BYTES))
 
 
@@ -93,7 +93,7 @@ def answer_one(listener: socket.socket, answer: Answer) -> None:
         while handshake.keys is None:
             connection.sendall(handshake.advance(connection.recv(4096)))
         keys = handshake.keys
-        channel = SealedChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
+        channel = TlsChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
         size, _ = channel.receive_header()
         channel.receive_payload(memoryview(bytearray(size)))
         answer(connection, channel, keys)
@@ -112,7 +112,7 @@ def test_a_holder_that_ends_tls_before_it_gives_keys_ends_the_handshake() -> Non
     tls.do_handshake()
     with pytest.raises(ssl.SSLWantReadError):
         tls.unwrap()
-    with pytest.raises(SealError, match="keys"):
+    with pytest.raises(TlsError, match="keys"):
         reader.advance(outgoing.read())
 
 
@@ -159,16 +159,16 @@ class FullListener:
 def test_a_door_that_cannot_listen_again_tries_once_more(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door, refusals = holder.sealed._door, [errno.ENOSPC]
-    register = door._selector.register
+    listener, refusals = holder.tls._listener, [errno.ENOSPC]
+    register = listener._selector.register
 
     def register_or_fail(*arguments: object) -> object:
-        if arguments[0] is door._listener and refusals:
+        if arguments[0] is listener._socket and refusals:
             raise OSError(refusals.pop(), "no space for another watch")
         return register(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(door, "_listener", FullListener(door._listener))
-    monkeypatch.setattr(door._selector, "register", register_or_fail)
+    monkeypatch.setattr(listener, "_socket", FullListener(listener._socket))
+    monkeypatch.setattr(listener._selector, "register", register_or_fail)
     connection, channel = dial(holder)
     with connection:
         assert is_served(channel)

@@ -1,4 +1,4 @@
-"""The contract of fetching, over the sealed transport between real processes."""
+"""The contract of fetching, over the TLS transport between real processes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tests.tensor_pages import TensorPages
 
 
 @pytest.fixture(scope="module")
-def sealed_holders() -> Iterator[HolderPool]:
-    pool = HolderPool("sealed")
+def tls_holders() -> Iterator[HolderPool]:
+    pool = HolderPool("tls")
     yield pool
     pool.close()
 
 
 @pytest.fixture(scope="module")
 def staged_holders() -> Iterator[HolderPool]:
-    pool = HolderPool("sealed", memory="cpu")
+    pool = HolderPool("tls", memory="cpu")
     yield pool
     pool.close()
 
 
 @pytest.fixture
-def world(sealed_holders: HolderPool) -> Iterator[FetchWorld]:
-    yield from make_world(sealed_holders, PageBuffer())
+def world(tls_holders: HolderPool) -> Iterator[FetchWorld]:
+    yield from make_world(tls_holders, PageBuffer())
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def staged_world(staged_holders: HolderPool) -> Iterator[FetchWorld]:
 
 def make_world(pool: HolderPool, buffer: PageBuffer) -> Iterator[FetchWorld]:
     clock = Clock()
-    offer = open_offer(network("sealed"), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
+    offer = open_offer(network("tls"), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
     reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
     with pool.check_out() as make_holder:
         yield FetchWorld(reader, buffer, clock, make_holder)
         reader.close()
 
 
-class TestSealed(FetcherContract, AnsweredReadsContract):
+class TestTls(FetcherContract, AnsweredReadsContract):
     """What pods without RDMA use."""
 
 
@@ -69,8 +69,8 @@ class TestStaged(FetcherContract, AnsweredReadsContract):
         return staged_world
 
 
-@pytest.mark.parametrize(("fixture", "transport"), [("world", "sealed"), ("staged_world", "sealed/staged")])
-def test_the_link_names_the_sealed_transport(
+@pytest.mark.parametrize(("fixture", "transport"), [("world", "tls"), ("staged_world", "tls/staged")])
+def test_the_link_names_the_tls_transport(
     fixture: str, transport: str, request: pytest.FixtureRequest
 ) -> None:
     world: FetchWorld = request.getfixturevalue(fixture)
@@ -86,7 +86,7 @@ def test_the_link_names_the_sealed_transport(
 def test_the_self_fetch_takes_the_whole_way(world: FetchWorld) -> None:
     assert isinstance(world.reader, Transfer)
     world.clock.now = 0
-    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) == "sealed"
+    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock) == "tls"
 
 
 def test_a_holder_that_offers_nixl_is_refused_with_the_reason(world: FetchWorld) -> None:

@@ -1,4 +1,4 @@
-"""Both ends of the sealed KV plane in this process: bounds that hold, and faults that stay with one connection."""
+"""Both ends of the TLS transport in this process: bounds that hold, and faults that stay with one connection."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from shared.transfer.reader import NotPostedError, ReadState
 from shared.transfer.tls import client, listener, server
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind
-from shared.transfer.tls.client import SealedReader
+from shared.transfer.tls.client import TlsReader
 from shared.transfer.tls.protocol import CheckLease, GetPages, encode_request
 from shared.transfer.tls.server import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
-from tests.unit.transfer.sealed_holder_here import (
+from tests.unit.transfer.tls_holder_here import (
     LEASE,
     NONCE,
     HolderHere,
@@ -39,7 +39,7 @@ NO_THREAD = RuntimeError("can't start new thread")
 def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
-    here.sealed.close()
+    here.tls.close()
 
 
 def fail_to_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_reader_that_does_not_read_is_cut_after_a_while(
     connection, channel = dial(holder)
     with connection:
         assert is_served(channel)
-        (client,) = holder.sealed._clients
+        (client,) = holder.tls._clients
         kept = client.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert kept <= 2 * SEND_BUFFER_BYTES, "the kernel doubles it"
         for _ in range(40):  # more than both kernels' buffers hold
@@ -195,7 +195,7 @@ def test_closing_ends_connections_that_ask_for_nothing() -> None:
     connection, channel = dial(here)
     with connection:
         assert is_served(channel)
-        closing = threading.Thread(target=here.sealed.close, daemon=True)
+        closing = threading.Thread(target=here.tls.close, daemon=True)
         closing.start()
         closing.join(PATIENCE_SECONDS)
         assert not closing.is_alive()
@@ -250,7 +250,7 @@ def test_without_a_descriptor_connections_wait_and_are_served_afterwards(holder:
         resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, before[1]))
         try:
             waiting.connect(holder.address)
-            until(lambda: holder.sealed._door._retry_at, PATIENCE_SECONDS, "the door to look away")
+            until(lambda: holder.tls._listener._retry_at, PATIENCE_SECONDS, "the listener to look away")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert read_page(holder) is ReadState.DONE
@@ -300,5 +300,5 @@ def test_the_fence_waits_for_no_connection_that_is_about_to_begin(
         assert reader.state(handle) is ReadState.FAILED
 
 
-def stopped(reader: SealedReader) -> bool:
+def stopped(reader: TlsReader) -> bool:
     return all(peer._stopped for peer in reader._peers.values())

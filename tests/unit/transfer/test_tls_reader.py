@@ -1,4 +1,4 @@
-"""What a sealed reader makes of a holder that ends a lease, refuses, or answers what was not asked for."""
+"""What a TLS reader makes of a holder that ends a lease, refuses, or answers what was not asked for."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import pytest
 
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.tls import channel, client
-from shared.transfer.tls.channel import KEY_SECONDS_MAX, FrameKind, SealedChannel
-from shared.transfer.tls.client import SealedAddress, SealedReader
-from shared.transfer.tls.keys import Handshake, SealContexts, SealKeys
+from shared.transfer.tls.channel import KEY_SECONDS_MAX, FrameKind, TlsChannel
+from shared.transfer.tls.client import TlsAddress, TlsReader
+from shared.transfer.tls.keys import Handshake, TlsContexts, TlsKeys
 from shared.wire.baton import Baton, Holder, agent_name
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
-from tests.unit.transfer.sealed_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
+from tests.unit.transfer.tls_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
 from tests.waiting import until
 
 WHOLE = ((0, PAGES * PAGE_BYTES),)
 TWO_SMALL = ((0, 8), (PAGE_BYTES, 8))
 
 
-class SealedReading:
+class TlsReading:
     """A reader of this process, with as many pages as a holder has."""
 
-    def __init__(self, contexts: SealContexts = CONTEXTS) -> None:
+    def __init__(self, contexts: TlsContexts = CONTEXTS) -> None:
         self.buffer = PageBuffer(PAGES)
-        self.reader = SealedReader(contexts.reader, self.buffer.memory, 2)
+        self.reader = TlsReader(contexts.reader, self.buffer.memory, 2)
 
     def post(self, address: tuple[str, int], spans: tuple[tuple[int, int], ...], uid: str = "h") -> int:
         """Read these bytes of the holder to the same places here."""
@@ -46,7 +46,7 @@ class SealedReading:
 
 
 def baton(address: tuple[str, int], uid: str = "h") -> Baton:
-    where = msgspec.msgpack.encode(SealedAddress(*address))
+    where = msgspec.msgpack.encode(TlsAddress(*address))
     return Baton(
         "r",
         1,
@@ -61,8 +61,8 @@ def baton(address: tuple[str, int], uid: str = "h") -> Baton:
 
 
 @pytest.fixture
-def reading() -> Iterator[SealedReading]:
-    reading = SealedReading()
+def reading() -> Iterator[TlsReading]:
+    reading = TlsReading()
     yield reading
     reading.reader.close()
 
@@ -71,7 +71,7 @@ def reading() -> Iterator[SealedReading]:
 def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
-    here.sealed.close()
+    here.tls.close()
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def answering(kind: FrameKind, payload: bytes) -> Iterator[tuple[str, int]]:
             while handshake.keys is None:
                 connection.sendall(handshake.advance(connection.recv(4096)))
             keys = handshake.keys
-            channel = SealedChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
+            channel = TlsChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
             size, _ = channel.receive_header()
             channel.receive_payload(memoryview(bytearray(size)))
             channel.send(kind, payload)
@@ -103,13 +103,13 @@ def answering(kind: FrameKind, payload: bytes) -> Iterator[tuple[str, int]]:
 # ---- what lands --------------------------------------------------------------------------------------------------
 
 
-def test_a_read_is_done_when_its_last_portion_has_landed(reading: SealedReading, holder: HolderHere) -> None:
+def test_a_read_is_done_when_its_last_portion_has_landed(reading: TlsReading, holder: HolderHere) -> None:
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     assert all(reading.buffer.holds(page, byte_of(page)) for page in range(PAGES))
 
 
 def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
-    reading: SealedReading, holder: HolderHere
+    reading: TlsReading, holder: HolderHere
 ) -> None:
     holder.words.clear(LEASE)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE, "the lease word will tell"
@@ -119,7 +119,7 @@ def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
     assert reading.buffer.holds(PAGES - 1, byte_of(PAGES - 1))
 
 
-def test_a_word_that_has_not_come_yet_is_no_old_one(reading: SealedReading, holder: HolderHere) -> None:
+def test_a_word_that_has_not_come_yet_is_no_old_one(reading: TlsReading, holder: HolderHere) -> None:
     assert reading.end_of(reading.reader.read_word(baton(holder.address), 1)) is ReadState.DONE
     assert reading.reader.word(1) == NONCE
     with create_server(("127.0.0.1", 0)) as silent:
@@ -143,7 +143,7 @@ def test_a_word_that_has_not_come_yet_is_no_old_one(reading: SealedReading, hold
     ],
 )
 def test_an_answer_that_is_not_the_pages_fails_the_read(
-    reading: SealedReading, kind: FrameKind, payload: bytes
+    reading: TlsReading, kind: FrameKind, payload: bytes
 ) -> None:
     with answering(kind, payload) as address:
         first, behind = reading.post(address, TWO_SMALL), reading.post(address, TWO_SMALL)
@@ -158,21 +158,21 @@ def test_an_answer_that_is_not_the_pages_fails_the_read(
 
 @pytest.mark.parametrize("target", [-8, (PAGES + 1) * PAGE_BYTES - 7])
 def test_nothing_is_read_to_beyond_the_own_pages(
-    reading: SealedReading, holder: HolderHere, target: int
+    reading: TlsReading, holder: HolderHere, target: int
 ) -> None:
     with pytest.raises(AssertionError, match="not within the own pages"):
         reading.reader.read_pages(baton(holder.address), [Span(0, reading.buffer.memory.address + target, 8)])
 
 
 def test_a_read_of_more_spans_than_a_holder_answers_is_not_posted(
-    reading: SealedReading, holder: HolderHere
+    reading: TlsReading, holder: HolderHere
 ) -> None:
     assert reading.end_of(reading.post(holder.address, ((0, 1),) * SPANS_MAX)) is ReadState.DONE
     with pytest.raises(NotPostedError, match="spans"):
         reading.post(holder.address, ((0, 1),) * (SPANS_MAX + 1))
 
 
-def test_a_read_is_not_released_while_bytes_may_land(reading: SealedReading) -> None:
+def test_a_read_is_not_released_while_bytes_may_land(reading: TlsReading) -> None:
     with create_server(("127.0.0.1", 0)) as silent:
         handle = reading.post(silent.getsockname(), WHOLE)
         with pytest.raises(AssertionError, match="may land"):
@@ -181,7 +181,7 @@ def test_a_read_is_not_released_while_bytes_may_land(reading: SealedReading) -> 
 
 
 def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
-    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PEERS_MAX", 1)
     first = reading.post(holder.address, WHOLE, "one")
@@ -195,11 +195,11 @@ def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
 
 
 def test_a_connection_that_nobody_needs_is_closed_and_made_anew(
-    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "IDLE_SECONDS", 0.1)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
-    until(lambda: not holder.sealed._clients, PATIENCE_SECONDS, "the end of the connection")
+    until(lambda: not holder.tls._clients, PATIENCE_SECONDS, "the end of the connection")
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
 
 
@@ -211,16 +211,16 @@ class Handshakes:
 
     def __init__(self, holder: HolderHere, monkeypatch: pytest.MonkeyPatch):
         self.count = 0
-        self._admit = holder.sealed._door._admit
-        monkeypatch.setattr(holder.sealed._door, "_admit", self.admit)
+        self._admit = holder.tls._listener._admit
+        monkeypatch.setattr(holder.tls._listener, "_admit", self.admit)
 
-    def admit(self, connection: socket, keys: SealKeys) -> bool:
+    def admit(self, connection: socket, keys: TlsKeys) -> bool:
         self.count += 1
         return self._admit(connection, keys)
 
 
 def test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost(
-    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "FRAMES_MAX", 4)
     handshakes = Handshakes(holder, monkeypatch)
@@ -230,11 +230,11 @@ def test_a_key_that_has_sealed_enough_is_left_between_two_reads_and_none_is_lost
     assert all(reading.buffer.holds(page, byte_of(page)) for page in range(PAGES))
     assert reading.reader.word(1) == NONCE
     assert handshakes.count == 4
-    until(lambda: len(holder.sealed._clients) == 1, PATIENCE_SECONDS, "the end of the connections before")
+    until(lambda: len(holder.tls._clients) == 1, PATIENCE_SECONDS, "the end of the connections before")
 
 
 def test_a_key_that_is_old_enough_is_left_between_two_reads(
-    reading: SealedReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
+    reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(channel, "monotonic", lambda: now[0])
@@ -249,7 +249,7 @@ def test_a_key_that_is_old_enough_is_left_between_two_reads(
 @pytest.mark.parametrize("older", ["neither", "holder", "reader"])
 def test_workers_of_two_releases_read_each_others_pages_and_words(older: str) -> None:
     holder = HolderHere(OLDER_CONTEXTS if older == "holder" else CONTEXTS)
-    reading = SealedReading(OLDER_CONTEXTS if older == "reader" else CONTEXTS)
+    reading = TlsReading(OLDER_CONTEXTS if older == "reader" else CONTEXTS)
     try:
         for handle in (
             reading.post(holder.address, WHOLE),
@@ -263,11 +263,11 @@ def test_workers_of_two_releases_read_each_others_pages_and_words(older: str) ->
         assert reading.reader.word(1) == 0
     finally:
         reading.reader.close()
-        holder.sealed.close()
+        holder.tls.close()
 
 
 def test_an_older_reader_that_has_all_pages_cached_reads_the_word_alone(holder: HolderHere) -> None:
-    reading = SealedReading(OLDER_CONTEXTS)
+    reading = TlsReading(OLDER_CONTEXTS)
     assert reading.end_of(reading.reader.read_word(baton(holder.address), 1)) is ReadState.DONE
     assert reading.reader.word(1) == NONCE
     reading.reader.close()
@@ -278,7 +278,7 @@ def test_an_older_reader_that_has_all_pages_cached_reads_the_word_alone(holder: 
     [(FrameKind.DATA, b""), (FrameKind.DATA, bytes(8)), (FrameKind.GONE, b""), (FrameKind.REFUSED, b"no")],
 )
 def test_an_answer_that_says_nothing_of_the_lease_fails_the_read_of_its_word(
-    reading: SealedReading, kind: FrameKind, payload: bytes
+    reading: TlsReading, kind: FrameKind, payload: bytes
 ) -> None:
     with answering(kind, payload) as address:
         assert reading.end_of(reading.reader.read_word(baton(address), 1)) is ReadState.FAILED

@@ -21,8 +21,8 @@ from shared.transfer.fetches import FetchLimits
 from shared.transfer.grants import Grants, Verdict
 from shared.transfer.protocol import FetchEvent, FetchFailed, FetchLanded
 from shared.transfer.tls.channel import FrameKind
-from shared.transfer.tls.client import SealedAddress
-from shared.transfer.tls.keys import SealContexts
+from shared.transfer.tls.client import TlsAddress
+from shared.transfer.tls.keys import TlsContexts
 from shared.transfer.tls.protocol import (
     ENDED,
     HOLDS,
@@ -32,12 +32,12 @@ from shared.transfer.tls.protocol import (
     Request,
     encode_request,
 )
-from shared.transfer.tls.transport import SealedOffer
+from shared.transfer.tls.transport import TlsOffer
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
-from tests.unit.transfer.sealed_holder_here import (
+from tests.unit.transfer.tls_holder_here import (
     CONTEXTS,
     LEASE,
     NONCE,
@@ -61,13 +61,13 @@ BOTH = pytest.mark.parametrize("contexts", [CONTEXTS, OLDER_CONTEXTS], ids=["thi
 def holder() -> Iterator[HolderHere]:
     here = HolderHere()
     yield here
-    here.sealed.close()
+    here.tls.close()
 
 
 class Knocker:
     """A connection with a worker's key."""
 
-    def __init__(self, holder: HolderHere, contexts: SealContexts = CONTEXTS):
+    def __init__(self, holder: HolderHere, contexts: TlsContexts = CONTEXTS):
         self.connection, self.channel = dial(holder, contexts)
 
     def __enter__(self) -> Knocker:
@@ -117,7 +117,7 @@ def test_whether_a_lease_holds_is_answered_to_its_nonce_alone(holder: HolderHere
 
 
 @BOTH
-def test_a_guessed_nonce_opens_nothing_and_is_counted(holder: HolderHere, contexts: SealContexts) -> None:
+def test_a_guessed_nonce_opens_nothing_and_is_counted(holder: HolderHere, contexts: TlsContexts) -> None:
     with Knocker(holder, contexts) as thief:
         guesses = (0, NONCE - 1, NONCE + 1, OTHER_NONCE, 2**64 - 1, -NONCE)
         assert [thief.kind(GetPages(LEASE, guess, PAGE)) for guess in guesses] == [FrameKind.GONE] * 6
@@ -125,7 +125,7 @@ def test_a_guessed_nonce_opens_nothing_and_is_counted(holder: HolderHere, contex
 
 
 @BOTH
-def test_a_word_that_was_told_opens_no_page(holder: HolderHere, contexts: SealContexts) -> None:
+def test_a_word_that_was_told_opens_no_page(holder: HolderHere, contexts: TlsContexts) -> None:
     """The way of the release before gives words to whoever asks."""
     with Knocker(holder, OLDER_CONTEXTS) as thief, Knocker(holder, contexts) as again:
         assert thief.word(LEASE) == NONCE
@@ -164,7 +164,7 @@ def test_pages_that_were_not_given_are_never_followed_by_a_lease_that_holds(hold
     ids=["another page", "the next one", "a byte behind", "a byte before", "beside its own"],
 )
 def test_one_lease_opens_no_page_of_another(
-    holder: HolderHere, contexts: SealContexts, spans: tuple[tuple[int, int], ...]
+    holder: HolderHere, contexts: TlsContexts, spans: tuple[tuple[int, int], ...]
 ) -> None:
     with Knocker(holder, contexts) as worker:
         own = GetPages(OTHER_LEASE, OTHER_NONCE, ((PAGE_BYTES, PAGE_BYTES),))
@@ -177,7 +177,7 @@ def test_one_lease_opens_no_page_of_another(
 
 @BOTH
 def test_a_lease_that_has_ended_opens_nothing_to_its_nonce_under_another_one(
-    holder: HolderHere, contexts: SealContexts
+    holder: HolderHere, contexts: TlsContexts
 ) -> None:
     read = GetPages(LEASE, NONCE, PAGE)
     with Knocker(holder, contexts) as worker:
@@ -216,7 +216,7 @@ def test_an_older_worker_that_has_read_the_pages_is_told_the_word_and_closes_not
 
 
 @BOTH
-def test_a_thief_stops_no_read_that_has_begun(holder: HolderHere, contexts: SealContexts) -> None:
+def test_a_thief_stops_no_read_that_has_begun(holder: HolderHere, contexts: TlsContexts) -> None:
     with Knocker(holder, contexts) as reader, Knocker(holder, OLDER_CONTEXTS) as thief:
         assert reader.kind(GetPages(LEASE, NONCE, PAGE)) is FrameKind.DATA
         assert thief.word(LEASE) == NONCE
@@ -260,7 +260,7 @@ def test_addresses_beyond_the_bound_are_counted_together() -> None:
 class Impostor:
     """A worker that gives any bytes as pages, says that all leases hold, and notes what it is asked for."""
 
-    def __init__(self, offer: SealedOffer, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, offer: TlsOffer, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[GetPages] = []
         memory = offer._server._memory
         monkeypatch.setattr(memory, "refusal", self._note)
@@ -280,7 +280,7 @@ class Workers:
         keys = new_keys()["worker"]
         self.buffers = {uid: PageBuffer(4) for uid in ("honest", "impostor", "reader")}
         self.offers = {
-            uid: SealedOffer(uid, 1, buffer.memory, 8, address="127.0.0.1", ports=range(1), keys=keys)
+            uid: TlsOffer(uid, 1, buffer.memory, 8, address="127.0.0.1", ports=range(1), keys=keys)
             for uid, buffer in self.buffers.items()
         }
         for uid, buffer in self.buffers.items():
@@ -353,7 +353,7 @@ def test_a_worker_that_cannot_be_read_under_the_agent_of_another_stops_no_read_o
     workers: Workers,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nowhere = msgspec.msgpack.encode(SealedAddress(*listener.getsockname()))
+        nowhere = msgspec.msgpack.encode(TlsAddress(*listener.getsockname()))
     lying = workers.lying_baton(agent=workers.offers["honest"].holder.agent, metadata=nowhere)
     assert isinstance(workers.fetch(lying, (0, 1)), FetchFailed)
     workers.assert_honest_pages_come()

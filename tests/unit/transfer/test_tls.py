@@ -1,4 +1,4 @@
-"""What a sealed holder refuses to give, and bytes that are not those that were sealed."""
+"""What a TLS holder refuses to give, and bytes that are not those that were sealed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shared.links.keys import parse_keys
 from shared.links.new_keys import key_file, new_identity
 from shared.transfer.grants import Grants, Verdict
 from shared.transfer.reader import SPANS_MAX
-from shared.transfer.tls.channel import PORTION_BYTES, TAG_BYTES, FrameKind, SealedChannel
+from shared.transfer.tls.channel import PORTION_BYTES, TAG_BYTES, FrameKind, TlsChannel
 from shared.transfer.tls.keys import (
     HANDSHAKE_BYTES_MAX,
     Handshake,
-    SealContexts,
-    SealError,
+    TlsContexts,
+    TlsError,
     Version,
     make_contexts,
 )
@@ -40,8 +40,8 @@ from shared.transfer.tls.protocol import (
 from tests.fetcher_contract import PAGE_BYTES, PageBuffer
 from tests.fuzzing import fuzzed
 from tests.link_keys import new_keys
-from tests.unit.transfer.sealed_holder_here import CONTEXTS as NEWER_CONTEXTS
-from tests.unit.transfer.sealed_holder_here import OLDER_CONTEXTS
+from tests.unit.transfer.tls_holder_here import CONTEXTS as NEWER_CONTEXTS
+from tests.unit.transfer.tls_holder_here import OLDER_CONTEXTS
 
 PAGES = 4
 KNOWN = PAGES * PAGE_BYTES  # where the known page begins
@@ -159,7 +159,7 @@ def test_without_a_known_page_nothing_is_open_to_every_worker() -> None:
 def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
     spans = ((0, 1),) * SPANS_MAX
     assert decode_request(encode_request(GetPages(3, 77, spans)), Version.BOUND) == GetPages(3, 77, spans)
-    with pytest.raises(SealError, match="no request"):
+    with pytest.raises(TlsError, match="no request"):
         decode_request(encode_request(GetPages(3, 77, (*spans, (0, 1)))), Version.BOUND)
 
 
@@ -168,7 +168,7 @@ def test_a_request_of_more_spans_than_a_holder_answers_is_none() -> None:
 def test_bytes_that_are_no_request_are_an_error_and_nothing_else(payload: bytes, version: Version) -> None:
     try:
         request = decode_request(payload, version)
-    except SealError:
+    except TlsError:
         return
     Offered().memory.refusal(request)
 
@@ -180,7 +180,7 @@ def test_what_is_not_refused_lies_within_the_pages(
 ) -> None:
     try:
         request = decode_request(encode_request(GetPages(lease, nonce, tuple(spans))), Version.BOUND)
-    except (SealError, OverflowError):
+    except (TlsError, OverflowError):
         return
     if not Offered().memory.refusal(request):
         assert all(0 <= offset < offset + size <= ALL for offset, size in spans)
@@ -215,8 +215,8 @@ class ChannelPair:
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
         one, other = os.urandom(32), os.urandom(32)
-        self.sender = SealedChannel(self.near, sends_with=one, receives_with=other)
-        self.receiver = SealedChannel(self.far, sends_with=other, receives_with=one)
+        self.sender = TlsChannel(self.near, sends_with=one, receives_with=other)
+        self.receiver = TlsChannel(self.far, sends_with=other, receives_with=one)
 
     def take(self) -> bytearray:
         """The frame that is under way, out of the wire."""
@@ -244,7 +244,7 @@ def test_a_changed_byte_does_not_open(wire: ChannelPair, place: int) -> None:
     wire.sender.send(FrameKind.DATA, b"KV pages")
     frame = wire.take()
     frame[place] ^= 1
-    with pytest.raises(SealError, match="does not open"):
+    with pytest.raises(TlsError, match="does not open"):
         wire.receive(frame)
 
 
@@ -252,7 +252,7 @@ def test_a_frame_that_comes_twice_does_not_open(wire: ChannelPair) -> None:
     wire.sender.send(FrameKind.DATA, b"KV pages")
     frame = wire.take()
     assert wire.receive(frame) == b"KV pages"
-    with pytest.raises(SealError, match="does not open"):
+    with pytest.raises(TlsError, match="does not open"):
         wire.receive(frame)
 
 
@@ -260,7 +260,7 @@ def test_a_frame_that_is_left_out_is_noticed(wire: ChannelPair) -> None:
     wire.sender.send(FrameKind.DATA, b"first")
     wire.take()
     wire.sender.send(FrameKind.DATA, b"second")
-    with pytest.raises(SealError, match="does not open"):
+    with pytest.raises(TlsError, match="does not open"):
         wire.receive(wire.take())
 
 
@@ -274,14 +274,14 @@ def test_equal_payloads_look_different_on_the_wire(wire: ChannelPair) -> None:
 
 
 def test_a_frame_larger_than_a_portion_is_refused_before_it_is_read(wire: ChannelPair) -> None:
-    with pytest.raises(SealError, match="expected at most"):
+    with pytest.raises(TlsError, match="expected at most"):
         wire.receive((PORTION_BYTES + 1).to_bytes(4, "little") + b"\x02" + bytes(TAG_BYTES))
 
 
 # ---- handshakes ------------------------------------------------------------------------------------------------
 
 
-def shake(holder: SealContexts, reader: SealContexts) -> tuple[Handshake, Handshake]:
+def shake(holder: TlsContexts, reader: TlsContexts) -> tuple[Handshake, Handshake]:
     """Both ends, until neither has anything to say."""
     one, other = Handshake(holder.holder, holder=True), Handshake(reader.reader, holder=False)
     said = other.advance()
@@ -310,11 +310,11 @@ def test_both_ends_come_to_the_version_that_both_speak(older: str) -> None:
 
 
 def test_workers_of_two_deployments_do_not_come_to_keys() -> None:
-    with pytest.raises(SealError, match="TLS"):
+    with pytest.raises(TlsError, match="TLS"):
         shake(CONTEXTS, make_contexts(new_keys()["worker"]))
 
 
-def trusting_all() -> SealContexts:
+def trusting_all() -> TlsContexts:
     """Of a foreigner who asks nobody for a certificate."""
     contexts = make_contexts(new_keys()["worker"])
     contexts.holder.verify_mode = contexts.reader.verify_mode = ssl.CERT_NONE
@@ -323,9 +323,9 @@ def trusting_all() -> SealContexts:
 
 def test_each_end_asks_for_a_listed_certificate_whatever_the_other_does() -> None:
     assert shake(trusting_all(), trusting_all())[0].keys is not None
-    with pytest.raises(SealError, match="TLS"):
+    with pytest.raises(TlsError, match="TLS"):
         shake(CONTEXTS, trusting_all())
-    with pytest.raises(SealError, match="TLS"):
+    with pytest.raises(TlsError, match="TLS"):
         shake(trusting_all(), CONTEXTS)
 
 
@@ -338,7 +338,7 @@ def test_no_handshake_can_be_resumed() -> None:
 def test_an_older_tls_is_not_spoken() -> None:
     old = make_contexts(KEYS)
     old.reader.minimum_version = old.reader.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(SealError, match="TLS"):
+    with pytest.raises(TlsError, match="TLS"):
         shake(CONTEXTS, old)
 
 
@@ -346,7 +346,7 @@ def test_bytes_right_behind_a_handshake_end_it() -> None:
     """A reader asks when it has its keys, and those come after its last word."""
     holder, reader = Handshake(CONTEXTS.holder, holder=True), Handshake(CONTEXTS.reader, holder=False)
     last_word = reader.advance(holder.advance(reader.advance()))
-    with pytest.raises(SealError, match="before their time"):
+    with pytest.raises(TlsError, match="before their time"):
         holder.advance(last_word + b"a request")
     assert holder.keys is None
 
@@ -365,7 +365,7 @@ def test_a_listed_certificate_is_trusted_after_its_last_day(monkeypatch: pytest.
 
 def test_a_handshake_is_bounded_in_bytes() -> None:
     handshake = Handshake(CONTEXTS.holder, holder=True)
-    with pytest.raises(SealError, match="longer than"):
+    with pytest.raises(TlsError, match="longer than"):
         handshake.advance(bytes(HANDSHAKE_BYTES_MAX + 1))
 
 
@@ -374,6 +374,6 @@ def test_a_handshake_is_bounded_in_bytes() -> None:
 def test_any_bytes_end_a_handshake_or_leave_it_waiting(received: bytes, hello: bool) -> None:
     handshake = Handshake(CONTEXTS.holder, holder=True)
     prefix = b"\x16\x03\x01\x02\x00\x01" if hello else b""
-    with contextlib.suppress(SealError):
+    with contextlib.suppress(TlsError):
         handshake.advance(prefix + received)
     assert handshake.keys is None

@@ -1,0 +1,14 @@
+{{/* Settings and values that have other names now: the old ones are refused with the new one, as processes do it
+(shared/process/renames.py). The schema lets the old ones through, so that a person reads this sentence. */}}
+{{- define "segue.refuseRenamed" -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- range $old, $new := dict "overtakesMax" "backfillMax" -}}
+{{- if hasKey (default dict (index $.Values $role).config) $old -}}
+{{- fail (printf "%s.config.%s is called %s.config.%s now" $role $old $role $new) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.kv.transport "sealed" -}}
+{{- fail "kv.transport sealed is called tls now" -}}
+{{- end -}}
+{{- end -}}
