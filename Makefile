@@ -1,6 +1,7 @@
 # Every command of the project; CI calls these verbatim. `make serve` and `make test` are each enough by themselves.
 #
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
+#   make check                                    before each commit: linters, types, contracts, tests/tidy and the unit tests but the engine's
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
@@ -22,11 +23,11 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve test clients images cluster-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check test clients images cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | test | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | check | test | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -54,6 +55,11 @@ endif
 
 serve: setup
 	@exec $(VENV)/bin/segue up $(ARGS)
+
+# Two processes take a file of tests each; what loads an engine or a package index is left to `make test`.
+check: lint
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/tidy tests/unit \
+	  --ignore tests/tidy/test_router_without_torch.py --ignore tests/unit/engine --ignore tests/unit/benchmarks $(ARGS)
 
 test: setup
 	$(VENV)/bin/python -m pytest $(ARGS)
