@@ -20,6 +20,7 @@ class SourceFile:
     path: str
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]  # all of the tree: to walk every tree takes a second
 
     @property
     def shipped(self) -> bool:
@@ -28,17 +29,17 @@ class SourceFile:
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Every function and method, nested ones too."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Every class."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def imports(self) -> Iterator[str]:
         """The dotted name of every imported module."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -62,6 +63,8 @@ def tracked(pattern: str) -> tuple[str, ...]:
 def source_files() -> tuple[SourceFile, ...]:
     """All Python files of the project."""
     return tuple(
-        SourceFile(path, text := (ROOT / path).read_text(encoding="utf-8"), ast.parse(text))
+        SourceFile(path, text, tree, tuple(ast.walk(tree)))
         for path in tracked("*.py")
+        for text in [(ROOT / path).read_text(encoding="utf-8")]
+        for tree in [ast.parse(text)]
     )

@@ -84,7 +84,7 @@ def test_a_docstring_reads_right_without_its_file() -> None:
         (f"{file.path}:{node.body[0].lineno}", ast.get_docstring(node) or "")
         for file in source_files()
         if file.shipped
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body
     ]
     assert len(documented) > 1000
@@ -96,7 +96,7 @@ def test_every_log_line_is_an_area_and_an_event() -> None:
         (file.path, call.args[0].value)
         for file in source_files()
         if file.shipped
-        for call in ast.walk(file.tree)
+        for call in file.nodes
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)
         if re.fullmatch(r"log\.[a-z]+|Note", ast.unparse(call.func))
     }
@@ -119,7 +119,7 @@ def test_nobody_prints_in_production() -> None:
         f"{file.path}:{node.lineno}"
         for file in source_files()
         if file.shipped
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert printing == []

@@ -207,7 +207,7 @@ def test_the_backlogs_of_streams_count_among_the_unread_bytes(
         body = {"model": MODEL, "prompt": ["fox"] * 60, "max_tokens": 250, "stream": True}
         with connect(router, receive_bytes=2048) as connection:
             connection.sendall(post("/v1/completions", json.dumps(body).encode()))
-            assert comes_true(lambda: router.clients.counters.ended["unread_bytes"] == 1)
+            assert comes_true(lambda: router.clients.counters.ended["unread_bytes"] == 1, 60)
             assert comes_true(lambda: sum(router.core.requests_by_state.values()) == 0)
 
 
