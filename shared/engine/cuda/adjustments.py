@@ -1,12 +1,12 @@
 """What few rows of a step ask of their logits before a token is chosen: penalties, bias, barred ends, filters.
 
-The host knows these rows by their slots. It stages their numbers; the device gathers just their logits. Order and
-arithmetic are those of `shared.engine.sampling.sampler`.
+The host knows these rows by their slots. It stages their numbers; the device gathers just their logits. The order is
+that of `shared.engine.sampling.adjustments`, the arithmetic that of `sampler` beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.model.ops import Ops
+from shared.engine.sampling.adjustments import Adjustment
 from shared.wire.sampling_params import SamplingParams
 
 Rows = NDArray[np.signedinteger]
@@ -29,12 +30,11 @@ _PENALIZED, _ADDED, _FILTERED = 1, 2, 4
 class Adjusted:
     """The device's part of one step."""
 
-    before: tuple[Callable[[Tensor], None], ...]  # each changes logits float32 [rows, vocab]
-    filters: tuple[Callable[[Tensor], None], ...]  # the same, once they are masked
+    changes: Mapping[Adjustment, Callable[[Tensor], None]]  # each of logits float32 [rows, vocab]
     after: tuple[Callable[[Tensor], None], ...]  # each is told the chosen tokens int32 [rows]
 
 
-UNADJUSTED = Adjusted((), (), ())
+UNADJUSTED = Adjusted({}, ())
 
 
 class Adjustments:
@@ -87,18 +87,18 @@ class Adjustments:
         kinds = self._kinds[slots]
         if not kinds.any():
             return UNADJUSTED
-        before: list[Callable[[Tensor], None]] = []
-        filters: list[Callable[[Tensor], None]] = []
+        changes: dict[Adjustment, Callable[[Tensor], None]] = {}
         after: list[Callable[[Tensor], None]] = []
         if len(rows := np.flatnonzero(kinds & _PENALIZED)):
             penalties = self._stage_penalties(rows, slots[rows], kv_lens[rows], staging)
-            before.append(penalties.apply)
+            changes[Adjustment.PENALTIES] = penalties.apply
             after.append(penalties.remember)
         if len(rows := np.flatnonzero(kinds & _ADDED)):
-            before += self._stage_addends(rows, slots[rows], kv_lens[rows], staging)
+            added = self._stage_addends(rows, slots[rows], kv_lens[rows], staging)
+            changes.update({Adjustment.ADDENDS: added} if added else {})
         if len(rows := np.flatnonzero(kinds & _FILTERED)):
-            filters.append(self._stage_filters(rows, slots[rows], staging))
-        return Adjusted(tuple(before), tuple(filters), tuple(after))
+            changes[Adjustment.FILTERS] = self._stage_filters(rows, slots[rows], staging)
+        return Adjusted(changes, tuple(after))
 
     def _stage_penalties(self, rows: Rows, slots: Rows, kv_lens: Rows, staging: Staging) -> _Penalties:
         columns: list[Rows] = [rows, slots, self._prompt_lens[slots], kv_lens]
@@ -109,9 +109,7 @@ class Adjustments:
             self._words.history, numbers, floats.view(torch.float32), int(kv_lens.max()), self._vocab_size
         )
 
-    def _stage_addends(
-        self, rows: Rows, slots: Rows, kv_lens: Rows, staging: Staging
-    ) -> list[Callable[[Tensor], None]]:
+    def _stage_addends(self, rows: Rows, slots: Rows, kv_lens: Rows, staging: Staging) -> _Addition | None:
         places, values = [], []
         for row, slot, kv_len in zip(rows.tolist(), slots.tolist(), kv_lens.tolist(), strict=True):
             token_ids, added = self._addends[slot].at(kv_len)
@@ -119,10 +117,10 @@ class Adjustments:
             values.append(added)
         staged = np.concatenate(values)
         if not len(staged):
-            return []
+            return None
         _, numbers = staging.put(np.concatenate(places, axis=1))
         _, floats = staging.put(staged.view(np.int32))
-        return [_Addition(numbers, floats.view(torch.float32))]
+        return _Addition(numbers, floats.view(torch.float32))
 
     def _stage_filters(self, rows: Rows, slots: Rows, staging: Staging) -> _Filters:
         _, numbers = staging.put(_stack([rows, self._top_k[slots]]))

@@ -27,6 +27,7 @@ from shared.engine.cuda.told_tokens import ToldBuffers, told_of
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.model.ops import Ops
 from shared.engine.parts import OnLogits
+from shared.engine.sampling.adjustments import ORDER, Adjustment
 from shared.engine.sampling.constraints import Matchers
 from shared.wire.sampled import Sampled, TokenLogprobs
 
@@ -166,11 +167,8 @@ class Sampling:
         """Do once what no graph has done. On the stream; `of_slots` int32 [1]: the padding slot, on the device."""
         logits = self.logits[:1]
         row, told = self._each[:1], self._told.on_device(1)
-        self._mask(
-            logits,
-            row,
-            torch.full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32, device=row.device),
-        )
+        bits = torch.full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32, device=row.device)
+        self._mask((row, bits), logits)
         ops.top_k_floor(logits, torch.ones_like(of_slots))
         ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
         self._kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
@@ -200,15 +198,15 @@ class Sampling:
         logits, tokens = self.logits[:count], self._tokens[:count]
         if self._on_logits is not None:
             self._on_logits(step, rows.slots, logits.clone())
-        raw, raw_rows = logits, asked.rows if asked else None
-        if asked and (adjusted.before or adjusted.filters or masked):  # which overwrite them
-            raw, raw_rows = logits.index_select(0, asked.rows), self._each[: len(asked.tops)]
-        for adjust in adjusted.before:
-            adjust(logits)
+        changes = dict(adjusted.changes)
         if masked:
-            self._mask(logits, *masked)
-        for adjust in adjusted.filters:
-            adjust(logits)
+            changes[Adjustment.MASKS] = partial(self._mask, masked)
+        raw, raw_rows = logits, asked.rows if asked else None
+        if asked and changes:  # which overwrite them
+            raw, raw_rows = logits.index_select(0, asked.rows), self._each[: len(asked.tops)]
+        for adjustment in ORDER:
+            if adjustment in changes:
+                changes[adjustment](logits)
         self._kernels.choose_tokens(logits, rows.of_slots, self._words.state, tokens)
         for remember in adjusted.after:
             remember(tokens)
@@ -216,8 +214,9 @@ class Sampling:
             chosen = tokens.index_select(0, asked.rows)
             self._kernels.logprobs(raw, raw_rows, chosen, asked.top, self._told.on_device(len(asked.tops)))
 
-    def _mask(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    def _mask(self, masked: tuple[Tensor, Tensor], logits: Tensor) -> None:
         """Set to -inf what the bits of some rows do not allow."""
+        rows, words = masked
         spread = (words.view(torch.uint8).unsqueeze(2) >> self._bits) & 1
         barred = spread.flatten(1)[:, : logits.shape[1]] == 0
         found = logits.index_select(0, rows).masked_fill_(barred, -torch.inf)

@@ -1,9 +1,8 @@
 """Chooses tokens: a pure function of (logits, params, the request's own tokens, seed, position).
 
-Position is the index in the output, counted from the end of the prompt across all attempts. What is applied, in
-this order, as in vLLM and SGLang: penalties, bias, barred ends, barred tokens, grammar → temperature → top_k → top_p →
-min_p → Gumbel noise → argmax, ties by the lowest id. The filters are thresholds on logits, so tokens equal to the last
-admitted one are admitted too.
+Position is the index in the output, counted from the end of the prompt across all attempts. What is applied, and in
+which order, is the table in `adjustments`; then Gumbel noise → argmax, ties by the lowest id. The filters are
+thresholds on logits, so tokens equal to the last admitted one are admitted too.
 
 The parameters of a slot lie in arrays indexed by slot, written when a request joins. The token history is kept on the
 device, so a step never waits for the CPU. A row's result does not depend on the other rows.
@@ -11,17 +10,29 @@ device, so a step never waits for the CPU. A row's result does not depend on the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
+from shared.engine.sampling.adjustments import ORDER, Adjustment
 from shared.engine.sampling.constraints import Constraints
 from shared.engine.sampling.gumbel import gumbel_noise, row_keys, signed
 from shared.engine.sampling.mask_budget import MaskShares
 from shared.engine.sampling.token_masks import TokenBars
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a step. Logits are changed in place."""
+
+    logits: Tensor  # float32 [rows, vocab]
+    slots: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows] of the token to choose, in the output
+    may_sit_out: bool
 
 
 class Sampler:
@@ -98,19 +109,11 @@ class Sampler:
         before the one to choose → int64 [rows]. If rows `may_sit_out`, those in `masks.sat_out` have no token, and
         nothing is remembered of them.
         """
-        positions = sequence_lens - self._prompt_len[slots]
-        self._penalize(logits, slots)
-        self._adjust(logits, slots, positions)
         self.failed, self.masks = {}, MaskShares()
-        if self._constraints:
-            self._constrain(logits, slots, positions, may_sit_out=may_sit_out)
-        taken = torch.ones(len(slots), dtype=torch.bool)
-        taken[list(self.masks.sat_out)] = False
-        drawn = torch.nonzero((self._temperature[slots] > 0) & taken)
-        # One by one: a row of logits and its hashes fit a core's cache; several rows at once are 4 times slower.
-        for rows in drawn:
-            logits[rows] = self._perturb(logits[rows], slots[rows], positions[rows])
-        tokens = logits.argmax(-1)  # the first of equal ones
+        rows = _Rows(logits, slots, sequence_lens - self._prompt_len[slots], may_sit_out)
+        for adjustment in ORDER:
+            _ADJUST[adjustment](self, rows)
+        tokens, taken = logits.argmax(-1), self._taken(rows)  # the first of equal ones
         remembered = torch.nonzero(self._needs_history[slots] & taken)[:, 0]
         if len(remembered):
             self._output_counts[slots[remembered], tokens[remembered]] += 1
@@ -119,11 +122,17 @@ class Sampler:
                 held.take(slots[taken].tolist(), tokens[taken].tolist())
         return tokens
 
-    def _penalize(self, logits: Tensor, slots: Tensor) -> None:
-        rows = torch.nonzero(self._needs_history[slots])[:, 0]
+    def _taken(self, rows: _Rows) -> Tensor:
+        """Which rows do not sit out, bool [rows]; known once they are masked."""
+        taken = torch.ones(len(rows.slots), dtype=torch.bool)
+        taken[list(self.masks.sat_out)] = False
+        return taken
+
+    def _penalize(self, given: _Rows) -> None:
+        rows = torch.nonzero(self._needs_history[given.slots])[:, 0]
         if not len(rows):
             return
-        slots, found = slots[rows], logits[rows]
+        slots, found = given.slots[rows], given.logits[rows]
         counts = self._output_counts[slots]
         seen = self._in_prompt[slots] | (counts > 0)
         repetition = self._repetition_penalty[slots].unsqueeze(1)
@@ -131,26 +140,29 @@ class Sampler:
         found = torch.where(seen, repeated, found)
         found -= self._frequency_penalty[slots].unsqueeze(1) * counts
         found -= self._presence_penalty[slots].unsqueeze(1) * (counts > 0)
-        logits[rows] = found
+        given.logits[rows] = found
 
-    def _adjust(self, logits: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Bias, ends that may not come yet, and tokens that may not come at all; few rows have any."""
-        barred = positions < self._min_new_tokens[slots]
-        for row, slot in enumerate(slots.tolist()):
+    def _add(self, rows: _Rows) -> None:
+        """Bias, and ends that may not come yet; few rows have any."""
+        barred = rows.positions < self._min_new_tokens[rows.slots]
+        for row, slot in enumerate(rows.slots.tolist()):
             if slot in self._bias:
                 ids, values = self._bias[slot]
-                logits[row, ids] += values
+                rows.logits[row, ids] += values
             if slot in self._ends and bool(barred[row]) and slot not in self._constraints:
-                logits[row, self._ends[slot]] = -torch.inf
+                rows.logits[row, self._ends[slot]] = -torch.inf
+
+    def _mask(self, rows: _Rows) -> None:
+        """Bar tokens that may not come, and note the rows that have no token: `failed` and `masks`.
+
+        Beside a grammar, ends that may not come yet are barred, too, unless nothing else is allowed.
+        """
+        numbers, logits, positions = rows.slots.tolist(), rows.logits, rows.positions
+        for row, slot in enumerate(numbers if self._bars else ()):
             if slot in self._bars:
                 self._bars.bar(slot, logits[row].numpy())
-
-    def _constrain(self, logits: Tensor, slots: Tensor, positions: Tensor, *, may_sit_out: bool) -> None:
-        """Bar what grammars do not allow, in place, and note the rows that have no token: `failed` and `masks`.
-
-        Ends that may not come yet are barred, too, unless nothing else is allowed.
-        """
-        numbers = slots.tolist()
+        if not self._constraints:
+            return
 
         def bar(row: int, seconds: float) -> bool:
             slot = numbers[row]
@@ -162,10 +174,18 @@ class Sampler:
                 found.fill(0.0)  # so that the row has a token at all
             return why is not None
 
-        self.masks = self._constraints.share(numbers, bar, may_sit_out=may_sit_out)
+        self.masks = self._constraints.share(numbers, bar, may_sit_out=rows.may_sit_out)
 
-    def _perturb(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """Temperature, filters and noise, in place; returns its argument."""
+    def _perturb(self, rows: _Rows) -> None:
+        """Temperature, filters and noise, for the rows that are drawn.
+
+        One by one: a row of logits and its hashes fit a core's cache; several rows at once are 4 times slower.
+        """
+        for row in torch.nonzero((self._temperature[rows.slots] > 0) & self._taken(rows)):
+            rows.logits[row] = self._perturbed(rows.logits[row], rows.slots[row], rows.positions[row])
+
+    def _perturbed(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Change and return its own logits."""
         logits -= logits.amax(-1, keepdim=True)  # the highest is 0: no temperature can overflow it
         logits /= self._temperature[slots].unsqueeze(1)
         self._filter(logits, slots)
@@ -184,6 +204,14 @@ class Sampler:
             last = nucleus_floor(ranked.masked_fill_(ranked < kth, -torch.inf), top_p[rows])
             floors[rows] = torch.maximum(floors[rows], torch.maximum(kth[:, 0], last))
         logits.masked_fill_(logits < floors.unsqueeze(1), -torch.inf)
+
+
+_ADJUST: dict[Adjustment, Callable[[Sampler, _Rows], None]] = {
+    Adjustment.PENALTIES: Sampler._penalize,
+    Adjustment.ADDENDS: Sampler._add,
+    Adjustment.MASKS: Sampler._mask,
+    Adjustment.FILTERS: Sampler._perturb,
+}
 
 
 def _ranked(logits: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.cuda.told_tokens import ToldBuffers
+from shared.engine.sampling.adjustments import Adjustment
 from tests.doubles.late_stream import LateStream
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -211,9 +212,11 @@ def logprobs_are_those_of_adjusted_logits(patch: pytest.MonkeyPatch) -> None:
     real = Sampling._choose
 
     def choose(self: Sampling, step: int, rows: StagedRows, masked: Any) -> None:
-        for adjust in rows.adjusted.before:
-            adjust(self.logits[: len(rows.slots)])
-        adjusted = replace(rows.adjusted, before=())
+        changes = dict(rows.adjusted.changes)
+        for early in (Adjustment.PENALTIES, Adjustment.ADDENDS):
+            if early in changes:
+                changes.pop(early)(self.logits[: len(rows.slots)])
+        adjusted = replace(rows.adjusted, changes=changes)
         real(self, step, replace(rows, adjusted=adjusted), masked)
 
     patch.setattr(Sampling, "_choose", choose)

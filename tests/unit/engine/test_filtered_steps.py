@@ -55,7 +55,7 @@ def filtered(asked: list[SamplingParams], logits: Tensor) -> tuple[Tensor, Count
     staging.upload()
     stream.synchronize()
     found = logits.clone()
-    for each in adjusted.filters:
+    for each in adjusted.changes.values():
         each(found)
     stream.close()
     return found, ops.calls

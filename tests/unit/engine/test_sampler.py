@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
+from shared.engine.sampling.adjustments import ORDER, Adjustment
 from shared.engine.sampling.sampler import Sampler
 from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 
@@ -211,3 +212,7 @@ def test_the_longest_bad_word_is_seen_whole() -> None:
     params = params_of(temperature=0.0, bad_words=(word,))
     assert choose(logits, params, (1, 2, 3, *word[:-1]), prompt_len=1) != word[-1]
     assert choose(logits, params, (1, 2, 3, *word[1:-1]), prompt_len=1) == word[-1]
+
+
+def test_every_adjustment_stands_in_the_order_once() -> None:
+    assert sorted(each.name for each in ORDER) == sorted(each.name for each in Adjustment)
