@@ -150,12 +150,12 @@ def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> No
 
 def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:
     conversation = ChatSession(serving.url)
-    pieces = [*conversation.answer("Name a colour.")]
+    pieces = [*conversation.answer("Tell me a long story about the sea.")]
     assert len(pieces) > 1
     assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"]
     assert conversation.turns[1]["content"] == "".join(piece.text for piece in pieces)
     before = serving.total("router", "segue_prompt_tokens_total")
-    some = conversation.answer("Name another.")
+    some = conversation.answer("Tell me another one.")
     next(some)
     assert serving.total("router", "segue_prompt_tokens_total") - before > len(pieces) / 2
     some.close()
@@ -183,7 +183,7 @@ def test_a_model_that_is_not_served_is_one_sentence(serving: LocalDeployment) ->
 def test_run_writes_the_answer_alone_to_stdout_and_ends_everything(tmp_path: Path) -> None:
     settings = tmp_path / "small.yaml"
     settings.write_text("{prefill: {config: {kvPages: 64}}, decode: {config: {kvPages: 64}}}")
-    words = ["run", "smollm2", "Say one word.", "--config", str(settings), "--max-model-len", "512"]
+    words = ["run", "smollm2", "Why is the sky blue?", "--config", str(settings), "--max-model-len", "512"]
     ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout.strip()
     assert "ready" not in ended.stdout
