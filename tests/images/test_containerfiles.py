@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from fnmatch import fnmatch
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -184,3 +187,24 @@ def test_only_public_addresses_are_named(path: PurePosixPath) -> None:
     text = (IMAGES / path.name).read_text(encoding="utf-8")
     loopback = {"{}:{}"}  # filled in
     assert set(re.findall(r"\w+://([^/\s\"']+)", text)) - loopback <= PUBLIC_HOSTS
+
+
+COMPILING = re.compile(r"python3 -m (shared\.[\w.]+)")
+
+
+@pytest.mark.parametrize("stage", ["kernels", "cuda-kernels"])
+def test_what_compiles_kernels_has_the_files_that_it_imports(stage: str, tmp_path: Path) -> None:
+    """These stages copy single files, so that a change elsewhere does not compile everything anew."""
+    instructions = containerfile("worker").stages[stage]
+    for copied in instructions.values("COPY"):
+        *sources, target = copied.split()
+        if target.startswith("/build/shared"):
+            for source in sources:
+                at = tmp_path / PurePosixPath(target).relative_to("/build")
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, at)
+                else:
+                    at.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(ROOT / source, at)
+    (module,) = (found[1] for run in instructions.values("RUN") if (found := COMPILING.search(run)))
+    subprocess.run([sys.executable, "-c", f"import {module}"], cwd=tmp_path, check=True)
