@@ -6,7 +6,9 @@ everywhere: RFC 3339 without leap seconds, whose days only a table knows.
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
+from router.openai.tools.schema_walk import rewritten
 
 _YEAR = r"([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _BY_FOUR = r"(0[48]|[2468][048]|[13579][26])"  # 04 … 96
@@ -23,22 +25,14 @@ _BESIDE = {
     "minLength",
     "maxLength",
 }  # constraints of the same text: then its format stays a format
-VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values and no schemas
 
 
 def with_calendar(schema: bytes) -> bytes:
-    """A schema as JSON, with patterns in place of these formats. However deep it is, nothing here recurses."""
-    if b'"format"' not in schema:
-        return schema
-    whole = msgspec.json.decode(schema)
-    waiting = [whole]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            named = node.get("format")
-            if isinstance(named, str) and named in PATTERNS and not _BESIDE & node.keys():
-                node["pattern"] = PATTERNS[node.pop("format")]
-            waiting += (value for key, value in node.items() if key not in VALUES)
-    return msgspec.json.encode(whole)
+    """A schema as JSON, with patterns in place of these formats."""
+    return rewritten(schema, "format", _format_as_pattern)
+
+
+def _format_as_pattern(node: dict[str, Any]) -> None:
+    named = node.get("format")
+    if isinstance(named, str) and named in PATTERNS and not _BESIDE & node.keys():
+        node["pattern"] = PATTERNS[node.pop("format")]

@@ -7,10 +7,9 @@ annotation under another name, so that the rest of the schema is kept, and the a
 from __future__ import annotations
 
 import re
+from typing import Any
 
-import msgspec
-
-from router.openai.tools.calendar_formats import VALUES
+from router.openai.tools.schema_walk import rewritten
 from shared.wire.grammar import Grammar
 
 _ANNOTATION = "x-pattern"
@@ -18,21 +17,14 @@ _BEYOND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
 
 
 def with_patterns_as_annotations(schema: bytes) -> bytes:
-    """A schema as JSON, without such patterns. However deep it is, nothing here recurses."""
-    if b'"pattern"' not in schema:
-        return schema
-    whole = msgspec.json.decode(schema)
-    waiting = [whole]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            pattern = node.get("pattern")
-            if isinstance(pattern, str) and _BEYOND.search(pattern):
-                node[_ANNOTATION] = node.pop("pattern")
-            waiting += (value for key, value in node.items() if key not in VALUES)
-    return msgspec.json.encode(whole)
+    """A schema as JSON, without such patterns."""
+    return rewritten(schema, "pattern", _pattern_as_annotation)
+
+
+def _pattern_as_annotation(node: dict[str, Any]) -> None:
+    pattern = node.get("pattern")
+    if isinstance(pattern, str) and _BEYOND.search(pattern):
+        node[_ANNOTATION] = node.pop("pattern")
 
 
 def has_pattern_annotations(grammar: Grammar) -> bool:
