@@ -21,7 +21,7 @@ from shared.engine.sampling.timed_matcher import Clock
 
 TENANT_SECONDS = 0.005  # of a step; 64 rows of an ordinary schema take 3 ms
 ALL_SECONDS = 0.02  # of a step, of all tenants together
-ALONE_SECONDS = 0.1  # of a step in which nobody else has a row: others that come wait no longer than that
+ALONE_SECONDS = 0.025  # of a step in which nobody else has a row: who comes waits for about four of them
 
 
 @dataclass(slots=True)
