@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
 from shared.process.settings import Count, Fraction, PositiveInt
+from shared.scheduling.queue_policy import QueuePolicy
 from shared.worker.worker_config import WorkerConfig
 
 
@@ -46,7 +47,7 @@ class PrefillConfig(WorkerConfig):
         default=1024,
         description="Requests that wait here. A further one is refused, and the router tries another worker.",
     )
-    queue_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"] = Field(
+    queue_policy: QueuePolicy = Field(
         default="fcfs", description="Order of the waiting requests. fcfs starves none."
     )
     prefix_aware_queue_max: PositiveInt = Field(

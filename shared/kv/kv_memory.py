@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from shared.batch.req import Req
 from shared.kv.page_pool import PagePool, PageState, pages_for_tokens
-from shared.kv.radix_cache import Node, RadixCache, ancestry
+from shared.kv.radix_cache import EvictionPolicy, Node, RadixCache, ancestry
 
 
 class KvMemory:
     """Page pool, radix cache and step numbers of one worker."""
 
-    def __init__(self, pages: int, page_size: int, eviction_policy: str = "lru"):
+    def __init__(self, pages: int, page_size: int, eviction_policy: EvictionPolicy = "lru"):
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.cache = RadixCache(self.pool, page_size, eviction_policy)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.kv.page_pool import PagePool, PageState
 from shared.primitives.errors import InvariantError
@@ -62,7 +63,8 @@ class Inserted:
 
 SLRU_PROTECTED_HITS = 2  # SGLang's bound: hit this often, a node is evicted only after all that were not
 
-EVICTION_POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {  # least is evicted first
+EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"]  # what the setting may say
+EVICTION_POLICIES: dict[EvictionPolicy, Callable[[Node], tuple[int, ...]]] = {  # least is evicted first
     "lru": lambda node: (node.last_access,),
     "lfu": lambda node: (node.hit_count, node.last_access),
     "fifo": lambda node: (node.created,),
@@ -76,7 +78,7 @@ EVICTION_POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {  # least is 
 class RadixCache:
     """Cached prefixes over the pages of `pool`, `page_size` tokens each."""
 
-    def __init__(self, pool: PagePool, page_size: int, policy: str = "lru"):
+    def __init__(self, pool: PagePool, page_size: int, policy: EvictionPolicy = "lru"):
         if policy not in EVICTION_POLICIES:
             raise ValueError(f"eviction policy must be one of {sorted(EVICTION_POLICIES)}, got {policy!r}")
         self.pool = pool

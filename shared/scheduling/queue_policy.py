@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from shared.batch.req import Req
 from shared.kv.radix_cache import Node, RadixCache, ancestry
 
+# What the setting may say; a new one is here, in QUEUE_POLICIES, and told in `order_waiting`.
+QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"]
+
 
 def order_waiting(
-    policy: str,
+    policy: QueuePolicy,
     waiting: Sequence[Req],
     cache: RadixCache,
     running: Sequence[Req] = (),
@@ -100,7 +104,7 @@ def _priority(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> 
     return sorted(arrived, key=lambda req: -req.priority)
 
 
-QUEUE_POLICIES: dict[str, Callable[[list[Req], RadixCache, Sequence[Req]], list[Req]]] = {
+QUEUE_POLICIES: dict[QueuePolicy, Callable[[list[Req], RadixCache, Sequence[Req]], list[Req]]] = {
     "fcfs": _fcfs,
     "lpm": _lpm,
     "dfs-weight": _dfs_weight,

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from shared.engine.config import ModelImpl
+from shared.kv.radix_cache import EvictionPolicy
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
 from shared.transfer.protocol import KvTransport
@@ -154,7 +155,7 @@ class WorkerConfig(ProcessConfig):
         default=0.1,
         description="Seconds between two reports of a changed load to routers. Placement needs it fresh, not exact.",
     )
-    radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"] = Field(
+    radix_eviction_policy: EvictionPolicy = Field(
         default="lru", description="Which unlocked leaf of the radix cache is evicted first."
     )
     quarantine_seconds: Seconds = Field(

@@ -10,6 +10,8 @@ import random
 from dataclasses import replace
 
 from router.config import Policy
+from shared.kv.radix_cache import EvictionPolicy
+from shared.scheduling.queue_policy import QueuePolicy
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
 from tests.simulation.faults import DRAWN_FAULTS, LEAVES, drawn_faults
@@ -19,9 +21,7 @@ from tests.simulation.oracle_device import Speed
 from tests.simulation.scenario import (
     CONTEXT_LEN,
     START_SECONDS,
-    CachePolicy,
     PlannedRequest,
-    QueuePolicy,
     ScenarioSizes,
     SimulationScenario,
 )
@@ -37,7 +37,7 @@ QUEUE_POLICIES: tuple[QueuePolicy, ...] = (
     "priority",
     "random",
 )
-CACHE_POLICIES: tuple[CachePolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
+CACHE_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
 PREFILL_POLICIES: tuple[Policy, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
 DECODE_POLICIES: tuple[Policy, ...] = (
     "total_tokens",

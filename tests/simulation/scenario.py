@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
 
 from router.config import Policy
 from router.discovery.cells import ROUTERS_MIN, workers_of
+from shared.kv.radix_cache import EvictionPolicy
+from shared.scheduling.queue_policy import QueuePolicy
 from shared.wire.messages import Role
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.fabric import FabricFaults
@@ -15,8 +16,6 @@ from tests.simulation.faults import Fault
 from tests.simulation.network import NetworkFaults
 from tests.simulation.oracle_device import Speed
 
-CachePolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"]
-QueuePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key", "priority"]
 SettingValues = tuple[tuple[str, float], ...]  # names and values
 
 CONTEXT_LEN = 160
@@ -75,7 +74,7 @@ class ScenarioSizes:
     overlap: bool = True
     launches_cost: bool = True  # as on a CPU; not on a GPU
     queue_policy: QueuePolicy = "fcfs"
-    radix_eviction_policy: CachePolicy = "lru"
+    radix_eviction_policy: EvictionPolicy = "lru"
     prefill_policy: Policy = "cache_aware"
     decode_policy: Policy = "total_tokens"
     candidates_max: int = 8

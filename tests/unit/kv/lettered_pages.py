@@ -5,13 +5,13 @@ from __future__ import annotations
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PagePool, PageState
-from shared.kv.radix_cache import RadixCache
+from shared.kv.radix_cache import EvictionPolicy, RadixCache
 from shared.wire.sampling_params import SamplingParams
 
 PAGE = 4  # tokens
 
 
-def new_cache(pages: int = 64, policy: str = "lru") -> RadixCache:
+def new_cache(pages: int = 64, policy: EvictionPolicy = "lru") -> RadixCache:
     return RadixCache(PagePool(pages), PAGE, policy)
 
 

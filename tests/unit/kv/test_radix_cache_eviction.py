@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.kv.page_pool import PageState
-from shared.kv.radix_cache import EVICTION_POLICIES, RadixCache
+from shared.kv.radix_cache import EVICTION_POLICIES, EvictionPolicy, RadixCache
 from tests.unit.kv.lettered_pages import block, cached, check, insert, new_cache, tokens
 
 
@@ -150,7 +150,7 @@ def _history(cache: RadixCache) -> None:
         pytest.param("slru", "bca", id="slru: those matched once before those matched often"),
     ],
 )
-def test_a_policy_evicts_in_its_order(policy: str, order: str) -> None:
+def test_a_policy_evicts_in_its_order(policy: EvictionPolicy, order: str) -> None:
     cache = new_cache(policy=policy)
     _history(cache)
     gone = ""
@@ -200,11 +200,11 @@ def test_a_split_keeps_the_hits_on_both_halves() -> None:
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'arc'"):
-        new_cache(policy="arc")
+        new_cache(policy="arc")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
-def test_every_policy_can_empty_the_tree(policy: str) -> None:
+def test_every_policy_can_empty_the_tree(policy: EvictionPolicy) -> None:
     cache = new_cache(policy=policy)
     for names in ("abc", "abd", "ax", "y"):
         insert(cache, names)

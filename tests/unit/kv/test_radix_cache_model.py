@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shared.kv.page_pool import PagePool, PageState
-from shared.kv.radix_cache import EVICTION_POLICIES, Node, RadixCache
+from shared.kv.radix_cache import EVICTION_POLICIES, EvictionPolicy, Node, RadixCache
 
 PAGE = 2  # tokens
 PAGES = 12
@@ -40,7 +40,7 @@ class CacheAgainstModel(RuleBasedStateMachine):
     """Every rule changes both; every invariant compares them."""
 
     @initialize(policy=st.sampled_from(sorted(EVICTION_POLICIES)))
-    def start(self, policy: str) -> None:
+    def start(self, policy: EvictionPolicy) -> None:
         self.pool = PagePool(PAGES)
         self.cache = RadixCache(self.pool, PAGE, policy)
         self.entries: dict[Prefix, Entry] = {}

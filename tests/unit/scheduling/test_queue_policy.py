@@ -9,6 +9,7 @@ from shared.kv.radix_cache import RadixCache
 from shared.scheduling.queue_policy import (
     QUEUE_POLICIES,
     InBatchPrefix,
+    QueuePolicy,
     order_waiting,
 )
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache, request
@@ -20,7 +21,7 @@ def _arrivals(reqs: list[Req]) -> list[int]:
     return [req.sequence for req in reqs]
 
 
-def _order(policy: str, waiting: list[Req], cache: RadixCache | None = None) -> list[int]:
+def _order(policy: QueuePolicy, waiting: list[Req], cache: RadixCache | None = None) -> list[int]:
     return _arrivals(order_waiting(policy, waiting, cache or new_cache(), prefix_aware_queue_max=QUEUE_MAX))
 
 
@@ -43,7 +44,7 @@ def _waiting() -> list[Req]:
         pytest.param("priority", [2, 4, 3, 1], id="priority: the highest first, equal ones by arrival"),
     ],
 )
-def test_a_policy_orders_the_queue(policy: str, order: list[int]) -> None:
+def test_a_policy_orders_the_queue(policy: QueuePolicy, order: list[int]) -> None:
     cache = new_cache()
     insert(cache, "abc")
     insert(cache, "p")
@@ -51,7 +52,7 @@ def test_a_policy_orders_the_queue(policy: str, order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("policy", QUEUE_POLICIES)
-def test_every_policy_keeps_every_request_once_and_is_the_same_on_every_run(policy: str) -> None:
+def test_every_policy_keeps_every_request_once_and_is_the_same_on_every_run(policy: QueuePolicy) -> None:
     cache = new_cache()
     insert(cache, "abc")
     first = _order(policy, _waiting(), cache)
@@ -61,7 +62,7 @@ def test_every_policy_keeps_every_request_once_and_is_the_same_on_every_run(poli
 
 
 @pytest.mark.parametrize("policy", QUEUE_POLICIES)
-def test_ordering_neither_locks_nor_changes_what_eviction_takes_next(policy: str) -> None:
+def test_ordering_neither_locks_nor_changes_what_eviction_takes_next(policy: QueuePolicy) -> None:
     cache = new_cache()
     insert(cache, "abc")
     insert(cache, "p")
@@ -112,7 +113,7 @@ def test_dfs_weight_copes_with_a_deep_tree() -> None:
         pytest.param(QUEUE_MAX + 1, False, id="a longer one goes by arrival"),
     ],
 )
-def test_a_long_queue_is_not_looked_up_in_the_cache(policy: str, waiting: int, aware: bool) -> None:
+def test_a_long_queue_is_not_looked_up_in_the_cache(policy: QueuePolicy, waiting: int, aware: bool) -> None:
     cache = new_cache()
     insert(cache, "a")
     hit_last = [request("az" if i == waiting - 1 else "xz", i) for i in range(waiting)]
@@ -136,7 +137,7 @@ def test_routing_key_favours_the_key_that_most_running_requests_share() -> None:
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'sjf'"):
-        _order("sjf", [])
+        _order("sjf", [])  # type: ignore[arg-type]
 
 
 # ---- in-batch prefix caching ----
