@@ -48,11 +48,10 @@ from shared.links.sockets import RouterLinks
 from shared.primitives.errors import ConfigError, InvariantError
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
-from shared.process.garbage import spare_what_is_loaded
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
+from shared.process.role_main import spare_what_is_loaded
 from shared.wire.messages import WORKER_ROLES, Hello
 
 Discover = Callable[[RouterLinks, Health], Discovery]

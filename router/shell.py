@@ -26,8 +26,7 @@ from router.core.fleet.workers import Backend
 from shared.batch.effects import Note
 from shared.links.events import RouterSideLinks
 from shared.links.inbox import EVENTS_A_TAKE
-from shared.process.failures import describe_failure
-from shared.process.logs import write_note
+from shared.process.logs import describe_failure, write_note
 from shared.wire.messages import Message
 from shared.wire.sampled import Logprobs
 

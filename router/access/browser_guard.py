@@ -31,7 +31,7 @@ from router.config import RouterConfig
 from router.replies.known_paths import SERVED
 from router.replies.replies import send_request_error
 from shared.primitives.errors import RequestError
-from shared.process.host_header import (
+from shared.process.listening import (
     is_loopback,
     is_private,
     is_private_in_a_network,

@@ -34,8 +34,8 @@ from router.replies.anthropic_errors import speaks_anthropic
 from router.replies.known_paths import SERVED, describe_unknown
 from router.replies.replies import count_refusal, error_body, error_of, send_json
 from shared.primitives.errors import RequestError
-from shared.process.failures import places
 from shared.process.health import Health
+from shared.process.logs import places
 
 log = structlog.get_logger(__name__)
 

@@ -32,7 +32,7 @@ from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
 from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
-from shared.process.host_header import is_loopback
+from shared.process.listening import is_loopback
 from shared.process.resources import memory_budget, usable_cores
 from shared.wire.messages import Role
 from shared.worker.worker_config import WorkerConfig

@@ -8,8 +8,8 @@ waits for the loop. One thread serves all connections, each for one request:
 Connections that have said something are bounded (CONNECTIONS_MAX). Where there is no room, the oldest whose head is not
 complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
 waits. Silent ones keep no probe out (`accepting`). Web pages read nothing here: on loopback, names that public DNS can
-have are refused (`host_header`), an Origin always. Which pages there are, and what is on them, is decided by the
-process (`probes`, and `router.openai.admin` for a router).
+have are refused (`listening`), an Origin always. Which pages there are, and what is on them, is decided by the
+process (`health`, and `router.openai.admin` for a router).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import structlog
 from shared.primitives.errors import StartError
 from shared.primitives.holders import Holders
 from shared.process.accepting import Accepting
-from shared.process.failures import describe_failure
-from shared.process.host_header import is_loopback, is_private, name_in
-from shared.process.listening import listening_socket
+from shared.process.listening import is_loopback, is_private, listening_socket, name_in
+from shared.process.logs import describe_failure
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_WAITING = 4096  # in the kernel, before they are accepted; Linux cuts it to somaxconn

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from shared.batch.effects import Note
+from shared.primitives.errors import SegueError
 from shared.primitives.tally import Tally
 from shared.process.log_writer import CONFIDENTIAL, LEVELS, LineWriter, LogCounters, LogForm
 
 CHATTY = ("httpcore2", "httpx2", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn.access")
 CAUSED_BY_CLIENTS = ("uvicorn.error", "asyncio")  # malformed requests, upgrades, hang-ups at a bad moment
 CAUSE_CHARACTERS_MAX = 100
+PLACES_MAX = 6  # of a failure, the innermost ones
 
 _FOREIGN = msgspec.json.Encoder(enc_hook=repr)  # a library may log any object
 
@@ -83,6 +86,21 @@ def flush() -> None:
     """Wait until all lines are written, for FLUSH_SECONDS_MAX at most. `logging.shutdown` may know no writer."""
     if _writer is not None:
         _writer.flush()
+
+
+def describe_failure(error: BaseException) -> dict[str, object]:
+    """Fields of a log line about an unexpected error: its type and the places it came through, never its values.
+
+    The message of an exception may quote what a client wrote, so only an error of Segue's own is quoted.
+    """
+    fields: dict[str, object] = {"error": type(error).__name__, "at": places(error)}
+    return fields | {"reason": str(error)} if isinstance(error, SegueError) else fields
+
+
+def places(error: BaseException) -> list[str]:
+    """The innermost frames that the error came through, the last one first to fail."""
+    frames = traceback.extract_tb(error.__traceback__)[-PLACES_MAX:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 class _Repetitions(logging.Filter):

@@ -21,7 +21,9 @@ from time import monotonic, sleep
 import structlog
 
 from shared.batch.effects import Note
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
 from shared.engine.config import EngineConfig
+from shared.engine.cuda.page_access import TorchPageAccess
 from shared.engine.engine import load
 from shared.engine.parts import Engine, EngineDevice
 from shared.links.keys import LinkKeys, read_keys
@@ -30,21 +32,20 @@ from shared.links.sockets import WorkerLinks
 from shared.primitives.errors import ConfigError
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
-from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
 from shared.process.resources import memory_budget, usable_cores
+from shared.process.role_main import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.scheduling.drain import WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.transfer.fetches import FetchLimits
+from shared.transfer.memory import HOST_ACCESS, PageMemory
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
 from shared.worker.grammar_gate import GrammarGate
-from shared.worker.page_memory import page_memory
 from shared.worker.worker_config import WorkerConfig
 from shared.worker.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
 
@@ -222,6 +223,24 @@ def _open_transfer(
     transport = self_fetch(transfer, pages, kv_format)
     log.info("worker.fetched_from_itself", transport=transport)
     return transfer
+
+
+def page_memory(cache: KVCache) -> PageMemory:
+    """The engine's KV pages as a transfer offers them: all that peers may read, those of padding left out.
+
+    Pages of the CUDA engine are read and written through torch, on a CPU as well: so its whole path is tried there.
+    """
+    device = cache.store.device
+    of_cuda_engine = cache.layout is KVLayout.KEYS_BY_TOKEN
+    return PageMemory(
+        cache.address,
+        cache.page_bytes,
+        cache.pages,
+        device_id=device.index or 0,
+        memory="VRAM" if device.type == "cuda" else "DRAM",
+        known_pages=cache.known_pages,
+        access=TorchPageAccess(cache.store) if of_cuda_engine else HOST_ACCESS,
+    )
 
 
 def _link_settings(config: WorkerConfig) -> LinkSettings:

@@ -29,7 +29,7 @@ from typing import Protocol
 from shared.batch.effects import Note
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.cuda.counters import DeviceCounters
-from shared.process.garbage import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
+from shared.process.role_main import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
 from shared.scheduling.device import Device
 from shared.scheduling.event_loop import EventLoop
 from shared.wire.sampled import Sampled

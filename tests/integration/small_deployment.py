@@ -21,9 +21,8 @@ from shared.local.children import ChildProcesses
 from shared.local.console import Service, StartupConsole
 from shared.primitives.errors import StartError
 from shared.process.admin_port import AdminPort
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
 from shared.process.role_main import exit_with_error, hold_lifeline
 
 NOWHERE = Service("nowhere", "nowhere", "nothing", has_key=False)

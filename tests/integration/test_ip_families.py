@@ -14,10 +14,9 @@ from router.discovery.worker_address import static_workers
 from router.listener.server import listen as listen_for_clients
 from shared.primitives.errors import ConfigError
 from shared.process.admin_port import AdminPort, AnswerPath
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.listening import listening_socket
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
 from tests.integration.watched_links import Watched, dial, listen
 
 LOOPBACKS = {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}

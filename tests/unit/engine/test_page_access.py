@@ -10,7 +10,7 @@ import torch
 
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.cuda import page_access
-from shared.worker.page_memory import page_memory
+from shared.worker.worker import page_memory
 from tests.tensor_pages import TensorPages
 from tests.unit.engine.test_paged_batch import CONFIG
 

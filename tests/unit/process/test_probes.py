@@ -11,9 +11,8 @@ import pytest
 
 from shared.process import gauges
 from shared.process.admin_port import AdminPort
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
 
 
 class HandClock:

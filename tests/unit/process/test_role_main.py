@@ -97,3 +97,25 @@ role_main.exit_with_error("router: no such folder")
     first, last = ended.stderr.splitlines()
     assert "settings.unknown_variable" in first
     assert last == "segue router: no such folder"
+
+
+def test_what_is_loaded_is_set_aside_for_the_collector_and_later_cycles_are_found() -> None:
+    program = """
+import gc, weakref
+from shared.process.role_main import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+loaded = [[] for _ in range(1000)]
+garbage = weakref.ref(Ring())
+spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
+assert garbage() is None, "garbage was set aside"
+assert gc.get_freeze_count() > 1000
+assert not any(each is loaded for each in gc.get_objects()), "a collection looks at what was loaded"
+later = weakref.ref(Ring())
+kept = [[] for _ in range(YOUNG_OBJECTS_OF_WORKER + 1)]
+assert later() is None, "a cycle is never found"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -36,9 +36,8 @@ from router.text.tokenizer import Tokenizer
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerDown, Received
 from shared.process.admin_port import AdminPort
-from shared.process.health import Health
+from shared.process.health import Health, probe_pages
 from shared.process.metrics import Metrics
-from shared.process.probes import probe_pages
 from shared.wire.baton import Baton, Holder, agent_name
 from shared.wire.messages import (
     UNDERSTOOD,
