@@ -16,7 +16,7 @@ from shared.engine.cuda.graphs import DecodeGraphs, buckets_for
 from shared.engine.cuda.platform import Platform
 from shared.wire.sampling_params import SamplingParams
 from tests.gpu.small_device import PROMPT_LEN, SmallDevice
-from tests.simulation.toy_grammar import FIRM, allowed, state_of
+from tests.simulation.oracle.toy_grammar import FIRM, allowed, state_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE
 
 SLOTS = 9  # buckets 1, 2, 4, 8 and 9

@@ -18,7 +18,7 @@ from collections import Counter
 from functools import partial
 
 from tests.simulation import report
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mistakes.mutations import MUTATIONS
 from tests.simulation.run import CAUGHT_BY, run_seed, run_seeds, seeds_until_caught
 
 MUTATION_SEEDS_MAX = 1000

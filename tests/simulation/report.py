@@ -17,11 +17,11 @@ from router.core.counters import RouterCounters
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.requests.lifecycle import TRANSITIONS
 from shared.wire.messages import Closed, Heartbeat, Hello, RouterToWorker, WorkerToRouter
-from tests.simulation.clients import SimulatedClient
-from tests.simulation.faults import FAULTS
-from tests.simulation.lies import WAYS
-from tests.simulation.worker import SimulatedWorker
-from tests.simulation.world import World
+from tests.simulation.adversaries.lies import WAYS
+from tests.simulation.scenarios.faults import FAULTS
+from tests.simulation.world.clients import SimulatedClient
+from tests.simulation.world.worker import SimulatedWorker
+from tests.simulation.world.world import World
 
 LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
 # Router and worker disagree on end tokens: no oracle could judge that output.

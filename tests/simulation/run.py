@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.simulation import report
-from tests.simulation.drawing import draw
-from tests.simulation.mutations import mutated
-from tests.simulation.world import SimulationError, World
+from tests.simulation.mistakes.mutations import mutated
+from tests.simulation.scenarios.drawing import draw
+from tests.simulation.world.world import SimulationError, World
 
 CAUGHT_BY = Path(__file__).with_name(
     "caught_by.json"

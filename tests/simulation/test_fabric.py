@@ -10,11 +10,11 @@ import pytest
 
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.wire.baton import Baton, Holder, agent_name
-from tests.simulation.fabric import Agent, Fabric, FabricFaults, FabricWords
-from tests.simulation.mutations import mutated
-from tests.simulation.oracle_device import Pages
-from tests.simulation.thief import Thief
-from tests.simulation.timeline import Timeline, TimelineProcess
+from tests.simulation.adversaries.thief import Thief
+from tests.simulation.mistakes.mutations import mutated
+from tests.simulation.oracle.device import Pages
+from tests.simulation.world.fabric import Agent, Fabric, FabricFaults, FabricWords
+from tests.simulation.world.timeline import Timeline, TimelineProcess
 
 NONCE = 77
 

@@ -12,8 +12,8 @@ import pytest
 
 from decode.scheduler import DecodeScheduler
 from tests.simulation import run as simulation
-from tests.simulation.mutation import Mutation
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mistakes.mutation import Mutation
+from tests.simulation.mistakes.mutations import MUTATIONS
 from tests.simulation.run import CAUGHT_BY, Run, catch, run_seed, seeds_until_caught
 
 SEEDS_MAX = 1000  # as many as must pass

@@ -11,9 +11,9 @@ import pytest
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.wire.messages import Cancel, Hello, Role
 from tests.doubles.novelty import Novelty
-from tests.simulation.lies import Lies
-from tests.simulation.network import Network, NetworkFaults, SimulatedLink
-from tests.simulation.timeline import Timeline, TimelineProcess
+from tests.simulation.adversaries.lies import Lies
+from tests.simulation.world.network import Network, NetworkFaults, SimulatedLink
+from tests.simulation.world.timeline import Timeline, TimelineProcess
 
 
 @dataclass

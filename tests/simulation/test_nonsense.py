@@ -7,8 +7,8 @@ import pytest
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.wire.baton import Holder, agent_name
 from shared.wire.messages import Decode, Hello, Prefilled, Refused, Role
-from tests.simulation.nonsense import BATONS, COMMANDS, HOLDERS, RefusedNonsense, unsound_command
-from tests.simulation.oracle import VOCAB_SIZE
+from tests.simulation.adversaries.nonsense import BATONS, COMMANDS, HOLDERS, RefusedNonsense, unsound_command
+from tests.simulation.oracle.model import VOCAB_SIZE
 
 HOLDER = Holder("p", 1, agent_name("p", 1), b"", 0, 4096, 0)
 KINDS = len(COMMANDS) + len(BATONS) + len(HOLDERS)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.wire.sampling_params import SamplingParams
-from tests.simulation.oracle import expected_output
-from tests.simulation.oracle_device import OracleDevice, Pages, Speed
-from tests.simulation.timeline import Timeline, TimelineProcess
+from tests.simulation.oracle.device import OracleDevice, Pages, Speed
+from tests.simulation.oracle.model import expected_output
+from tests.simulation.world.timeline import Timeline, TimelineProcess
 
 PAGE_SIZE = 4
 PROMPT = tuple(range(3, 14))  # two pages and three tokens

@@ -11,9 +11,9 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from shared.process.settings import Settings
-from tests.simulation.drawing import draw
-from tests.simulation.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
-from tests.simulation.settings import decode_config, prefill_config, router_config
+from tests.simulation.scenarios.drawing import draw
+from tests.simulation.scenarios.scenario import CONTEXT_LEN, ScenarioSizes, SimulationScenario
+from tests.simulation.scenarios.settings import decode_config, prefill_config, router_config
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 300
@@ -44,7 +44,7 @@ def test_every_setting_that_a_core_reads_is_drawn(config_of: Callable[[ScenarioS
     read = read_by(ROLES[config_of]) & drawn.keys()
     assert len(read) > 10
     never = sorted(name for name in read - NOT_DRAWN.keys() if len(drawn[name]) == 1)
-    assert not never, f"a line in tests/simulation/bounds.py draws {never}"
+    assert not never, f"a line in tests/simulation/scenarios/bounds.py draws {never}"
     for name, field in type(config).model_fields.items():
         if name in read and get_origin(field.annotation) is Literal:
             assert drawn[name] == set(get_args(field.annotation)), name

@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from tests.simulation import report
-from tests.simulation.drawing import draw
 from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
-from tests.simulation.world import World
+from tests.simulation.scenarios.drawing import draw
+from tests.simulation.world.world import World
 
 SEEDS = 1000
 PROCESSES = 2

@@ -7,8 +7,8 @@ import pytest
 
 from shared.wire.messages import READABLE, Hello, Message, Role
 from tests.doubles.novelty import Novelty
-from tests.simulation.drawing import draw
-from tests.simulation.versions import NEWER, read, understood_by, written
+from tests.simulation.scenarios.drawing import draw
+from tests.simulation.world.versions import NEWER, read, understood_by, written
 from tests.unit.links.wire import INSTANCES
 
 PLAIN = [

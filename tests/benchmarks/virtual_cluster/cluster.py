@@ -27,7 +27,7 @@ from tests.benchmarks.virtual_cluster.network import VirtualNetwork
 from tests.benchmarks.virtual_cluster.router import VirtualRouter
 from tests.benchmarks.virtual_cluster.trace import DrawTrace, Trace
 from tests.benchmarks.virtual_cluster.worker import MODEL_NAME, VirtualWorker, WorkerShape
-from tests.simulation.timeline import Timeline, TimelineProcess
+from tests.simulation.world.timeline import Timeline, TimelineProcess
 
 START_SECONDS = 1.0  # until the first request; links come up before
 

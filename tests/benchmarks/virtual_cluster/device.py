@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shared.batch.schedule_batch import ScheduleBatch, SlotJoin
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import SamplingParams
-from tests.simulation.timeline import Action, TimelineProcess
+from tests.simulation.world.timeline import Action, TimelineProcess
 
 EOS_TOKEN_ID = 300  # no prompt has it: their tokens are bytes
 VOCAB_SIZE = 1024

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvLink
 from shared.wire.baton import Baton, Holder
-from tests.simulation.fabric import FabricWords
-from tests.simulation.timeline import Action, TimelineProcess
+from tests.simulation.world.fabric import FabricWords
+from tests.simulation.world.timeline import Action, TimelineProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received, peer_name
 from shared.wire.messages import Hello, Message, decode_from_router, decode_from_worker, encode
-from tests.simulation.timeline import TimelineProcess
+from tests.simulation.world.timeline import TimelineProcess
 
 
 class VirtualEndpoint(Protocol):

@@ -24,7 +24,7 @@ from tests.benchmarks.virtual_cluster.figures import AnswerRecord, RunRecorder
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
 from tests.benchmarks.virtual_cluster.trace import REST_OF_CONTEXT
 from tests.benchmarks.virtual_cluster.worker import MODEL_NAME
-from tests.simulation.timeline import TimelineProcess
+from tests.simulation.world.timeline import TimelineProcess
 
 INPUT_KINDS = ("request", "token", "load")  # what the core's CPU time was spent on
 

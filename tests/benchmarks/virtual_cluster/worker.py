@@ -23,8 +23,8 @@ from shared.wire.messages import Hello, Limits, Message
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, VOCAB_SIZE, StepTimes, VirtualDevice
 from tests.benchmarks.virtual_cluster.fabric import VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
-from tests.simulation.fabric import FabricWords
-from tests.simulation.timeline import TimelineProcess
+from tests.simulation.world.fabric import FabricWords
+from tests.simulation.world.timeline import TimelineProcess
 
 MODEL_NAME = "virtual"
 KV_FORMAT = "virtual pages"

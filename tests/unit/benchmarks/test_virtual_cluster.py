@@ -17,8 +17,8 @@ from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, StepTimes, Vir
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.figures import Figures, GapHistogram
 from tests.benchmarks.virtual_cluster.scenario import ScenarioSize, number, run_scenario
-from tests.simulation.fabric import FabricWords
-from tests.simulation.timeline import Timeline, TimelineProcess
+from tests.simulation.world.fabric import FabricWords
+from tests.simulation.world.timeline import Timeline, TimelineProcess
 
 TIMES = StepTimes(extend=1.0, extend_token=0.1, decode=2.0, decode_row=0.5, copied_page=0.25)
 TINY = ScenarioSize(fleet=0.01, length=0.1)

@@ -22,7 +22,7 @@ from shared.engine.sampling.timed_matcher import Matcher
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
-from tests.simulation.toy_grammar import FIRM, ToyMatcher, allowed
+from tests.simulation.oracle.toy_grammar import FIRM, ToyMatcher, allowed
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
 

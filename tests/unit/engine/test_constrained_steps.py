@@ -19,7 +19,7 @@ from shared.engine.sampling.timed_matcher import Matcher
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import SamplingParams
-from tests.simulation.toy_grammar import FIRM, FRAIL, allowed, fails, state_of
+from tests.simulation.oracle.toy_grammar import FIRM, FRAIL, allowed, fails, state_of
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.late_requests import EOS, ReluctantBudget, ToyMatchers
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model

@@ -18,7 +18,7 @@ from shared.links.session import seal
 from shared.wire.bounds import COUNT_MAX, LOGPROB_ROUNDING, SECONDS_MAX, ErrorStatus
 from shared.wire.messages import Generated, Hello, Row, WorkerToRouter, decode_from_worker, encode
 from shared.wire.sampled import LOGPROB_MIN, TokenLogprobs, told_logprobs
-from tests.simulation.lies import Path, changed, numbers_in
+from tests.simulation.adversaries.lies import Path, changed, numbers_in
 from tests.unit.links.cable import Cable, connected, downs, kinds
 from tests.unit.links.two_peers import Dialing
 from tests.unit.links.wire import INSTANCES

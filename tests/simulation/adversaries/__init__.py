@@ -1,0 +1,1 @@
+"""Workers that lie, routers that talk nonsense, and thieves of KV."""

@@ -1,0 +1,1 @@
+"""Rules that are proven while a world runs, from books of their own."""

@@ -1,0 +1,406 @@
+"""The oracle for turns: the real cores, and each admission is judged as it happens.
+
+What decision 11 promises is exact in admissions, whatever the time and whatever fails:
+
+- At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
+  before all others, and nothing new is placed on a decode worker while a request of a draining one finds room.
+- When it has settled what came, no first request of a tenant waits that a prefill worker would take (`places`).
+- At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
+  ones pass those that need chunks of their own.
+- Beside a chunk short requests take their share of its steps, no more and, if one is below its share, no less.
+- At both kinds of worker only requests below their tenant's share take what is kept for them; those that resume do not.
+- A request below its share waits, or is refused, only where it finds no place at all.
+- At a decode worker pages that arrive leave the largest request what it can want until they have landed.
+- At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
+- At a decode worker no row misses a step for a page while the cache could give one.
+
+Bounds of few places keep nothing (`share_of` rounds to whole places), so there a request below its share waits for the
+next place that comes free, and only its turn is judged. Which request is below its share is computed here once more,
+not asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from decode.admission import BACKFILL_MAX
+from decode.config import DecodeConfig
+from decode.scheduler import DecodeScheduler
+from prefill.config import PrefillConfig
+from prefill.scheduler import PrefillScheduler
+from router.config import RouterConfig
+from router.core.dispatch import RouterCore
+from router.core.effects import ClientRequest
+from router.core.fleet import placement
+from router.core.fleet.workers import Worker
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_queue import RequestQueue
+from router.core.requests.tenants import Tenant
+from router.core.worker_events import books
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ExtendRow, ScheduleBatch
+from shared.kv.page_pool import PageState
+from shared.links.events import LinkEvent
+from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
+from shared.wire.baton import Baton
+from tests.doubles.breaking import BrokenOffError, broken_off_at
+from tests.simulation.judges import waits
+from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
+
+
+class JudgedRouterCore(RouterCore):
+    """A router's core. Each placement is judged by the requests that wait in the same queue."""
+
+    def __init__(self, settings: RouterConfig, now: float):
+        super().__init__(settings, now)
+        self.judged: Counter[str] = Counter()
+        self.liars: Collection[str] = ()  # peers
+        self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
+
+    def link(self, event: LinkEvent, now: float) -> None:
+        """What an honest worker says may not fail: without the guard, so that every error is a finding."""
+        if event.peer not in self.liars:
+            self._link(event, now)
+        elif self.fails_at:
+            try:
+                broken = broken_off_at(self.fails_at, lambda: RouterCore.link(self, event, now))
+            except BrokenOffError:
+                raise AssertionError(f"a message of {event.peer} ended a router") from None
+            self.judged["a worker was dropped"] += broken
+            books.check(self._requests, self.fleet)
+        else:
+            super().link(event, now)
+
+    def settle(self, now: float) -> None:
+        super().settle(now)
+        self._judge_waiting(now)
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        self._judge_waiting(now)
+
+    def _judge_waiting(self, now: float) -> None:
+        self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
+
+    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
+        self._judge(
+            live,
+            self._requests.reservations.waiting,
+            RequestState.WAITING,
+            lambda other: self._takes(other, now),
+        )
+        placed = super()._to_prefill(live, now)
+        if placed and waits.is_bounded(self, live.kv_group, now):
+            self.judged["no more is computed than decode takes"] += 1
+            waits.prove_needed(self, live, now)
+        return placed
+
+    def submit(self, request: ClientRequest, now: float) -> None:
+        before = waits.standing_before(self, request)
+        super().submit(request, now)
+        if waits.was_refused(self):
+            self.judged["a wait would be too long"] += 1
+            waits.prove_refusal(self, request, before)
+
+    def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
+        for kv_group in self._backpressure.full_lanes(tenant, now):
+            self.judged["enough stands before decode"] += 1
+            waits.prove_not_shut(self, kv_group, tenant)
+        return super()._in_open_lanes(workers, tenant, now)
+
+    def _to_decode(self, live: LiveRequest, now: float) -> bool | None:
+        self._judge(
+            live,
+            self._requests.reservations.ready,
+            RequestState.READY,
+            lambda other: self._fetches(other, now),
+        )
+        if not live.migrating and self._fetches(live, now):
+            self._judge_migrations(live, now)
+        failed = live.unread_by
+        placed = super()._to_decode(live, now)
+        if placed and failed:
+            self.judged["pages are fetched by another worker"] += 1
+            assert live.worker is not None
+            assert live.worker.peer not in failed, (
+                f"{live.worker.peer} is asked for the pages of {live.rid} again"
+            )
+        return placed
+
+    def _judge(
+        self,
+        live: LiveRequest,
+        queue: RequestQueue,
+        state: RequestState,
+        finds_room: Callable[[LiveRequest], bool],
+    ) -> None:
+        """No request that is its tenant's first, with a turn before `live`, finds room and waits all the same.
+
+        Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
+        """
+
+        def turn(each: LiveRequest) -> tuple[bool, int, float, int]:
+            return (not each.migrating, -each.request.priority, each.starts[state], each.arrival)
+
+        if not finds_room(live):
+            return
+        firsts: dict[str, LiveRequest] = {}
+        for other in sorted(queue.in_order(), key=turn):
+            if other.need.group == live.need.group:
+                firsts.setdefault(other.tenant.name, other)
+        for other in firsts.values():
+            if turn(other) >= turn(live) or other.tenant.running > live.tenant.running:
+                continue
+            self.judged["a turn was before"] += 1
+            assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
+
+    def _judge_migrations(self, live: LiveRequest, now: float) -> None:
+        """No request of a draining decode worker could migrate to where `live` is about to go."""
+        draining = [worker for worker in self.fleet.of_role("decode") if worker.draining]
+        for other in [self._requests.live[rid] for worker in draining for rid in worker.assigned]:
+            if other.joined and other.target is None:
+                self.judged["a stream could not migrate"] += 1
+                assert not self._fetches(other, now), (
+                    f"{live.rid} takes the room that {other.rid} could migrate to"
+                )
+
+    def _takes(self, live: LiveRequest, now: float) -> bool:
+        """Whether a prefill worker takes the request."""
+        if now < live.rests_until:
+            return False
+        running_max = self.settings.tenant_running_max
+        if running_max and live.tenant.running >= running_max:
+            return False
+        if live.sampling_group is not None and live.sampling_group.holds_back(live):
+            return False
+        source = self._with_group(live, now)
+        able = [source] if source else placement.prefill_workers(live.need, self.fleet)
+        workers = self._in_open_lanes(able, live.tenant, now)
+        may_take = self._unreachable_pairs.holders(workers, self.fleet, now)
+        return (
+            placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
+        )
+
+    def _fetches(self, live: LiveRequest, now: float) -> bool:
+        """Whether a decode worker has room for the request."""
+        if now < live.rests_until:
+            return False
+        workers = self._untried(live, placement.decode_workers(live.need, self.fleet))
+        return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStart:
+    """When a request was started at a prefill worker, and how many of its tokens were not cached there."""
+
+    at: float
+    tokens: int
+
+
+class JudgedPrefill(PrefillScheduler):
+    """The core of a prefill worker. Each start is judged, and each step that leaves one below its share waiting."""
+
+    def __init__(self, config: PrefillConfig, **rest: Any):
+        super().__init__(config, **rest)
+        self.judged: Counter[str] = Counter()
+        self._words_below_share = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
+        self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
+        self._page_size, self._short_share = config.page_size, config.short_share
+        self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
+        self.prompt_starts: dict[str, PromptStart] = {}
+        self.full_at: list[float] = []  # when a plan left no free page: it may have evicted some
+        self._saved = 0.0  # input that chunks have left to short requests so far
+
+    def _start(self, req: Req, now: float) -> None:
+        held, beside_a_chunk = self._held(), self._one_is_cut()
+        super()._start(req, now)
+        self.prompt_starts[req.rid] = PromptStart(now, len(req.token_ids) - req.cached_len)
+        waiting = self.waiting.reqs
+        put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
+        passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
+        if beside_a_chunk:
+            short_max = self._step_tokens - self._page_size
+            long = {each.tenant for each in waiting if len(each.token_ids) - each.cached_len > short_max}
+            self.judged["short before a long one"] += bool(long)
+            passed -= long
+        assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
+        words_left = self.leases.free - len(self.batch)
+        if _is_below_share(req, held, len(req.token_ids), self._capacity):
+            self.judged["below its share into what is kept"] += words_left < self._words_below_share
+            return
+        self.judged["no more than a share"] += words_left == self._words_below_share
+        assert words_left >= self._words_below_share, (
+            f"{req.rid} starts and leaves {words_left} lease words; {self._words_below_share} are kept"
+        )
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        batch = super().plan(now)
+        if not self.memory.pool.free:
+            self.full_at.append(now)
+        rows = batch.extend if batch is not None else ()
+        input_left, pages_kept = self._step_tokens - sum(len(row.token_ids) for row in rows), 0
+        if self.batch.chunked is not None:
+            if not rows:
+                return batch  # the chunk lacks pages; nobody goes before it
+            input_left = self._judge_chunk(rows, self.batch.chunked)
+            pages_kept = self.memory.pages_missing(self.batch.chunked, len(self.batch.chunked.token_ids))
+        if self.batch.free_slots and self.leases.free > len(self.batch):
+            self._judge_waiting(input_left, pages_kept)
+        return batch
+
+    def _one_is_cut(self) -> bool:
+        """Whether a request has pages for its chunks up to this step, not for its whole prompt."""
+        return any(self.memory.pages_missing(req, len(req.token_ids)) for req in self.batch.reqs)
+
+    def _judge_chunk(self, rows: Sequence[ExtendRow], chunked: Req) -> int:
+        """The chunk keeps a page, and loses no more to short ones than was saved. Returns what they may still take."""
+        page, tokens = self._page_size, [len(row.token_ids) for row in rows]
+        place = [row.slot for row in rows].index(chunked.slot or 0)
+        assert tokens[place] >= page, f"the chunk of {chunked.rid} has {tokens[place]} tokens of {tokens}"
+        before, beside = sum(tokens[:place]), sum(tokens[place + 1 :])
+        end = rows[place].start + self._step_tokens - before
+        lost = end // page * page - (end - beside) // page * page
+        most = self._step_tokens - page
+        self._saved = min(self._saved + self._short_share * self._step_tokens, most) - lost
+        assert self._saved >= 0, f"{beside} tokens beside the chunk of {chunked.rid}: {-self._saved} too many"
+        self.judged["short beside a chunk"] += lost > 0
+        return 0 if before else int(self._saved) // page * page
+
+    def _judge_waiting(self, input_left: int, pages_kept: int) -> None:
+        """There is a slot and a lease word: one below its share, the first in the order, lacks input or pages."""
+        waiting = self.waiting.reqs
+        if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
+            return  # one that was put off stands elsewhere in the order; pages that retire are soon free
+        held = self._held()
+        least = min(held[req.tenant] for req in waiting)
+        firsts = [req for req in waiting if held[req.tenant] == least]
+        req, size = firsts[0], len(firsts[0].token_ids)
+        enough_pages = self.memory.pages_for(size) <= self.memory.available_pages - pages_kept
+        if len(firsts) == 1 and enough_pages and _is_below_share(req, held, size, self._capacity):
+            self.judged["below its share waits for input"] += 1
+            assert size > input_left, f"{req.rid} is below its share and waits beside a step with room for it"
+
+    def _held(self) -> Counter[str]:
+        return tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
+
+
+class JudgedDecode(DecodeScheduler):
+    """The core of a decode worker. Each admission, refusal and resume is judged."""
+
+    def __init__(self, config: DecodeConfig, *, pages: int, **rest: Any):
+        super().__init__(config, pages=pages, **rest)
+        self.judged: Counter[str] = Counter()
+        slots, share = config.max_running_requests, config.tenant_share_max
+        self._slots_below_share = slots - share_of(slots, share)
+        self._retract_steps = config.retract_steps
+        self._pages_below_share = pages - share_of(pages, share)
+
+    def _admit(self, req: Req, baton: Baton) -> None:
+        present = [*self._batch.reqs, *self._transfer_queue.transferring]
+        held = tokens_by_tenant(present)
+        largest = self._pages_of_largest()
+        super()._admit(req, baton)
+        if req in self._transfer_queue.transferring:
+            self._judge_arriving(req, largest)
+        if req.slot is None:
+            self._judge_refusal(req, baton, held)
+        elif self._is_below_share(req, held):
+            self.judged["below its share into what is kept"] += (
+                self._batch.free_slots < self._slots_below_share
+            )
+        elif present:
+            self._judge_slots(req)
+            self._judge_pages(req)
+            self._judge_growth([*present, req])
+
+    def plan(self, now: float) -> ScheduleBatch | None:
+        self._judge_resumed()
+        without_page = self.counters.rows_without_page
+        batch = super().plan(now)
+        if batch is not None and self.counters.rows_without_page > without_page:
+            left = self.memory.cache.evictable
+            self.judged["a row misses a step"] += 1
+            assert not left, f"a row misses a step, but {left} pages could be evicted"
+        return batch
+
+    def _judge_resumed(self) -> None:
+        """Resume requests, as `plan` does first, and judge what is left."""
+        beside = self._batch.reqs
+        slots_used = self._batch.slots_used
+        self._resume_retracted()
+        resumed = self._batch.slots_used - slots_used
+        if resumed and self._batch.slots_used > 1:
+            self._judge_slots("a retracted request")
+        if resumed and beside:
+            self._judge_pages("a retracted request")
+
+    def _is_below_share(self, req: Req, held: Counter[str]) -> bool:
+        return _is_below_share(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
+
+    def _judge_slots(self, who: Req | str) -> None:
+        left, kept = self._batch.free_slots, self._slots_below_share
+        self.judged["no more than a share"] += left == kept
+        assert left >= kept, f"{_name(who)} comes in and leaves {left} slots; {kept} are kept"
+
+    def _judge_pages(self, who: Req | str) -> None:
+        left, kept = self.memory.available_pages, self._pages_below_share
+        assert left >= kept, f"{_name(who)} comes in and leaves {left} pages; {kept} are kept"
+
+    def _judge_arriving(self, req: Req, largest: int) -> None:
+        """What arrives leaves the largest running request the pages that it can want until then."""
+        pool = self.memory.pool
+        arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
+        left = pool.total - pool.count(PageState.QUARANTINED) - len(arriving)
+        self.judged["the largest keeps its pages"] += left < largest + len(arriving)
+        assert left >= largest, f"{req.rid} arrives and leaves {left} pages; the largest can want {largest}"
+
+    def _pages_of_largest(self) -> int:
+        """Pages that the largest request can hold when what arrives has landed or is given up."""
+        steps = self._admission.steps_until_landed
+        lengths = [min(other.final_kv_len, other.launched_len + steps) for other in self._batch.reqs]
+        return max(map(self.memory.pages_for, lengths), default=0)
+
+    def _judge_growth(self, present: list[Req]) -> None:
+        """A new request leaves the pages that the next steps of all take, so that it causes no retraction at once."""
+        if not self._admission.lengths.known:
+            return
+        tokens = sum(min(req.remaining_new_tokens, self._retract_steps) for req in present)
+        left, wanted = self.memory.available_pages, self.memory.pages_for(tokens)
+        self.judged["room by lengths seen"] += 1
+        assert left >= wanted, f"{present[-1].rid} leaves {left} pages; the next steps of all take {wanted}"
+
+    def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
+        """A request below its share finds no slot, or not the pages that it needs now beside the largest request's."""
+        memory = self.memory
+        if not self._is_below_share(req, held):
+            return
+        self.judged["below its share refused"] += 1
+        if not self._batch.free_slots or self._retraction.backfilled >= BACKFILL_MAX:
+            return
+        pool = memory.pool
+        usable = pool.total - pool.count(PageState.QUARANTINED)
+        arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
+        room = min(memory.available_pages, usable - self._pages_of_largest() - len(arriving))
+        if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
+            assert memory.pages_for(baton.kv_len) > room, (
+                f"{req.rid} is below its share and refused for {room} pages"
+            )
+
+
+def _is_below_share(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
+    """Whether its tenant, with it, holds fewer tokens than another one.
+
+    With `size` for this request it must also stay within an even share of `capacity`, one share left over.
+    """
+    own = held[req.tenant]
+    others = [tokens for tenant, tokens in held.items() if tenant != req.tenant]
+    lighter = own + len(req.token_ids) < max(others, default=0)
+    return lighter and own + size <= capacity / (len(others) + 2)
+
+
+def _name(who: Req | str) -> str:
+    return who if isinstance(who, str) else f"{who.rid} of {who.tenant}"

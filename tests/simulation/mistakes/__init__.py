@@ -1,0 +1,1 @@
+"""Mistakes to plant in the product, one at a time."""

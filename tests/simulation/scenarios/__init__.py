@@ -1,0 +1,1 @@
+"""What a seed decides of a world before it begins."""

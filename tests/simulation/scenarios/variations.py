@@ -1,0 +1,410 @@
+"""What is drawn on top of a scenario, each from a generator of its own: one more changes none of the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import msgspec
+
+from router.config import Policy
+from shared.wire.sampling_params import SamplingParams
+from tests.simulation.judges.groups import with_groups
+from tests.simulation.oracle.model import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.simulation.oracle.toy_grammar import BARREN, FIRM, FRAIL, SLOW
+from tests.simulation.scenarios.bounds import bounds
+from tests.simulation.scenarios.faults import (
+    FORGET,
+    HANG,
+    LIE,
+    NONSENSE,
+    ROUTER_DRAINS,
+    SWALLOW,
+    THEFT,
+    Fault,
+    drawn_faults,
+    rollout,
+)
+from tests.simulation.scenarios.scenario import (
+    CONTEXT_LEN,
+    START_SECONDS,
+    PlannedRequest,
+    ScenarioSizes,
+    SimulationScenario,
+)
+from tests.simulation.world.versions import way_of
+
+# More than a hung loop, a broken link and a late message may hide what an honest worker has.
+SILENT_SECONDS_MIN = 6.0
+
+
+def tenants(scenario: SimulationScenario) -> SimulationScenario:
+    """Most worlds have two to four tenants, the first of them greedy. Only a troubled world refuses their tokens."""
+    rng = scenario.random("tenants")
+    names = [f"tenant-{number}" for number in range(rng.choice((1, 2, 3, 4)))]
+    requests = [
+        replace(planned, tenant=names[0] if rng.random() < 0.5 else rng.choice(names))
+        for planned in scenario.requests
+    ]
+    sizes = replace(
+        scenario.sizes,
+        tenant_share_max=rng.choice((0.5, 0.8, 0.95, 1.0)),
+        tenant_running_max=rng.choice((0, 0, 0, 3)),
+        tenant_tokens_per_minute=0 if scenario.calm else rng.choice((0, 0, 0, 200, 2000)),
+        tenant_weights=tuple(f"{name}={rng.choice((0.5, 3))}" for name in names if rng.random() < 0.3),
+        share_prefix_cache=rng.random() < 0.2,
+        backfill_max=rng.choice((0, 2, 32)),
+    )
+    if scenario.calm:
+        requests += _small_requests(rng, sizes)
+    return replace(scenario, sizes=sizes, requests=tuple(requests))
+
+
+def _small_requests(rng: random.Random, sizes: ScenarioSizes) -> list[PlannedRequest]:
+    """Another tenant comes in the middle of it all, with a few tokens."""
+    return [
+        replace(_short_request(rng, sizes, f"small-{number}", (0.2, 0.8), 6, (1, 4)), tenant="small")
+        for number in range(rng.randint(1, 3))
+    ]
+
+
+def _short_request(
+    rng: random.Random,
+    sizes: ScenarioSizes,
+    rid: str,
+    seconds: tuple[float, float],  # after the first request
+    prompt_len_max: int,
+    new_tokens: tuple[int, int],
+) -> PlannedRequest:
+    return PlannedRequest(
+        rid=rid,
+        at=START_SECONDS + rng.uniform(*seconds),
+        router=rng.randrange(sizes.routers),
+        prompt=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, prompt_len_max))),
+        params=SamplingParams(max_new_tokens=rng.randint(*new_tokens), seed=rng.getrandbits(32)),
+    )
+
+
+def router_drains(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the worlds drain a router; only a troubled world cuts its answers by stopping it."""
+    rng = scenario.random("router drains")
+    if rng.random() > 0.35:
+        return scenario
+    drains = drawn_faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
+    faults = sorted((*scenario.faults, *drains), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def hangs(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the troubled worlds have workers whose loops hang."""
+    rng = scenario.random("hangs")
+    if scenario.calm or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (HANG,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def forgetful(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds workers forget requests; there a router waits for a row less than a minute."""
+    rng = scenario.random("forgetful")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (FORGET,) * 3)), key=lambda fault: fault.at)
+    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
+    return replace(scenario, sizes=sizes, faults=tuple(faults))
+
+
+def nonsense(scenario: SimulationScenario) -> SimulationScenario:
+    """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
+    rng = scenario.random("nonsense")
+    if rng.random() > 0.5:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def thefts(scenario: SimulationScenario) -> SimulationScenario:
+    """In a third of the troubled worlds that read by the TLS transport. It may cost a request an attempt."""
+    rng = scenario.random("thefts")
+    if scenario.calm or not scenario.fabric.tls or rng.random() > 0.35:
+        return scenario
+    faults = sorted((*scenario.faults, *drawn_faults(rng, (THEFT,) * 2)), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def lying(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds workers lie, again and again; there a router waits for a row less than a minute."""
+    rng = scenario.random("lies")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    lies = [
+        Fault(rng.uniform(0.1, 2.0), LIE, rng.randrange(1_000_000), 0.0) for _ in range(rng.randint(4, 30))
+    ]
+    faults = sorted((*scenario.faults, *lies), key=lambda fault: fault.at)
+    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
+    return replace(scenario, sizes=sizes, faults=tuple(faults))
+
+
+def silences(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds have a worker that takes requests and does nothing with them, while others come.
+
+    It is found long before the requests are given up one by one. In the other worlds nobody may be found, so half of
+    them are as impatient as they may be. In some of these worlds nothing else goes wrong.
+    """
+    rng = scenario.random("silences")
+    least = 1.0 if scenario.calm else SILENT_SECONDS_MIN
+    sizes = replace(scenario.sizes, silent_seconds=rng.choice((least, 30.0)))
+    if scenario.calm or rng.random() > 0.2:
+        return replace(scenario, sizes=sizes)
+    sizes = replace(sizes, silent_seconds=SILENT_SECONDS_MIN, stall_seconds=2.5 * SILENT_SECONDS_MIN)
+    faults = [
+        Fault(START_SECONDS + rng.uniform(0.0, 1.0), SWALLOW, rng.randrange(1000), 0.0)
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    faults += scenario.faults if rng.random() < 0.4 else ()
+    others = [
+        _short_request(rng, sizes, f"later-{number}", (0.3, 8.0), 140, (1, 12))
+        for number in range(rng.randint(30, 60))
+    ]
+    return replace(
+        scenario,
+        sizes=sizes,
+        requests=(*scenario.requests, *others),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+def short_share(scenario: SimulationScenario) -> SimulationScenario:
+    """A prompt in chunks leaves nothing to short ones, a quarter or half of its steps."""
+    share = scenario.random("short share").choice((0.0, 0.25, 0.5))
+    return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
+
+
+def candidates(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
+    handful = scenario.random("candidates").choice((1, 2, 8, 8))
+    return replace(scenario, sizes=replace(scenario.sizes, candidates_max=handful))
+
+
+def patience(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds give up a slow fetch early, so decode keeps fewer pages free of what arrives."""
+    if scenario.calm:
+        return scenario
+    patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
+    return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
+
+
+def policies(scenario: SimulationScenario) -> SimulationScenario:
+    """A third of the worlds choose workers by any policies; the others by those that `drawing` likes best."""
+    rng = scenario.random("policies")
+    if rng.random() > 0.35:
+        return scenario
+    any_policy = get_args(Policy)
+    sizes = replace(
+        scenario.sizes, prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy)
+    )
+    return replace(scenario, sizes=sizes)
+
+
+def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds some or most requests may generate until their context is full, as most clients' do."""
+    rng = scenario.random("without max_tokens")
+    share = rng.choice((0.0, 0.0, 0.3, 0.8))
+
+    def freed(planned: PlannedRequest) -> PlannedRequest:
+        rest = CONTEXT_LEN - len(planned.prompt)
+        return replace(planned, params=msgspec.structs.replace(planned.params, max_new_tokens=rest))
+
+    requests = [freed(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
+def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
+    """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
+
+    So a cancel and its command reach a decode worker in one turn, in which the request joins at once.
+    """
+    rng = scenario.random("second thoughts")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    sizes = scenario.sizes
+    tokens = sizes.page_size * rng.randint(1, 4)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(tokens))
+    router = rng.randrange(sizes.routers)
+
+    def request(number: int, at: float, abort_after_tokens: int | None) -> PlannedRequest:
+        params = SamplingParams(max_new_tokens=4, seed=rng.getrandbits(32), ignore_eos=True)
+        return PlannedRequest(
+            rid=f"hasty-{number}",
+            at=START_SECONDS + at,
+            router=router,
+            prompt=prompt,
+            params=params,
+            tenant="hasty",
+            abort_after_tokens=abort_after_tokens,
+        )
+
+    warming = [request(number, 0.0, None) for number in range(sizes.decode_workers)]
+    crowds = [request(10 * crowd + number, 0.4 * crowd, 1) for crowd in (1, 2, 3) for number in range(6)]
+    return replace(scenario, requests=scenario.requests + tuple(warming + crowds))
+
+
+def partition(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds have a prefill and a decode worker that cannot reach each other's memory; no request may suffer."""
+    rng = scenario.random("partition")
+    if rng.random() > 0.15:
+        return scenario
+    sizes = scenario.sizes
+    pair = (
+        f"prefill-{rng.randrange(sizes.prefill_workers)}",
+        f"decode-{rng.randrange(sizes.decode_workers)}",
+    )
+    sizes = replace(sizes, unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
+    if scenario.calm and way_of(scenario.random) != "rolling":  # there each new process has to learn it again
+        sizes = replace(sizes, losses_max=1)
+    return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
+
+
+def cells(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds are divided into two or three cells. With four routers, some of them serve two of three.
+
+    Workers are alike there: a router knows only those of its cells, so it refuses what only others could hold.
+    """
+    rng = scenario.random("cells")
+    if rng.random() > 0.15 or scenario.fabric.partition:
+        return scenario
+    sizes = replace(scenario.sizes, routers=4, cell_workers_max=rng.choice((2, 4)))
+    sizes = replace(sizes, odd_kv_format=False, small_pages=0)
+    requests = [replace(planned, router=rng.randrange(sizes.routers)) for planned in scenario.requests]
+    return replace(scenario, sizes=sizes, requests=tuple(requests))
+
+
+def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
+    """In a rolling upgrade workers leave one after the other."""
+    if way_of(scenario.random) != "rolling":
+        return scenario
+    faults = sorted((*scenario.faults, *rollout(scenario.random("rollout"))), key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(faults))
+
+
+def waits(scenario: SimulationScenario) -> SimulationScenario:
+    """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
+    rng = scenario.random("waits")
+    sizes = replace(scenario.sizes, ready_seconds=rng.choice((0.1, 0.3, 0.5, 2.0)))
+    if rng.random() > 0.2:
+        return replace(scenario, sizes=sizes)
+    sizes = replace(sizes, ready_seconds=0.1, prefill_slots=1, decode_slots=rng.choice((1, 2)))
+    if scenario.calm:
+        sizes = replace(sizes, max_queued_requests=200)
+    else:
+        sizes = replace(sizes, waiting_seconds_max=rng.choice((0.1, 0.3)))
+    crowd = [
+        _short_request(rng, sizes, f"crowd-{number}", (0.1, 1.0), 8, (2, 6))
+        for number in range(rng.randint(40, 80))
+    ]
+    return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))
+
+
+def launches(scenario: SimulationScenario) -> SimulationScenario:
+    """Some workers compute on a GPU: a prompt's step is launched before the one that ends another has settled."""
+    rng = scenario.random("launches")
+    return replace(scenario, sizes=replace(scenario.sizes, launches_cost=rng.random() < 0.6))
+
+
+def grammars(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds a good part of the requests have a grammar.
+
+    One that fails must be known to the routers as what it is, so only new ones get such; and a calm world fails nobody.
+    """
+    rng = scenario.random("grammars")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7))
+    frail = 0.5 if way_of(scenario.random) == "new" and not scenario.calm else 0.0
+
+    def constrained(planned: PlannedRequest) -> PlannedRequest:
+        grammar = rng.choice((FRAIL, FRAIL, FRAIL, BARREN)) if rng.random() < frail else FIRM
+        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=grammar))
+
+    requests = [constrained(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
+def slow_grammars(scenario: SimulationScenario) -> SimulationScenario:
+    """In a third of the worlds most requests have a slow grammar: steps have no time for all of their masks."""
+    rng = scenario.random("slow grammars")
+    share = rng.choice((0.0, 0.0, 0.9))
+
+    def slowed(planned: PlannedRequest) -> PlannedRequest:
+        if planned.params.grammar in (FRAIL, BARREN) or rng.random() > share:
+            return planned
+        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=SLOW))
+
+    return replace(scenario, requests=tuple(map(slowed, scenario.requests)))
+
+
+def bars(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds some requests have bad words, and most of these a few tokens that may come at all."""
+    rng = scenario.random("bars")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7))
+
+    def barred(planned: PlannedRequest) -> PlannedRequest:
+        tokens = rng.sample(range(VOCAB_SIZE), 10)
+        may_come = () if planned.params.grammar or rng.random() < 0.3 else (*tokens, *EOS_TOKEN_IDS)
+        words = tuple(tuple(rng.choices(tokens, k=rng.randint(1, 3))) for _ in range(4))
+        params = msgspec.structs.replace(planned.params, allowed_token_ids=may_come, bad_words=words)
+        return replace(planned, params=params)
+
+    requests = [barred(each) if rng.random() < share else each for each in scenario.requests]
+    return replace(scenario, requests=tuple(requests))
+
+
+def scores(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds whose routers know that prompts can be scored, a good part of the requests ask for it.
+
+    All siblings ask together; the first of them is told.
+    """
+    rng = scenario.random("scores")
+    share = rng.choice((0.0, 0.0, 0.3, 0.7)) if way_of(scenario.random) == "new" else 0.0
+
+    def drawn(rng: random.Random) -> int:
+        """How many of the likeliest are to be told; -1: no score."""
+        return rng.choice((0, 1, 3)) if rng.random() < share else -1
+
+    of_groups = scenario.random("scores of groups")
+    groups = dict.fromkeys(each.group for each in scenario.requests if each.group)
+    asked = {group: drawn(of_groups) for group in groups}
+    requests = []
+    for each in scenario.requests:
+        top = asked[each.group] if each.group else drawn(rng)
+        requests.append(replace(each, params=msgspec.structs.replace(each.params, prompt_logprobs=top)))
+    return replace(scenario, requests=tuple(requests))
+
+
+VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
+    bounds,
+    launches,
+    policies,
+    short_share,
+    candidates,
+    patience,
+    without_max_tokens,  # before the crowd of `waits`: its requests stay small
+    waits,
+    partition,
+    tenants,
+    second_thoughts,
+    cells,
+    router_drains,
+    hangs,
+    forgetful,
+    nonsense,
+    thefts,
+    lying,
+    silences,
+    rollout_of_workers,
+    with_groups,
+    grammars,
+    slow_grammars,
+    bars,
+    scores,
+)
