@@ -25,14 +25,14 @@ ANSWER_BOUNDS = (
         "FREE_BYTES",
         "an answer's text counts in answers_bytes_max",
         "32 KiB of each answer that is under way",
-        "tests/unit/router/openai/test_answer_bytes.py::test_a_short_answer_is_served_however_full_the_budget_is",
+        "tests/unit/router/openai/answers/test_answer_bytes.py::test_a_short_answer_is_served_however_full_the_budget_is",
         place="router.openai.answers.answer_bytes",
     ),
     Bound(
         "UNSAID_TOKENS_MAX",
         "an output without max_tokens counts as it comes",
         "32 MiB of one answer",
-        "tests/unit/router/openai/test_answer_bytes.py"
+        "tests/unit/router/openai/answers/test_answer_bytes.py"
         "::test_an_output_without_a_limit_is_reckoned_as_a_usual_one_and_counted_as_it_comes",
         place="router.openai.answers.answer_bytes",
     ),
@@ -40,7 +40,7 @@ ANSWER_BOUNDS = (
         "PORTION_BYTES",
         "the rest of an answer waits until the client has read",
         "64 KiB of JSON, and 2 ms of the event loop",
-        "tests/unit/router/openai/test_json_parts.py::test_others_have_their_turn_between_portions_and_no_portion_is_large",
+        "tests/unit/router/openai/answers/test_json_parts.py::test_others_have_their_turn_between_portions_and_no_portion_is_large",
         place="router.openai.answers.json_parts",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.abuse.bound import Bound
 
-TESTS = "tests/unit/router/openai/test_resumable_streams.py"
+TESTS = "tests/unit/router/openai/answers/test_resumable_streams.py"
 
 RESUMING_BOUNDS = (
     Bound(

@@ -101,7 +101,7 @@ WORKER_BOUNDS = (
         "METADATA_BYTES_MAX",
         "the request is lost there, and goes on elsewhere",
         "64 KiB a worker, kept by a router",
-        f"{UNIT}/router/core/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
+        f"{UNIT}/router/core/worker_events/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
         place="router.core.worker_events.sound_batons",
     ),
     Bound(

@@ -12,8 +12,8 @@ import pytest
 
 from router.text.tokenizer import Tokenizer
 from shared.wire.messages import Limits
-from tests.unit.router.openai.test_tools_over_http import says
 from tests.unit.router.openai.tools.agents import TEMPLATE
+from tests.unit.router.openai.tools.test_tools_over_http import says
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
 from tests.unit.router.tiny_model import write_folder
 

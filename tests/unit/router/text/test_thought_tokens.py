@@ -12,7 +12,14 @@ import httpx2
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, TEMPLATE, WEATHER, says
+from tests.unit.router.openai.tools.test_tools_over_http import (
+    CALL,
+    CONTEXT_LEN,
+    LIMITS,
+    TEMPLATE,
+    WEATHER,
+    says,
+)
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import write_folder
 

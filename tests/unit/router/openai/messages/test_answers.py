@@ -23,7 +23,7 @@ from tests.unit.router.openai.messages.asking import (
     stable,
     whole,
 )
-from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, says
+from tests.unit.router.openai.tools.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import until
 

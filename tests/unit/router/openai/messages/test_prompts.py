@@ -24,7 +24,7 @@ from tests.unit.router.openai.messages.asking import (
     whole,
 )
 from tests.unit.router.openai.messages.claude_code import claude_code_body
-from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, says
+from tests.unit.router.openai.tools.test_tools_over_http import CALL, CONTEXT_LEN, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 # Of the `anthropic` package 2.14, of its beta client too; those of the client itself are left out.

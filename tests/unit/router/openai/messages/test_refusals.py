@@ -10,7 +10,7 @@ import pytest
 from router.openai.fields.spelling import check_names_of_each
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.messages.asking import TOOL, post, refusal, user
-from tests.unit.router.openai.test_tools_over_http import says
+from tests.unit.router.openai.tools.test_tools_over_http import says
 from tests.unit.router.scripted_workers import RunningRouter
 
 DEEP: Any = {"a": 1}

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.test_tools_over_http import CONTEXT_LEN, LIMITS
 from tests.unit.router.openai.tools.agents import TEMPLATE
+from tests.unit.router.openai.tools.test_tools_over_http import CONTEXT_LEN, LIMITS
 from tests.unit.router.scripted_workers import FEATURES, RunningRouter
 from tests.unit.router.tiny_model import write_folder
 

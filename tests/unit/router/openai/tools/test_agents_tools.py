@@ -10,8 +10,7 @@ import pytest
 
 from router.openai.tools.declared import TOOLS_MAX
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.test_responses import events, refusal, stable, whole
-from tests.unit.router.openai.test_tools_over_http import asked, prompt, says
+from tests.unit.router.openai.responses.test_responses import events, refusal, stable, whole
 from tests.unit.router.openai.tools.agents import (
     AGENTS,
     FUNCTION,
@@ -23,6 +22,7 @@ from tests.unit.router.openai.tools.agents import (
     ignored,
     posted,
 )
+from tests.unit.router.openai.tools.test_tools_over_http import asked, prompt, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 # ---- tools of other servers

@@ -10,8 +10,7 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.test_responses import built, events, refusal, stable, whole
-from tests.unit.router.openai.test_tools_over_http import asked, prompt, says
+from tests.unit.router.openai.responses.test_responses import built, events, refusal, stable, whole
 from tests.unit.router.openai.tools.agents import (
     PATCH,
     TOOLS,
@@ -20,6 +19,7 @@ from tests.unit.router.openai.tools.agents import (
     ignored,
     posted,
 )
+from tests.unit.router.openai.tools.test_tools_over_http import asked, prompt, says
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 

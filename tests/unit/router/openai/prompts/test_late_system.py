@@ -12,7 +12,7 @@ import pytest
 from router.openai.prompts.chat_messages import without_late_system
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.messages.claude_code import claude_code_body
-from tests.unit.router.openai.test_tools_over_http import CONTEXT_LEN, LIMITS, TEMPLATE
+from tests.unit.router.openai.tools.test_tools_over_http import CONTEXT_LEN, LIMITS, TEMPLATE
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import write_folder
 

@@ -19,7 +19,14 @@ from pydantic import TypeAdapter
 from router.openai.fields.known import fields_of
 from router.openai.responses.fields import ResponsesFields
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.test_tools_over_http import CALL, CONTEXT_LEN, LIMITS, TEMPLATE, prompt, says
+from tests.unit.router.openai.tools.test_tools_over_http import (
+    CALL,
+    CONTEXT_LEN,
+    LIMITS,
+    TEMPLATE,
+    prompt,
+    says,
+)
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import write_folder
 
