@@ -212,7 +212,7 @@ class RouterCore:
             self._requests.try_again(
                 live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
             )
-        elif kind == "wait" and (until := self._waits_for_sibling(live, now)) > now:
+        elif kind == "wait" and (until := self._waits_for_group(live, now)) > now:
             self._requests.reservations.deadlines.set(("wait", live.rid), until)
         else:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
@@ -297,7 +297,7 @@ class RouterCore:
             return None
         return worker if placement.could_prefill(live.need, worker, self.fleet) else None
 
-    def _waits_for_sibling(self, live: LiveRequest, now: float) -> float:
+    def _waits_for_group(self, live: LiveRequest, now: float) -> float:
         """Until when it may wait for a worker, since a sibling computes or has just computed its prompt."""
         if live.sampling_group is None:
             return now
@@ -332,7 +332,7 @@ class RouterCore:
         One that could not read from their holder lately is asked only where no other has room.
         """
         assert live.waits_on is not None, live.rid
-        if (choice := self._beside_sibling(live, live.waits_on, now)) is not None:
+        if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
         some_fit = False
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
@@ -344,7 +344,7 @@ class RouterCore:
                     return choice, True
         return None, some_fit
 
-    def _beside_sibling(self, live: LiveRequest, holder: Worker, now: float) -> Placement | None:
+    def _beside_group(self, live: LiveRequest, holder: Worker, now: float) -> Placement | None:
         """The decode worker that has the prompt from a sibling, if it has room and can fetch the rest."""
         reader = live.sampling_group.reader if live.sampling_group is not None else None
         if (

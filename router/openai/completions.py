@@ -22,7 +22,7 @@ from router.openai.answers.kept_answer import KeptAnswer
 from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.openai.answers.packed_list import PackedList
-from router.openai.answers.prompt_echo import ToldPrompt, echoed_text
+from router.openai.answers.prompt_echo import PromptEcho, echoed_text
 from router.openai.answers.resumable_streams import AskedStream
 from router.openai.answers.stream_ids import StreamTicket
 from router.openai.fields.ignored import Ignored
@@ -30,11 +30,11 @@ from router.openai.fields.own_words import in_own_words
 from router.openai.fields.states import Endpoint
 from router.openai.generation_request import AnswerOptions, GenerationRequest, RequestReader
 from router.openai.messages.answer import MessagesObjects
-from router.openai.messages.fields import told_too_long
+from router.openai.messages.fields import too_long_error
 from router.openai.prompts.prompts import TokenIds
 from router.openai.responses.events import ResponsesObjects
 from router.openai.serving import OpenAIServing
-from router.openai.tools.bad_words import bad_word_ids, check_bars
+from router.openai.tools.bad_words import bad_word_ids, check_masks
 from router.replies.replies import DisconnectedError, send_request_error
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
@@ -60,7 +60,7 @@ class WantedAnswer:
     asked: AskedAnswer  # what decides how much the answer will hold
     logprobs: LogprobObjects | None
     requests: list[ClientRequest]  # a choice each
-    told: list[ToldPrompt]  # their prompts, if the answer tells of them
+    echoes: list[PromptEcho]  # their prompts, if the answer repeats or scores them
     ignored: Ignored  # what of the body is passed over
 
 
@@ -81,7 +81,7 @@ class CompletionEndpoint:
             await self._answer(scope, receive, send, wanted, asked)
         except RequestError as error:
             if self._endpoint == "messages":
-                error = told_too_long(error)
+                error = too_long_error(error)
             await send_request_error(scope, send, error, self._settings.retry_after_seconds)
         except DisconnectedError:
             pass
@@ -120,7 +120,7 @@ class CompletionEndpoint:
         rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
         reading = answer.text.reading
         requests: list[ClientRequest] = []
-        told: list[ToldPrompt] = []
+        echoes: list[PromptEcho] = []
         for index, token_ids in enumerate(prompts):
             grammar = request.grammar
             if reading:
@@ -132,7 +132,7 @@ class CompletionEndpoint:
                 grammar,
                 bad_words,
             )
-            check_bars(params, tokenizer.eos_token_ids)
+            check_masks(params, tokenizer.eos_token_ids)
             first = ClientRequest(
                 rid=rid,
                 model=self._settings.model_name,
@@ -145,14 +145,14 @@ class CompletionEndpoint:
             )
             requests += split_choices(first, rids[index * count : (index + 1) * count])
             if request.tells_of_prompt:
-                told += [_told_prompt(request, token_ids, params.prompt_logprobs, tokenizer)] * count
+                echoes += [_prompt_echo(request, token_ids, params.prompt_logprobs, tokenizer)] * count
         return WantedAnswer(
             options=answer,
             max_tokens=request.limit.tokens or 0,
             asked=held,
             logprobs=self._logprobs(request),
             requests=requests,
-            told=told,
+            echoes=echoes,
             ignored=ignored,
         )
 
@@ -178,7 +178,7 @@ class CompletionEndpoint:
         account: UsageAccount | None = scope.get("segue.account")
         if account is not None:
             account.reserve(requests, now)
-        of_tokens = options.text.token_ids or bool(wanted.told) or options.likeliest >= 0
+        of_tokens = options.text.token_ids or bool(wanted.echoes) or options.likeliest >= 0
         marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
         objects = self._objects(asked.plan.ticket or rid, wanted)
         with self._serving.answers.hold(tenant_of(scope)) as holding:
@@ -194,13 +194,13 @@ class CompletionEndpoint:
                 headers=wanted.ignored.headers,
             )
             submitted = self._serving.submitted(
-                rid, requests, options.text, wanted.told, stream=options.stream
+                rid, requests, options.text, wanted.echoes, stream=options.stream
             )
             async with submitted as answer:
                 if options.stream:
                     await writer.stream(scope, receive, send, answer)
                 else:
-                    kept = KeptAnswer(wanted.told, options.likeliest, held)
+                    kept = KeptAnswer(wanted.echoes, options.likeliest, held)
                     await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
@@ -235,18 +235,18 @@ def _asked_answer(request: GenerationRequest, prompts: list[int], output_tokens:
         likeliest=answer.likeliest,
         echoes=request.echo,
         echo_likeliest=answer.likeliest if request.echo else -1,
-        told_likeliest=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+        scored_likeliest=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
         stream=answer.stream,
         typed=answer.repeated is not None,
         repeated_bytes=answer.repeated.held_bytes if answer.repeated else 0,
     )
 
 
-def _told_prompt(
+def _prompt_echo(
     request: GenerationRequest, token_ids: TokenIds, likeliest: int, tokenizer: Tokenizer
-) -> ToldPrompt:
+) -> PromptEcho:
     """How the answer tells of a prompt. Of an echo it takes as long as the prompt is."""
-    return ToldPrompt(
+    return PromptEcho(
         token_ids,
         echoed_text(token_ids, tokenizer) if request.echo else None,
         echo_top=request.answer.likeliest if request.echo else -1,

@@ -69,7 +69,7 @@ class OutputLimit:
         if self.tokens is None:
             return room if self.default is None else min(room, self.default)
         if self.tokens <= room:
-            return max(1, self.tokens)  # of 0 the one is not told
+            return max(1, self.tokens)  # of 0 the one is not shown
         if self.capped:
             return room
         raise RequestError(

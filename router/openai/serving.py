@@ -16,7 +16,7 @@ from router.core.fleet.workers import Backend
 from router.openai.answers.answer_bytes import ANSWER_SHARE
 from router.openai.answers.json_parts import PartsWriter
 from router.openai.answers.logprob_objects import TokenBytes
-from router.openai.answers.prompt_echo import ToldChoice, ToldPrompt
+from router.openai.answers.prompt_echo import EchoChoice, PromptEcho
 from router.openai.answers.response_stream import Choice, ResponseStream
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.fields.request_body import BodyReader
@@ -92,13 +92,13 @@ class OpenAIServing:
         rid: str,
         requests: list[ClientRequest],
         options: TextOptions,
-        told: Sequence[ToldPrompt] = (),
+        echoes: Sequence[PromptEcho] = (),
         *,
         stream: bool,
     ) -> AsyncIterator[ResponseStream]:
         """Hand `requests` to the core for one answer; those still running at the end are cancelled.
 
-        `told`: the prompt of each, if the answer tells of them.
+        `echoes`: the prompt of each, if the answer repeats or scores them.
         """
         rids = [request.rid for request in requests]
 
@@ -111,9 +111,9 @@ class OpenAIServing:
         try:
             for index, request in enumerate(requests):
                 if not answer.complete:
-                    prompt = told[index] if told else None
+                    prompt = echoes[index] if echoes else None
                     choice = self._choice(index, request, answer, options, len(prompt.text) if prompt else 0)
-                    sink = ToldChoice(index, answer, prompt, choice, streamed=stream) if prompt else choice
+                    sink = EchoChoice(index, answer, prompt, choice, streamed=stream) if prompt else choice
                     self._shell.submit(request, sink)
             yield answer
         finally:

@@ -19,7 +19,7 @@ from router.openai.fields.ignored import Ignored
 from router.openai.fields.own_words import in_own_words
 from router.openai.fields.request_body import decode
 from router.openai.fields.table import read_by_table
-from router.openai.messages.fields import MessagesFields, as_chat, told_too_long
+from router.openai.messages.fields import MessagesFields, as_chat, too_long_error
 from router.openai.prompts.chat_messages import NO_BYTES
 from router.openai.prompts.chat_options import chat_options
 from router.openai.prompts.prompts import TRUNCATED_CONTEXTS_MAX, TokenIds, Truncation, check_token_ids
@@ -121,7 +121,7 @@ def count_tokens(serving: OpenAIServing, body: bytearray, context_len: int) -> m
     try:
         ids = _ids_of_messages(serving, body, context_len)
     except RequestError as error:
-        raise told_too_long(error) from None
+        raise too_long_error(error) from None
     return msgspec.Raw(msgspec.json.encode({"input_tokens": len(ids)}))
 
 

@@ -56,10 +56,10 @@ def judged(grammar: Grammar) -> Judgement:
         text = _library_text(grammar)
     except ValueError as error:  # a schema that is no JSON object
         return Judgement(_shortened(str(error)))
-    failed, told = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
+    failed, said = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
     if failed:
-        return Judgement(_shortened(_of_schema(told[0] if told else "it cannot be compiled")))
-    return Judgement("", tuple(dict.fromkeys(name for one in told for name in _keywords(one))))
+        return Judgement(_shortened(_of_schema(said[0] if said else "it cannot be compiled")))
+    return Judgement("", tuple(dict.fromkeys(name for one in said for name in _keywords(one))))
 
 
 def problem(grammar: Grammar) -> str:

@@ -60,8 +60,8 @@ class ChatSession:
         Raises StartError, one sentence, where there is no answer, or none to its end.
         """
         asked = {"role": "user", "content": text}
-        told = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*told, *self.turns, asked]
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, *self.turns, asked]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         answered = ""
         for chunk in self._events("POST", "/chat/completions", json.dumps(body).encode()):

@@ -14,7 +14,7 @@ for every connection that had not shown the nonce before. So what `tell` gives a
 not given are never followed by the answer that the lease holds, which the reader would take for a proof of them.
 
 Knows no bytes, no sockets and no clock. Reads come from many threads; a lease is one object that is put into its place
-by one store, and `told` is set before the word is given, so no lock is needed.
+by one store, and `disclosed` is set before the word is given, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Verdict(Enum):
 class _Grant:
     """The pages of one lease."""
 
-    __slots__ = ("_pages", "_runs", "nonce", "told")
+    __slots__ = ("_pages", "_runs", "disclosed", "nonce")
 
     def __init__(self, nonce: int, pages: Sequence[int]):
         self.nonce = nonce
-        self.told = False  # to a connection that had not shown that it knows the nonce
+        self.disclosed = False  # to a connection that had not shown that it knows the nonce
         self._pages = pages
         self._runs: tuple[list[int], list[int]] | None = None
 
@@ -121,9 +121,9 @@ class Grants:
         if grant is None:
             return 0
         if shown.get(lease) != grant.nonce:
-            if grant.told:
+            if grant.disclosed:
                 return 0
-            grant.told = True
+            grant.disclosed = True
         return grant.nonce
 
     def _find(self, shown: Shown, lease: int, nonce: int) -> _Grant | None:
@@ -131,7 +131,7 @@ class Grants:
         if grant is None or grant.nonce != nonce:
             return None
         if shown.get(lease) != nonce:
-            if grant.told:
+            if grant.disclosed:
                 return None
             shown[lease] = nonce
         return grant

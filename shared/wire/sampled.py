@@ -27,12 +27,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=TOP_LOGPROBS_MAX)] = ()
 
 
-def told_logprobs(logprob: float, rank: int, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
-    """What is told of a token: each logprob is a number from `LOGPROB_MIN` to 0, whatever a model has computed."""
-    return TokenLogprobs(_told(logprob), rank, tuple((token_id, _told(likely)) for token_id, likely in top))
+def bounded_logprobs(logprob: float, rank: int, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
+    """What is reported of a token: each logprob is a number from `LOGPROB_MIN` to 0, whatever a model has computed."""
+    return TokenLogprobs(
+        _bounded(logprob), rank, tuple((token_id, _bounded(likely)) for token_id, likely in top)
+    )
 
 
-def _told(logprob: float) -> float:
+def _bounded(logprob: float) -> float:
     return min(logprob, 0.0) if logprob > LOGPROB_MIN else LOGPROB_MIN  # no comparison holds for a NaN
 
 

@@ -45,7 +45,7 @@ FEATURES = ("logprobs", "prompt_logprobs", "grammar", "allowed_token_ids", "bad_
 
 
 @cache
-def told_of(token_id: int, top: int) -> TokenLogprobs:
+def logprobs_of(token_id: int, top: int) -> TokenLogprobs:
     """What is told of a token: figures with as many digits as a device's."""
     likeliest = tuple(((token_id + at) % 300 + 10, -(token_id + at) / 7) for at in range(top))
     return TokenLogprobs(-token_id / 7, 3, likeliest)
@@ -53,7 +53,7 @@ def told_of(token_id: int, top: int) -> TokenLogprobs:
 
 def told(token_ids: Sequence[int], top: int) -> Logprobs:
     """Of each token; nothing if `top` is below 0."""
-    return tuple(told_of(token_id, top) for token_id in token_ids) if top >= 0 else ()
+    return tuple(logprobs_of(token_id, top) for token_id in token_ids) if top >= 0 else ()
 
 
 class TalkativeWorker:

@@ -154,7 +154,7 @@ CASES = {
     "a bias of an Arabic digit": fields(logit_bias={"\u0661": 1}),
     "a bias beyond its range": fields(logit_bias={"5": 1e300}),
     "1,000 stop tokens": fields(stop_token_ids=[1] * 1000),
-    "all barred but nothing": fields(logit_bias={str(k): -100 for k in range(300)}, statuses=EITHER),
+    "all masked but nothing": fields(logit_bias={str(k): -100 for k in range(300)}, statuses=EITHER),
     # fields
     "an unknown model": fields(model=MARKER, statuses={404}),
     "a model that is a path": fields(model="../../../etc/passwd", statuses={404}),

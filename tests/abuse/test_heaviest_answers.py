@@ -36,7 +36,7 @@ GROWN_MIB = 64  # by one answer at most
 BUDGET_BYTES = RouterConfig().answers_bytes_max  # by all of them, beside what one costs
 ANSWER_SECONDS_MAX = 120.0  # ends a case that hangs
 READ_BYTES = 1 << 18
-ALL_TOLD: dict[str, Any] = {"echo": True, "logprobs": 20, "prompt_logprobs": 20}
+ALL_REPORTED: dict[str, Any] = {"echo": True, "logprobs": 20, "prompt_logprobs": 20}
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(64)}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -78,14 +78,14 @@ HEAVIEST = {
     # alone
     "echo with logprobs": completion(LONG, echo=True, logprobs=20),
     "prompt_logprobs": completion(LONG, prompt_logprobs=20),
-    "both": completion(LONG, **ALL_TOLD),
+    "both": completion(LONG, **ALL_REPORTED),
     "a chat's prompt_logprobs": chat(prompt_logprobs=20),
     "logprobs of the output": completion(10, logprobs=20, max_tokens=100),
     "top_logprobs": chat(logprobs=True, top_logprobs=20, max_tokens=100),
     # times n
-    "n 8 of both": completion(2000, n=8, **ALL_TOLD),
-    "n 24 of both": completion(3500, n=24, **ALL_TOLD),
-    "n 64 of both": completion(LONG, n=64, **ALL_TOLD),
+    "n 8 of both": completion(2000, n=8, **ALL_REPORTED),
+    "n 24 of both": completion(3500, n=24, **ALL_REPORTED),
+    "n 64 of both": completion(LONG, n=64, **ALL_REPORTED),
     "n 64 of an echo": completion(LONG, n=64, echo=True),
     "n 64 of a streamed echo": completion(LONG, n=64, echo=True, stream=True),
     "n 64 of logprobs": completion(10, n=64, logprobs=20, max_tokens=50),
@@ -96,8 +96,8 @@ HEAVIEST = {
     "n 64 of logprobs up to the context": completion(10, 400, n=64, logprobs=20, max_tokens=8000),
     # times prompts
     "64 prompts of prompt_logprobs": prompts(64, 4000, 400, prompt_logprobs=20),
-    "16 prompts of both": prompts(16, 1000, **ALL_TOLD),
-    "8 prompts of n 8 of both": prompts(8, 2000, n=8, **ALL_TOLD),
+    "16 prompts of both": prompts(16, 1000, **ALL_REPORTED),
+    "8 prompts of n 8 of both": prompts(8, 2000, n=8, **ALL_REPORTED),
     "64 prompts of an echo": prompts(64, 2000, echo=True),
     # with what constrains an answer
     "n 64 of a schema": chat(n=64, structured_outputs={"json": SCHEMA}),
@@ -190,7 +190,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallRouter]:
         small = SmallRouter(port, pid, ProbingClient(port))
         try:
             for asked in (
-                completion(10, **ALL_TOLD),
+                completion(10, **ALL_REPORTED),
                 chat(tools=[TOOL]),
             ):  # what it loads first is not counted
                 assert small.status_of(asked) == 200
@@ -208,7 +208,7 @@ def test_the_heaviest_answer_costs_little_and_nobody_else_waits(
 
 
 def test_many_of_the_heaviest_at_once_stay_within_the_budget(router: SmallRouter) -> None:
-    both = completion(LONG, n=2, **ALL_TOLD)
+    both = completion(LONG, n=2, **ALL_REPORTED)
     asked = [(both, f"127.0.2.{1 + number % 4}") for number in range(16)]
     most = BUDGET_BYTES + GROWN_MIB * MIB
     with ThreadPoolExecutor(16) as pool, router.growth_below(most), router.others.window():
@@ -217,7 +217,7 @@ def test_many_of_the_heaviest_at_once_stay_within_the_budget(router: SmallRouter
 
 
 def test_clients_that_leave_give_everything_back(router: SmallRouter) -> None:
-    both = completion(LONG, n=2, **ALL_TOLD)
+    both = completion(LONG, n=2, **ALL_REPORTED)
     for _ in range(10):
         assert router.status_of(both, reads=False) == 200
     assert router.status_of(both) == 200
@@ -226,7 +226,7 @@ def test_clients_that_leave_give_everything_back(router: SmallRouter) -> None:
 def test_choices_of_one_prompt_cost_the_router_little_more_than_one(router: SmallRouter) -> None:
     def cpu_of(n: int) -> float:
         before = cpu_seconds(router.pid)
-        assert router.status_of(completion(LONG, n=n, **ALL_TOLD)) == 200
+        assert router.status_of(completion(LONG, n=n, **ALL_REPORTED)) == 200
         return cpu_seconds(router.pid) - before
 
     one = min(cpu_of(1) for _ in range(2))

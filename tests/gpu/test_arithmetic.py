@@ -16,9 +16,9 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.cuda.ops import FlashInferOps
 from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
+from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS
 from shared.engine.cuda.stream import CudaStream
-from shared.engine.cuda.told_tokens import told_of
+from shared.engine.cuda.token_reports import read_reports
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.driver import tokens_of
@@ -95,13 +95,13 @@ def test_what_is_told_of_tokens_is_the_reference_but_for_the_last_bits(gpu: torc
     places, tokens = torch.arange(100).int().to(gpu), integers(generator, 0, VOCAB, 100).to(gpu)
     tops, found = torch.full((100,), 20, dtype=torch.int32, device=gpu), []
     for kernels in (compiled, reference):
-        told = torch.zeros(100, TOLD_WORDS, dtype=torch.int32, device=gpu)
+        told = torch.zeros(100, REPORT_WORDS, dtype=torch.int32, device=gpu)
         kernels.logprobs(logits, places, tokens, tops, told)
-        found.append(told_of(told.cpu(), [20] * 100, VOCAB))
+        found.append(read_reports(told.cpu(), [20] * 100, VOCAB))
     assert_alike(*found)
-    alone = torch.zeros(1, TOLD_WORDS, dtype=torch.int32, device=gpu)
+    alone = torch.zeros(1, REPORT_WORDS, dtype=torch.int32, device=gpu)
     compiled.logprobs(logits[7:8], places[:1], tokens[7:8], tops[:1], alone)
-    told = torch.zeros(100, TOLD_WORDS, dtype=torch.int32, device=gpu)
+    told = torch.zeros(100, REPORT_WORDS, dtype=torch.int32, device=gpu)
     compiled.logprobs(logits, places, tokens, tops, told)
     assert torch.equal(alone[0], told[7])
 

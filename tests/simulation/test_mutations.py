@@ -19,7 +19,7 @@ from tests.simulation.run import CAUGHT_BY, Run, catch, run_seed, seeds_until_ca
 SEEDS_MAX = 1000  # as many as must pass
 REFRESH = "python -m tests.simulation --mutations writes which, and this test is fast again"
 AREAS = {
-    "bars",
+    "bad words",
     "migration",
     "draining",
     "page_pool",
@@ -36,7 +36,7 @@ AREAS = {
     "masks",
     "lies",
     "room",
-    "siblings",
+    "groups",
     "steps",
     "tenants",
     "versions",

@@ -137,7 +137,7 @@ class WorkerReplies:
         if live.sampling_group is not None:
             self._computed(live.sampling_group, worker, now)
         if live.cached_tokens is None:
-            live.cached_tokens = self._told(message.cached_tokens)
+            live.cached_tokens = self._reported(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
         self._requests.reservations.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
@@ -288,8 +288,8 @@ class WorkerReplies:
             worker_has_released=worker_has_released,
         )
 
-    def _told(self, cached_tokens: int) -> int:
-        """What a client is told of the cache. Where tenants share it, an exact figure would tell what others sent."""
+    def _reported(self, cached_tokens: int) -> int:
+        """What a client sees of the cache. Where tenants share it, an exact figure would tell what others sent."""
         if self._settings.share_prefix_cache:
             return cached_tokens - cached_tokens % SHARED_CACHE_ROUNDING
         return cached_tokens

@@ -1,13 +1,13 @@
 """What an answer will hold in the router's memory: reckoned from the fields of its request, and counted as it comes.
 
-    prompts, where they are told     tokens * (1 + the likeliest) * PACKED_BYTES, once for all `n` choices of a prompt
+    prompts, echoed or scored       tokens * (1 + the likeliest) * PACKED_BYTES, once for all `n` choices of a prompt
         shown by several choices     and the JSON of the largest, which is made once and kept while they are written
     outputs that are not streamed    choices * max_tokens * (1 + the likeliest) * PACKED_BYTES, where logprobs are asked
     fields that the answer repeats   their JSON (/v1/responses: instructions, metadata, tools, …)
     text and token ids               as they come: nobody knows how long an answer will be
 
-A stream holds no output: what it has written is gone. Only /v1/responses repeats in its last events what it has told of
-tokens, streamed or not.
+A stream holds no output: what it has written is gone. Only /v1/responses repeats in its last events what it has
+reported of tokens, streamed or not.
 
 One answer may hold a quarter of `answers_bytes_max`, all answers of one client half of it.
 """
@@ -28,7 +28,7 @@ UNSAID_TOKENS_MAX = (
 FREE_BYTES = 32 << 10  # that an answer may hold uncounted: so short ones never meet a full budget
 STEP_BYTES = 64 << 10  # by which an answer's part of the budget grows
 ECHO_BYTES = 48  # of the JSON of a logprob of an echoed token
-TOLD_BYTES = 96  # … in prompt_logprobs, which name rank and text as well
+SCORED_BYTES = 96  # … in prompt_logprobs, which name rank and text as well
 EVENT_BYTES = (
     192  # … in an answer of /v1/responses, which lists the bytes of a token, and in its largest event
 )
@@ -46,21 +46,21 @@ class AskedAnswer:
     likeliest: int  # with each token of the output
     echoes: bool
     echo_likeliest: int  # with each token of an echo
-    told_likeliest: int  # with each token of `prompt_logprobs`
+    scored_likeliest: int  # with each token of `prompt_logprobs`
     stream: bool
     typed: bool  # an answer of /v1/responses
     repeated_bytes: int = 0  # of fields of the request that the answer repeats
 
     def prompt_bytes(self) -> int:
         """Bytes of what is reported about the prompts."""
-        likeliest = max(self.echo_likeliest, self.told_likeliest)
+        likeliest = max(self.echo_likeliest, self.scored_likeliest)
         a_token = TEXT_BYTES if self.echoes else 0
         shown = a_prompt = 0
         if likeliest >= 0:
             a_token += ENTRY_BYTES + (1 + likeliest) * PACKED_BYTES
             a_prompt = PACK_BYTES
             if self.choices > 1:
-                shown = (1 + self.echo_likeliest) * ECHO_BYTES + (1 + self.told_likeliest) * TOLD_BYTES
+                shown = (1 + self.echo_likeliest) * ECHO_BYTES + (1 + self.scored_likeliest) * SCORED_BYTES
         return sum(self.prompts) * a_token + len(self.prompts) * a_prompt + max(self.prompts) * shown
 
     def output_bytes(self) -> int:
@@ -80,13 +80,13 @@ class AskedAnswer:
 
     def _dearest(self) -> str | None:
         if self.prompt_bytes() >= self.output_bytes():
-            return "prompt_logprobs" if self.told_likeliest >= self.echo_likeliest else "echo"
+            return "prompt_logprobs" if self.scored_likeliest >= self.echo_likeliest else "echo"
         return "max_tokens"
 
     def _too_large(self, found: int, most: int) -> str:
         figures = [f"{len(self.prompts)} prompts of {sum(self.prompts)} tokens", f"n {self.choices}"]
-        if self.told_likeliest >= 0:
-            figures.append(f"prompt_logprobs {self.told_likeliest}")
+        if self.scored_likeliest >= 0:
+            figures.append(f"prompt_logprobs {self.scored_likeliest}")
         if self.echoes:
             figures.append("echo")
         if self.likeliest >= 0:

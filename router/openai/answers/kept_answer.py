@@ -14,7 +14,7 @@ import msgspec
 
 from router.openai.answers.answer_bytes import HeldBytes
 from router.openai.answers.packed_list import PackedList, TokenEntry
-from router.openai.answers.prompt_echo import ToldPrompt
+from router.openai.answers.prompt_echo import PromptEcho
 from router.openai.answers.response_stream import TextDelta
 from router.parsers.answer_parser import NAMES, AnswerDelta
 
@@ -24,7 +24,7 @@ CALL_BYTES = 256  # of a call of a tool, and of its arguments, beside their text
 class KeptChoice:
     """One choice. `prompt` is the one that the answer tells of; None: none."""
 
-    def __init__(self, index: int, prompt: ToldPrompt | None, likeliest: int):
+    def __init__(self, index: int, prompt: PromptEcho | None, likeliest: int):
         """`likeliest`: how many tokens are named with each of the output."""
         self.index = index
         self.prompt = prompt
@@ -67,7 +67,7 @@ class KeptChoice:
         return self._held_bytes + len(self._token_ids) + self.entries.held_bytes
 
     def joined(self) -> TextDelta:
-        """All of it as one piece, but for tokens and what is told of them."""
+        """All of it as one piece, but for tokens and their reports."""
         echo = self.prompt.text if self.prompt else ""
         return TextDelta(
             self.index,
@@ -85,10 +85,10 @@ class KeptChoice:
 
 
 class KeptAnswer:
-    """All choices of one answer; `told` are their prompts, if the answer tells of them."""
+    """All choices of one answer; `echoes` are their prompts, if the answer repeats or scores them."""
 
-    def __init__(self, told: Sequence[ToldPrompt], likeliest: int, held: HeldBytes):
-        self._told = told
+    def __init__(self, echoes: Sequence[PromptEcho], likeliest: int, held: HeldBytes):
+        self._echoes = echoes
         self._likeliest = likeliest
         self._held = held
         self._choices: dict[int, KeptChoice] = {}
@@ -99,7 +99,7 @@ class KeptAnswer:
         for piece in pieces:
             choice = self._choices.get(piece.index)
             if choice is None:
-                prompt = self._told[piece.index] if self._told else None
+                prompt = self._echoes[piece.index] if self._echoes else None
                 choice = self._choices[piece.index] = KeptChoice(piece.index, prompt, self._likeliest)
             before = choice.held_bytes
             choice.add(piece)

@@ -91,10 +91,10 @@ class LogprobObjects:
             for batch in batches
         )
 
-    def _ranked(self, token_id: int, told: TokenLogprobs) -> Json:
-        ranked = [(token_id, told.logprob, told.rank)]
+    def _ranked(self, token_id: int, found: TokenLogprobs) -> Json:
+        ranked = [(token_id, found.logprob, found.rank)]
         ranked += [
-            (likely, logprob, at) for at, (likely, logprob) in enumerate(told.top, 1) if likely != token_id
+            (likely, logprob, at) for at, (likely, logprob) in enumerate(found.top, 1) if likely != token_id
         ]
         return {
             str(one): {"logprob": logprob, "rank": rank, "decoded_token": self._text(one)}

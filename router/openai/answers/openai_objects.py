@@ -130,15 +130,17 @@ class CompletionObjects:
 
     def _whole_choices(self, choices: Sequence[KeptChoice]) -> Iterator[Parts]:
         """Objects of all choices. Choices of one prompt stand together, so the text of one prompt at a time is kept."""
-        told, shown = self._head.logprobs, None
+        logprobs, shown = self._head.logprobs, None
         for kept in choices:
-            if told and kept.prompt and (shown is None or shown.prompt is not kept.prompt):
-                shown = PromptTexts(kept.prompt, told)
+            if logprobs and kept.prompt and (shown is None or shown.prompt is not kept.prompt):
+                shown = PromptTexts(kept.prompt, logprobs)
             piece = kept.joined()
             choice: Json = {
                 "index": piece.index,
                 "text": piece.text,
-                "logprobs": completion_logprobs(kept, shown.echo if shown else {}, told) if told else None,
+                "logprobs": completion_logprobs(kept, shown.echo if shown else {}, logprobs)
+                if logprobs
+                else None,
                 "finish_reason": piece.finish_reason,
             }
             if shown and shown.prompt.scored:
@@ -146,11 +148,11 @@ class CompletionObjects:
             yield object_parts(_extended(choice, piece, kept.token_ids))
 
     def _choice(self, piece: TextDelta) -> Json:
-        told = self._head.logprobs
+        logprobs = self._head.logprobs
         choice = {
             "index": piece.index,
             "text": piece.text,
-            "logprobs": told.completion(piece.entries) if told and piece.entries else None,
+            "logprobs": logprobs.completion(piece.entries) if logprobs and piece.entries else None,
             "finish_reason": piece.finish_reason,
         }
         return _extended(choice, piece, piece.token_ids)
@@ -195,28 +197,30 @@ class ChatObjects:
         return failure_body(failure)
 
     def whole(self, choices: Sequence[KeptChoice], usage: Json) -> Parts:
-        told, prompt = self._head.logprobs, choices[0].prompt
+        logprobs, prompt = self._head.logprobs, choices[0].prompt
         body = {
             **self._head.whole("chat.completion", list_parts(map(self._whole_choice, choices))),
             "usage": usage,
         }
-        if told and prompt and prompt.scored:
-            body["prompt_logprobs"] = Parts(told.prompt_texts(prompt.entries()))
+        if logprobs and prompt and prompt.scored:
+            body["prompt_logprobs"] = Parts(logprobs.prompt_texts(prompt.entries()))
         return object_parts(body)
 
     def _whole_choice(self, kept: KeptChoice) -> Parts:
-        told, piece = self._head.logprobs, kept.joined()
+        logprobs, piece = self._head.logprobs, kept.joined()
         choice = {
             "index": piece.index,
             "message": self._message(piece),
-            "logprobs": Parts(told.chat_texts(kept.entries.batches())) if told and kept.entries else None,
+            "logprobs": Parts(logprobs.chat_texts(kept.entries.batches()))
+            if logprobs and kept.entries
+            else None,
             "finish_reason": piece.finish_reason,
         }
         return object_parts(_extended(choice, piece, kept.token_ids))
 
     def _logprobs(self, piece: TextDelta) -> Json | None:
-        told = self._head.logprobs
-        return told.chat(piece.entries) if told and piece.entries else None
+        logprobs = self._head.logprobs
+        return logprobs.chat(piece.entries) if logprobs and piece.entries else None
 
     def _message(self, piece: TextDelta) -> Json:
         """The message of an answer that is not streamed."""

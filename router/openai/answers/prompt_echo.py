@@ -1,6 +1,6 @@
-"""Answers that tell of their prompt: `echo`, and `prompt_logprobs`, which a worker computes with the prompt.
+"""Answers that repeat or score their prompt: `echo`, and `prompt_logprobs`, which a worker computes with the prompt.
 
-A prompt is told whole, before the first token of the answer. Its first token has no logprob: nothing stands before it.
+A prompt is shown whole, before the first token of the answer. Its first token has no logprob: nothing stands before it.
 However many choices a prompt has, it is scored for the first of them (see `sampling_group`) and kept once, packed.
 """
 
@@ -28,8 +28,8 @@ class EchoedText:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ToldPrompt:
-    """A prompt that an answer tells of; all its choices have this one."""
+class PromptEcho:
+    """A prompt that an answer repeats or scores; all its choices have this one."""
 
     token_ids: tuple[int, ...]
     echo: EchoedText | None  # None: no echo
@@ -76,11 +76,14 @@ def echoed_text(token_ids: tuple[int, ...], tokenizer: Tokenizer) -> EchoedText:
     return EchoedText("".join(pieces), array("I", map(len, pieces)))
 
 
-class ToldChoice:
-    """A choice of a prompt that is told; the core's sink in its place. `streamed`: the text of an echo goes before."""
+class EchoChoice:
+    """A choice whose answer repeats or scores the prompt; the core's sink in its place.
+
+    `streamed`: the text of an echo goes before.
+    """
 
     def __init__(
-        self, index: int, answer: ResponseStream, prompt: ToldPrompt, choice: Choice, *, streamed: bool
+        self, index: int, answer: ResponseStream, prompt: PromptEcho, choice: Choice, *, streamed: bool
     ):
         self._index = index
         self._answer = answer
@@ -101,7 +104,7 @@ class ToldChoice:
             self._choice.tokens(token_ids, logprobs)
 
     def ended(self, outcome: Outcome) -> None:
-        """The core has ended this choice. The token that was computed for an answer without one is not told."""
+        """The core has ended this choice. The token that was computed for an answer without one is not shown."""
         if isinstance(outcome, RequestCompleted) and not self._prompt.keeps_output:
             outcome = replace(outcome, usage=replace(outcome.usage, completion_tokens=0))
         self._choice.ended(outcome)

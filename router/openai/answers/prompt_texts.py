@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from router.openai.answers.json_parts import KeptTexts, Parts, object_parts
 from router.openai.answers.kept_answer import KeptChoice
 from router.openai.answers.logprob_objects import LogprobObjects
-from router.openai.answers.prompt_echo import ToldPrompt
+from router.openai.answers.prompt_echo import PromptEcho
 
 Texts = Iterable[bytes]
 
@@ -15,26 +15,26 @@ Texts = Iterable[bytes]
 class PromptTexts:
     """Texts that report one prompt."""
 
-    def __init__(self, prompt: ToldPrompt, told: LogprobObjects):
+    def __init__(self, prompt: PromptEcho, objects: LogprobObjects):
         self.prompt = prompt
         # The items of each list of `logprobs`, if the echo has logprobs; and `prompt_logprobs`, if they were asked for.
         self.echo: dict[str, Texts] = {}
         self.logprobs: Texts = ()
         if prompt.echo_top >= 0:
-            lists = told.completion_lists(prompt.echoed)
+            lists = objects.completion_lists(prompt.echoed)
             self.echo = {name: self._kept(texts) for name, texts in lists.items()}
         if prompt.scored:
-            self.logprobs = self._kept(told.prompt_texts(prompt.entries()))
+            self.logprobs = self._kept(objects.prompt_texts(prompt.entries()))
 
     def _kept(self, texts: Iterator[bytes]) -> Texts:
         return KeptTexts(texts) if self.prompt.choices > 1 else texts
 
 
-def completion_logprobs(choice: KeptChoice, echo: dict[str, Texts], told: LogprobObjects) -> Parts | None:
+def completion_logprobs(choice: KeptChoice, echo: dict[str, Texts], objects: LogprobObjects) -> Parts | None:
     """`logprobs` of a choice of completions, behind those of its prompt; None: there are none."""
     if not (echo or choice.entries):
         return None
-    own = told.completion_lists(choice.entries.batches)
+    own = objects.completion_lists(choice.entries.batches)
     comma = bool(echo and choice.entries)
     return object_parts(
         {name: Parts(_one_list(echo.get(name, ()), items, comma=comma)) for name, items in own.items()}

@@ -203,7 +203,7 @@ class Choice:
         self._tokens += len(token_ids)
         entries: list[TokenEntry] = []
         if logprobs:
-            texts = self._told(token_ids, logprobs, entries)
+            texts = self._entries(token_ids, logprobs, entries)
         elif self._thoughts is None or len(token_ids) == 1:
             texts = [self._detokenizer.push(token_ids)]
         else:
@@ -218,8 +218,8 @@ class Choice:
             self._stop()
 
     def scored(self, logprobs: Logprobs) -> None:
-        """A `ToldChoice` takes what is known of a prompt, if it was asked for."""
-        raise InvariantError(f"choice {self._index} was told {len(logprobs)} scores that nobody asked for")
+        """A `EchoChoice` takes what is known of a prompt, if it was asked for."""
+        raise InvariantError(f"choice {self._index} got {len(logprobs)} scores that nobody asked for")
 
     def _read(self, texts: list[str]) -> TextDelta:
         """What passes of new text; of thoughts that are counted, each token's text is one of `texts`."""
@@ -228,11 +228,13 @@ class Choice:
         new = "".join(texts)
         return self._text(new) if self._parser is None else self._parsed(self._parser.push(new))
 
-    def _told(self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]) -> list[str]:
+    def _entries(
+        self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]
+    ) -> list[str]:
         """The new text, token by token, because each has a place in it."""
         texts = []
-        for token_id, told in zip(token_ids, logprobs, strict=True):
-            entries.append(TokenEntry(token_id, self._chars, told))
+        for token_id, own in zip(token_ids, logprobs, strict=True):
+            entries.append(TokenEntry(token_id, self._chars, own))
             texts.append(self._detokenizer.push((token_id,)))
             self._chars += len(texts[-1])
         return texts

@@ -8,8 +8,8 @@ Nothing of a stream is kept. It is computed again with the same seed, and what t
 because sampling is a pure function, and it costs what the answer costs: the prompt is probably cached, the tokens up to
 the event are not. A deployment that computes otherwise than the one that wrote the id refuses it (409).
 
-Text is counted in ids, and thoughts and calls of tools. What is told of single tokens, as logprobs, is not: a stream
-that tells it is refused by name.
+Text is counted in ids, and thoughts and calls of tools. What is reported of single tokens, as logprobs, is not: a
+stream that has it is refused by name.
 """
 
 from __future__ import annotations

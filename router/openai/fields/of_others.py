@@ -28,7 +28,7 @@ _CONTEXT = "a prompt that does not fit the model's context is refused; truncate_
 _ONE_MODEL = "this server has one model"
 _NO_ADAPTERS = "this server has one model and no adapters"
 _BANNED = "bad_words, logit_bias and allowed_token_ids say which tokens are chosen"
-_TOLD = "usage and logprobs tell what there is"
+_REPORTED = "usage and logprobs tell what there is"
 _SWITCH = ", if the model's chat template has a switch"
 _THINKING = (
     *(
@@ -188,9 +188,9 @@ OTHER_FIELDS = (
         ("thinking_config", "prompt_mode", "thinking_forced_open", "preserve_thinking", "clear_thinking"),
         ({}, "", False),
     ),
-    # ---- what is told beside the answer
+    # ---- what is reported beside the answer
     *names_passed_over(
-        _TOLD,
+        _REPORTED,
         (
             *("n_probs", "post_sampling_probs", "timings_per_token", "return_progress", "return_tokens"),
             *("perf_metrics_in_response", "raw_output", "response_fields", "echo_last", "return_images"),

@@ -123,7 +123,7 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
     )
 
 
-def told_too_long(error: RequestError) -> RequestError:
+def too_long_error(error: RequestError) -> RequestError:
     """The error; one about a prompt beyond the context begins with the words by which Anthropic's clients know it.
 
     They shorten the conversation then.

@@ -50,10 +50,10 @@ def read_history(given: msgspec.Raw, system: msgspec.Raw, context_len: int, igno
         )
     history = History(ignored)
     history.add_system(system)
-    told = decode(given, list[TurnFields], "messages")
-    if not told:
+    turns = decode(given, list[TurnFields], "messages")
+    if not turns:
         raise RequestError("messages must be a list of at least one message", param="messages")
-    for at, message in enumerate(told):
+    for at, message in enumerate(turns):
         history.add(message, f"messages[{at}]")
     history.end()
     return history

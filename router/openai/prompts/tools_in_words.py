@@ -36,17 +36,17 @@ def in_words(
     """The messages of a chat for a template that knows neither tools nor their calls nor their results."""
     writing = reader.forced.format.writing
     assert writing is not None
-    told = [_told(message, writing) for message in messages]
+    plain = [_without_tools(message, writing) for message in messages]
     if not tools:
-        return told
+        return plain
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     words = _IN_WORDS.format(tools=listed, example=_call("NAME", {"ARGUMENT": "VALUE"}, writing))
-    if told and told[0]["role"] == "system":
-        return [{**told[0], "content": f"{told[0]['content']}\n\n{words}"}, *told[1:]]
-    return [{"role": "system", "content": words}, *told]
+    if plain and plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{words}"}, *plain[1:]]
+    return [{"role": "system", "content": words}, *plain]
 
 
-def _told(message: Message, writing: CallWriting) -> Message:
+def _without_tools(message: Message, writing: CallWriting) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if "tool_calls" not in message:

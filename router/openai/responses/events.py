@@ -66,8 +66,8 @@ class ResponsesObjects:
         if piece.reasoning:
             events += self._text("reasoning", piece.reasoning, [])
         if piece.text or piece.entries:
-            told = self._head.logprobs
-            entries = told.chat(piece.entries)["content"] if told and piece.entries else []
+            objects = self._head.logprobs
+            entries = objects.chat(piece.entries)["content"] if objects and piece.entries else []
             events += self._text("message", piece.text, entries)
         for part in piece.calls:
             events += self._begin_call(part) if part.kind in NAMES else self._argue(part.text)
@@ -119,11 +119,11 @@ class ResponsesObjects:
         events = [] if found else self._begin(kind)
         item = found[0] if found else self._items[-1]
         item.text += text
-        told = msgspec.json.encode(logprobs)
+        encoded = msgspec.json.encode(logprobs)
         if logprobs:
-            item.logprobs.append(told[1:-1])
-            self.held_bytes += len(told)
-        about: Json = {"delta": text} | ({"logprobs": msgspec.Raw(told)} if kind == "message" else {})
+            item.logprobs.append(encoded[1:-1])
+            self.held_bytes += len(encoded)
+        about: Json = {"delta": text} | ({"logprobs": msgspec.Raw(encoded)} if kind == "message" else {})
         return [*events, self._event(f"response.{_TEXT_KINDS[kind]}.delta", **item.place, **about)]
 
     def _begin(self, kind: Kind, called: Json | None = None) -> list[Json]:
@@ -178,7 +178,7 @@ class ResponsesObjects:
             if item.kind == "function_call":
                 about["name"] = item.called["name"]
             return [self._event(f"response.{event}.done", **item.call_place, **about)]
-        logprobs: Json = {"logprobs": item.told()} if item.kind == "message" else {}
+        logprobs: Json = {"logprobs": item.logprobs_json()} if item.kind == "message" else {}
         return [
             self._event(f"response.{_TEXT_KINDS[item.kind]}.done", **item.place, text=item.text, **logprobs),
             self._event("response.content_part.done", **item.place, part=item.part()),
@@ -243,7 +243,7 @@ class _Item:
     def call_place(self) -> Json:
         return {"item_id": self.id, "output_index": self.index}
 
-    def told(self) -> msgspec.Raw:
+    def logprobs_json(self) -> msgspec.Raw:
         """The logprobs of its tokens, as a JSON list."""
         return msgspec.Raw(b"[%b]" % b",".join(self.logprobs))
 
@@ -252,7 +252,7 @@ class _Item:
         text = "" if begun else self.text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = [] if begun else self.told()
+        logprobs = [] if begun else self.logprobs_json()
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def shown(self, status: str) -> Json:

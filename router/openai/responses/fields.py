@@ -133,7 +133,7 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
     asked = read_by_table(body, "responses", ResponsesFields, ignored)
     messages = chat_messages(asked.input, asked.instructions, context_len, ignored)
     _pass_over(asked, ignored)
-    told = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
+    asks = LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
     return ChatOfResponses(
         asked=asked,
         model=asked.model,
@@ -151,8 +151,8 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         enable_thinking=asked.enable_thinking,
         thinking=asked.thinking,
         chat_template_kwargs=asked.chat_template_kwargs,
-        logprobs=True if told else None,
-        top_logprobs=asked.top_logprobs if told else None,
+        logprobs=True if asks else None,
+        top_logprobs=asked.top_logprobs if asks else None,
         prompt_cache_key=asked.prompt_cache_key,
         cache_salt=asked.cache_salt,
     )

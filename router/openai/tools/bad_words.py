@@ -1,7 +1,7 @@
-"""`bad_words` become sequences of token ids, and what is barred leaves something to choose.
+"""`bad_words` become sequences of token ids, and what is masked leaves something to choose.
 
-As in vLLM a word is barred where a text begins and behind a space: each word is two sequences, unless the tokenizer
-makes the same of both. Sequences that spell the word in other tokens are not barred; a regex is for that.
+As in vLLM a word is masked where a text begins and behind a space: each word is two sequences, unless the tokenizer
+makes the same of both. Sequences that spell the word in other tokens are not masked; a regex is for that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
-def check_bars(params: SamplingParams, eos_token_ids: Collection[int]) -> None:
+def check_masks(params: SamplingParams, eos_token_ids: Collection[int]) -> None:
     """Raise `RequestError` where nothing might be left of `allowed_token_ids`."""
     if not params.allowed_token_ids:
         return

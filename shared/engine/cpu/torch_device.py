@@ -79,7 +79,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class TokenSampling:
-    """What chooses a step's tokens, and what is told of them."""
+    """What chooses a step's tokens, and what is reported of them."""
 
     sampler: Sampler
     logprobs: LogprobRows
@@ -237,8 +237,8 @@ class TorchDevice:
         needed = torch.cat([torch.tensor(scored), ends[samples] - 1]).sort()
         logits = self._logits(token_ids, slots, query_lens, needed.values)
         is_scored = needed.indices < len(scored)
-        told = self._logprobs.scored(logits[is_scored], rows)
-        return replace(self._sample(step, logits[~is_scored], slots[samples]), scored=told)
+        reported = self._logprobs.scored(logits[is_scored], rows)
+        return replace(self._sample(step, logits[~is_scored], slots[samples]), scored=reported)
 
     def _decode(self, batch: ScheduleBatch) -> Sampled:
         slots = torch.tensor(batch.decode_slots, dtype=torch.int64)
@@ -273,7 +273,7 @@ class TorchDevice:
             tokens[sat_out] = self._state.last_tokens[slots[sat_out]]
             asked = {row: each for row, each in asked.items() if row not in masks.sat_out}
         self._state.last_tokens[slots] = tokens
-        told = self._logprobs.chosen(asked, chosen)
+        reported = self._logprobs.chosen(asked, chosen)
         return Sampled(
-            chosen, told, failed=self._sampler.failed, sat_out=masks.sat_out, mask_seconds=masks.seconds
+            chosen, reported, failed=self._sampler.failed, sat_out=masks.sat_out, mask_seconds=masks.seconds
         )

@@ -1,4 +1,4 @@
-"""What few rows of a step ask of their logits before a token is chosen: penalties, bias, barred ends, filters.
+"""What few rows of a step ask of their logits before a token is chosen: penalties, bias, masked ends, filters.
 
 The host knows these rows by their slots. It stages their numbers; the device gathers just their logits. The order is
 that of `shared.engine.sampling.adjustments`, the arithmetic that of `sampler` beside it.
@@ -31,7 +31,7 @@ class Adjusted:
     """The device's part of one step."""
 
     changes: Mapping[Adjustment, Callable[[Tensor], None]]  # each of logits float32 [rows, vocab]
-    after: tuple[Callable[[Tensor], None], ...]  # each is told the chosen tokens int32 [rows]
+    after: tuple[Callable[[Tensor], None], ...]  # each is given the chosen tokens int32 [rows]
 
 
 UNADJUSTED = Adjusted({}, ())
@@ -75,12 +75,12 @@ class Adjustments:
         self._addends.pop(slot, None)
         if self._kinds[slot] & _ADDED:
             ends = sorted(self._eos_token_ids.union(params.stop_token_ids))
-            # A grammar may allow nothing but an end: `vocab_masks` bars ends beside it.
-            bars = params.min_new_tokens and params.grammar is None
-            barred = np.array(ends if bars else [], dtype=np.int32)
+            # A grammar may allow nothing but an end: `vocab_masks` masks ends beside it.
+            masks_ends = params.min_new_tokens and params.grammar is None
+            masked = np.array(ends if masks_ends else [], dtype=np.int32)
             biased = np.array(list(params.logit_bias), dtype=np.int32)
             values = np.array(list(params.logit_bias.values()), dtype=np.float32)
-            self._addends[slot] = _Addends(biased, values, barred, join.prompt_len + params.min_new_tokens)
+            self._addends[slot] = _Addends(biased, values, masked, join.prompt_len + params.min_new_tokens)
 
     def stage(self, slots: Rows, kv_lens: Rows, staging: Staging) -> Adjusted:
         """Stage what the rows of a step ask for. `kv_lens` [rows]: tokens before the one to choose."""
@@ -137,14 +137,14 @@ class _Addends:
 
     biased: NDArray[np.int32]
     values: NDArray[np.float32]
-    barred: NDArray[np.int32]
-    barred_below: int  # tokens of the sequence
+    masked: NDArray[np.int32]
+    masked_below: int  # tokens of the sequence
 
     def at(self, kv_len: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        if kv_len >= self.barred_below:
+        if kv_len >= self.masked_below:
             return self.biased, self.values
-        never = np.full(len(self.barred), -np.inf, dtype=np.float32)
-        return np.concatenate((self.biased, self.barred)), np.concatenate((self.values, never))
+        never = np.full(len(self.masked), -np.inf, dtype=np.float32)
+        return np.concatenate((self.biased, self.masked)), np.concatenate((self.values, never))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from shared.engine.attention.protocol import PlannedAttention
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.told_tokens import ToldBuffers, told_of
+from shared.engine.cuda.token_reports import ReportBuffers, read_reports
 from shared.engine.sampling.scored_runs import Run, scored_runs
 from shared.engine.streams import Mark, Work
 from shared.wire.sampled import TokenLogprobs
@@ -31,12 +31,12 @@ Words = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _ScoredTokens:
-    """The tokens of a run that are told of, on the device."""
+    """The tokens of a run that are scored, on the device."""
 
     each: Tensor  # int32 [n]: their rows of logits, the first ones
     token_ids: Tensor
     tops: Tensor
-    told: Tensor  # int32 [n, TOLD_WORDS], out
+    reports: Tensor  # int32 [n, REPORT_WORDS], out
 
 
 class ExtendStep:
@@ -44,10 +44,10 @@ class ExtendStep:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        self.places: list[int] = []  # of the rows of tokens that are told of, in their order
+        self.places: list[int] = []  # of the rows of scored tokens, in their order
         self.tops: list[int] = []
         self.sampled = 0  # rows
-        self.told: Tensor | None = None  # a buffer of the host
+        self.reports: Tensor | None = None  # a buffer of the host
         self.began: Mark | None = None  # before the first run, if that is not the last
 
     @property
@@ -77,11 +77,11 @@ class Extends:
         self._logits = logits
         self._scores_a_run = capacity.scores_a_run
         self._forget_plan = forget_plan
-        self._told = ToldBuffers(parts.forward, capacity.extend_tokens, logits.device)
+        self._reports = ReportBuffers(parts.forward, capacity.extend_tokens, logits.device)
         self._tops = np.zeros(len(logits), dtype=np.int32)
 
     def join(self, join: SlotJoin) -> None:
-        """Overwrite what the slot asks to be told of its prompt."""
+        """Overwrite what the slot asks to be reported of its prompt."""
         self._tops[join.slot] = max(0, join.params.prompt_logprobs)
 
     def begin(self, rows: Sequence[ExtendRow]) -> ExtendStep:
@@ -108,12 +108,12 @@ class Extends:
         ]
         samples = np.array([row.samples for row in rows], dtype=bool)
         scored = self._stage_scores(step, run)
-        told = [
+        places = [
             int(end) - len(row.token_ids) + at
             for end, row in zip(ends, rows, strict=True)
             for at in range(len(row.scores))
         ]
-        at = np.array([*told, *(ends[samples] - 1)], dtype=np.int32)
+        at = np.array([*places, *(ends[samples] - 1)], dtype=np.int32)
         first, step.sampled = step.sampled, step.sampled + int(samples.sum())
         logits = self._logits[first : step.sampled]
         return self.stage_tokens([row.token_ids for row in rows], kv_lens, pages, at, logits, scored)
@@ -154,18 +154,18 @@ class Extends:
         return partial(self._compute, ids, device.positions, attention, needed, logits, scored)
 
     def download(self, step: ExtendStep) -> None:
-        """Bring what is told to a buffer of the host, behind the last run."""
+        """Bring reports to a buffer of the host, behind the last run."""
         if step.places:
-            step.told = self._told.download(len(step.places))
+            step.reports = self._reports.download(len(step.places))
 
     def scored(self, step: ExtendStep) -> dict[int, list[TokenLogprobs]]:
-        """What was told, by the row's place in the step; its buffer serves another step from now on."""
+        """The reports, by the row's place in the step; its buffer serves another step from now on."""
         scored: dict[int, list[TokenLogprobs]] = {}
-        if step.told is not None:
-            told = told_of(step.told, step.tops, self._logits.shape[1])
-            for place, one in zip(step.places, told, strict=True):
+        if step.reports is not None:
+            reports = read_reports(step.reports, step.tops, self._logits.shape[1])
+            for place, one in zip(step.places, reports, strict=True):
                 scored.setdefault(place, []).append(one)
-            self._told.give_back(step.told)
+            self._reports.give_back(step.reports)
         return scored
 
     def _stage_scores(self, step: ExtendStep, run: Run) -> _ScoredTokens | None:
@@ -179,7 +179,7 @@ class Extends:
         step.tops += tops
         columns = (range(len(token_ids)), token_ids, tops)
         each, ids, top = (self._staging.put(np.array(column, dtype=np.int32))[1] for column in columns)
-        return _ScoredTokens(each, ids, top, self._told.on_device(len(token_ids), first))
+        return _ScoredTokens(each, ids, top, self._reports.on_device(len(token_ids), first))
 
     def _compute(
         self,
@@ -194,7 +194,7 @@ class Extends:
         logits = self._run_model(token_ids, positions, attention, at)
         if scored is not None:
             count = len(scored.token_ids)
-            self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.told)
+            self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.reports)
             logits = logits[count:]
         sampled.copy_(logits)
 

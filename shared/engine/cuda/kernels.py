@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS
+from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS
 from shared.primitives.errors import InvariantError, StartError
 
 SOURCE = Path(__file__).with_name("step_kernels.cu")
@@ -108,11 +108,13 @@ class CudaKernels:
             tokens,
         )
 
-    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
+    def logprobs(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, reports: Tensor
+    ) -> None:
         """See `StepKernels`."""
         assert logits.dtype == torch.float32
         assert logits.stride(1) == 1
-        assert told.shape[1] == TOLD_WORDS
+        assert reports.shape[1] == REPORT_WORDS
         self._run(
             "logprobs",
             len(rows),
@@ -123,7 +125,7 @@ class CudaKernels:
             rows,
             token_ids,
             tops,
-            told,
+            reports,
         )
 
     def _run(self, name: str, blocks: int, threads: int, *arguments: Argument) -> None:

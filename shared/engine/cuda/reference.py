@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.step_kernels import SlotWord, ToldWord
+from shared.engine.cuda.step_kernels import ReportWord, SlotWord
 from shared.engine.sampling.gumbel import gumbel_noise, row_keys
 from shared.wire.sampled import TOP_LOGPROBS_MAX
 
@@ -65,9 +65,11 @@ class ReferenceKernels:
             0, at, torch.where(real, tokens, own[:, SlotWord.LAST_TOKEN])
         )
 
-    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
+    def logprobs(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, reports: Tensor
+    ) -> None:
         """See `StepKernels`. One by one, because torch adds up a row of many in another order."""
-        del tops  # all are told
+        del tops  # all are reported
         for at in range(len(rows)):
             found = logits.index_select(0, rows[at : at + 1])[0].double()
             found = torch.where(found.isnan(), -torch.inf, found)
@@ -75,9 +77,9 @@ class ReferenceKernels:
             total = found.amax() + (found - found.amax()).exp().sum().log()
             values, ids = found.sort(descending=True, stable=True)
             count = min(TOP_LOGPROBS_MAX, len(ids))
-            own = told[at]
-            own[ToldWord.LOGPROB : ToldWord.RANK].copy_((chosen - total).view(torch.int32))
-            own[ToldWord.RANK : ToldWord.RANK + 1].copy_((found > chosen).sum() + 1)
-            own[ToldWord.TOP_IDS : ToldWord.TOP_IDS + count].copy_(ids[:count])
-            top = own[ToldWord.TOP_LOGPROBS : ToldWord.TOP_LOGPROBS + 2 * count]
+            own = reports[at]
+            own[ReportWord.LOGPROB : ReportWord.RANK].copy_((chosen - total).view(torch.int32))
+            own[ReportWord.RANK : ReportWord.RANK + 1].copy_((found > chosen).sum() + 1)
+            own[ReportWord.TOP_IDS : ReportWord.TOP_IDS + count].copy_(ids[:count])
+            top = own[ReportWord.TOP_LOGPROBS : ReportWord.TOP_LOGPROBS + 2 * count]
             top.copy_((values[:count] - total).view(torch.int32))

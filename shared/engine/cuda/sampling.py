@@ -1,8 +1,8 @@
 """The end of a step: what logits tell, adjustments, masks, the choice, and the way back to the host.
 
     stage    what the rows ask, beside the step                            before its layers are launched
-    run      masks of the host → adjust → mask → filter → choose → tell    behind its layers, once `is_known`
-    read     tokens and what is told of them; masks learn the tokens       once a mark behind it has passed
+    run      masks of the host → adjust → mask → filter → choose → report  behind its layers, once `is_known`
+    read     tokens and their reports; masks learn the tokens              once a mark behind it has passed
 
 A mask that follows the output needs the token before. So a step is run as far as its logits at once, and chooses when
 the step before was read: the host computes masks while the device computes layers. A row whose mask there is no time
@@ -23,7 +23,7 @@ from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.told_tokens import ToldBuffers, told_of
+from shared.engine.cuda.token_reports import ReportBuffers, read_reports
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.model.ops import Ops
 from shared.engine.parts import OnLogits
@@ -34,7 +34,7 @@ from shared.wire.sampled import Sampled, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The rows whose tokens are told of."""
+    """The rows whose tokens are reported."""
 
     places: list[int]
     tops: list[int]
@@ -65,7 +65,7 @@ class TokenChoice:
 
     rows: StagedRows
     tokens: Tensor
-    told: Tensor | None
+    reports: Tensor | None
     masked: MaskedRows
     token_ids: list[int] = field(default_factory=list)  # once it was read
 
@@ -90,7 +90,7 @@ class Sampling:
         self._on_logits = on_logits
         self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, parts.ops, words)
         self._masks = VocabMasks(vocab_size, eos_token_ids, matchers)
-        self._told = ToldBuffers(parts.forward, slots, device)
+        self._reports = ReportBuffers(parts.forward, slots, device)
         self._tops = np.full(slots, -1, dtype=np.int32)
         self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
         self._each = torch.arange(slots, dtype=torch.int32, device=device)
@@ -130,8 +130,8 @@ class Sampling:
         count = len(rows.slots)
         tokens = self._free.pop() if self._free else self._stream.buffer(len(self._tokens))
         self._stream.download(tokens[:count], self._tokens[:count])
-        told = self._told.download(len(rows.asked.tops)) if rows.asked else None
-        return TokenChoice(rows, tokens, told, found)
+        reports = self._reports.download(len(rows.asked.tops)) if rows.asked else None
+        return TokenChoice(rows, tokens, reports, found)
 
     def sat_out(self, choice: TokenChoice) -> dict[int, int]:
         """The last token of each slot that has none of this step. Known as soon as it was run."""
@@ -151,10 +151,12 @@ class Sampling:
         self._free.append(choice.tokens)
         logprobs: dict[int, TokenLogprobs] = {}
         sat_out = choice.masked.shares.sat_out
-        if choice.told is not None and (asked := choice.rows.asked) is not None:
-            told = told_of(choice.told, asked.tops, self.logits.shape[1])
-            self._told.give_back(choice.told)
-            logprobs = {row: one for row, one in zip(asked.places, told, strict=True) if row not in sat_out}
+        if choice.reports is not None and (asked := choice.rows.asked) is not None:
+            reports = read_reports(choice.reports, asked.tops, self.logits.shape[1])
+            self._reports.give_back(choice.reports)
+            logprobs = {
+                row: one for row, one in zip(asked.places, reports, strict=True) if row not in sat_out
+            }
         return Sampled(
             choice.token_ids,
             logprobs,
@@ -166,13 +168,13 @@ class Sampling:
     def warm_up(self, ops: Ops, of_slots: Tensor) -> None:
         """Do once what no graph has done. On the stream; `of_slots` int32 [1]: the padding slot, on the device."""
         logits = self.logits[:1]
-        row, told = self._each[:1], self._told.on_device(1)
+        row, reports = self._each[:1], self._reports.on_device(1)
         bits = torch.full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32, device=row.device)
         self._mask((row, bits), logits)
         ops.top_k_floor(logits, torch.ones_like(of_slots))
         ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
         self._kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
-        self._kernels.logprobs(logits, row, self._tokens[:1], row, told)
+        self._kernels.logprobs(logits, row, self._tokens[:1], row, reports)
 
     @cached_property
     def _mask_staging(self) -> Staging:
@@ -212,12 +214,12 @@ class Sampling:
             remember(tokens)
         if asked and raw_rows is not None:
             chosen = tokens.index_select(0, asked.rows)
-            self._kernels.logprobs(raw, raw_rows, chosen, asked.top, self._told.on_device(len(asked.tops)))
+            self._kernels.logprobs(raw, raw_rows, chosen, asked.top, self._reports.on_device(len(asked.tops)))
 
     def _mask(self, masked: tuple[Tensor, Tensor], logits: Tensor) -> None:
         """Set to -inf what the bits of some rows do not allow."""
         rows, words = masked
         spread = (words.view(torch.uint8).unsqueeze(2) >> self._bits) & 1
-        barred = spread.flatten(1)[:, : logits.shape[1]] == 0
-        found = logits.index_select(0, rows).masked_fill_(barred, -torch.inf)
+        never = spread.flatten(1)[:, : logits.shape[1]] == 0
+        found = logits.index_select(0, rows).masked_fill_(never, -torch.inf)
         logits.index_copy_(0, rows.long(), found)

@@ -11,8 +11,8 @@ typedef unsigned long long u64;
 // Words of a slot's state, as in step_kernels.py.
 enum { KV_LEN, LAST_TOKEN, PROMPT_LEN, TEMPERATURE, SEED, STATE_WORDS = 8 };
 
-// Words of what is told of a token, as in step_kernels.py.
-enum { LOGPROB = 0, RANK = 2, TOP_IDS = 4, TOP_LOGPROBS = 24, TOLD_WORDS = 64 };
+// Words of the report of a token, as in step_kernels.py.
+enum { LOGPROB = 0, RANK = 2, TOP_IDS = 4, TOP_LOGPROBS = 24, REPORT_WORDS = 64 };
 
 #define NO_TOKEN 0x7fffffff
 #define GOLDEN 0x9E3779B97F4A7C15ull
@@ -138,13 +138,13 @@ extern "C" __global__ void write_words(const int* entries, int count, int* words
   if (entry < count) words[entries[2 * entry]] = entries[2 * entry + 1];
 }
 
-// A block a token that is told of. logits as above; rows, tokens and tops int32 [n]; told int32 [n, TOLD_WORDS]. The
+// A block for each reported token. logits as above; rows, tokens and tops int32 [n]; reports int32 [n, REPORT_WORDS]. The
 // likeliest are found one by one, each the best of those behind the last: few are asked for.
 extern "C" __global__ void logprobs(const float* logits, i64 stride, int vocab, const int* rows, const int* tokens,
-                                    const int* tops, int* told) {
+                                    const int* tops, int* reports) {
   const float* row = logits + rows[blockIdx.x] * stride;
   const float chosen = fmaxf(row[tokens[blockIdx.x]], minus_infinity());
-  int* own = told + (i64)blockIdx.x * TOLD_WORDS;
+  int* own = reports + (i64)blockIdx.x * REPORT_WORDS;
   Best best = worst();
   for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
     Best next = {fmaxf(row[token], minus_infinity()), token};

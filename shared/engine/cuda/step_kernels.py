@@ -27,8 +27,8 @@ class SlotWord(IntEnum):
 STATE_WORDS = 8  # of a slot, 32 bytes
 
 
-class ToldWord(IntEnum):
-    """Where a value lies in what is told of a token, int32 words. Floats are float64 by their bits."""
+class ReportWord(IntEnum):
+    """Where a value lies in the report of a token, int32 words. Floats are float64 by their bits."""
 
     LOGPROB = 0  # float, in two words
     RANK = 2
@@ -36,8 +36,8 @@ class ToldWord(IntEnum):
     TOP_LOGPROBS = 24  # floats, in two words each
 
 
-TOLD_WORDS = 64  # of a token
-assert ToldWord.TOP_LOGPROBS + 2 * TOP_LOGPROBS_MAX == TOLD_WORDS
+REPORT_WORDS = 64  # of a token
+assert ReportWord.TOP_LOGPROBS + 2 * TOP_LOGPROBS_MAX == REPORT_WORDS
 
 
 class StepKernels(Protocol):
@@ -68,10 +68,12 @@ class StepKernels(Protocol):
         nothing but the row; -inf is never chosen.
         """
 
-    def logprobs(self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, told: Tensor) -> None:
-        """How likely a token of some rows is among all, into told int32 [n, TOLD_WORDS].
+    def logprobs(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, reports: Tensor
+    ) -> None:
+        """How likely a token of some rows is among all, into reports int32 [n, REPORT_WORDS].
 
         logits float32 [rows, vocab]; rows, token_ids and tops int32 [n]: which row, which token, and how many of the
-        likeliest to tell as well, at most `TOP_LOGPROBS_MAX` and the vocabulary. What is told of a row depends on
+        likeliest to report as well, at most `TOP_LOGPROBS_MAX` and the vocabulary. The report of a row depends on
         nothing but the row. Words beyond `tops` are undefined.
         """

@@ -1,7 +1,7 @@
 """What a request's grammar, `allowed_token_ids` and `bad_words` leave of the vocabulary, as bits, on the host.
 
 A mask may follow the output: then it is right once all tokens before are known, so its row is sampled after the step
-before was waited for (`device`). What is barred is what `sampler` bars, and the same `MaskBudget` says
+before was waited for (`device`). What is masked is what `sampler` masks, and the same `MaskBudget` says
 which rows a step has no time for.
 """
 
@@ -44,8 +44,8 @@ class SlotMask:
     ):
         """`everything`: the bits of the whole vocabulary."""
         params, output = join.params, join.token_ids[join.prompt_len :]
-        self.unknown = 0  # tokens that are sampled, and not told yet
-        self.last_token = join.last_token  # of those that are told
+        self.unknown = 0  # tokens that are sampled, and not known here yet
+        self.last_token = join.last_token  # of those that are known
         self._everything = everything
         self._matcher: TimedMatcher | None = None
         if params.grammar is not None:
@@ -79,8 +79,8 @@ class SlotMask:
         After an error the row is discarded, whatever it samples.
         """
         bits = self._allowed
-        if barred := last_ids(self._bad_words, self._output):
-            bits = bits & ~bits_of(barred, self._everything)
+        if masked := last_ids(self._bad_words, self._output):
+            bits = bits & ~bits_of(masked, self._everything)
         if self._matcher is None:
             return bits, ""
         if (mask := self._matcher.mask(seconds)) is None:
@@ -157,7 +157,7 @@ class VocabMasks:
         return [(row, mask) for row, slot in enumerate(slots) if (mask := self._masks.get(slot)) is not None]
 
     def last_token(self, slot: int) -> int:
-        """The last token of a slot's request that was told."""
+        """The last token of a slot's request that is known here."""
         token_id = self._masks[slot].last_token
         assert token_id is not None, f"slot {slot} has not got a token"
         return token_id
@@ -165,7 +165,7 @@ class VocabMasks:
     def compute(
         self, slots: Sequence[int], masks: Sequence[tuple[int, SlotMask]], *, may_sit_out: bool
     ) -> MaskedRows:
-        """The bits of a step's rows. `masks` are those of its `slots`, and all tokens before are told."""
+        """The bits of a step's rows. `masks` are those of its `slots`, and all tokens before are known."""
         found = MaskedRows()
         by_row = dict(masks)
 

@@ -62,13 +62,13 @@ class Constraints:
             self._matchers[join.slot] = TimedMatcher(matcher, output, self._budget.clock)
 
     def share(
-        self, slots: Sequence[int], bar: Callable[[int, float], bool], *, may_sit_out: bool
+        self, slots: Sequence[int], mask: Callable[[int, float], bool], *, may_sit_out: bool
     ) -> MaskShares:
-        """Have the rows of a step barred that have a grammar, each by `bar(row, seconds)`: see `MaskBudget.share`."""
+        """Have the rows of a step masked that have a grammar, each by `mask(row, seconds)`: see `MaskBudget.share`."""
         rows = [row for row, slot in enumerate(slots) if slot in self._matchers]
-        return self._budget.share(slots, rows, bar, bounded=may_sit_out)
+        return self._budget.share(slots, rows, mask, bounded=may_sit_out)
 
-    def bar(
+    def mask(
         self,
         slot: int,
         logits: NDArray[np.float32],
@@ -82,13 +82,13 @@ class Constraints:
         discarded.
         """
         matcher = self._matchers[slot]
-        if (mask := matcher.mask(seconds)) is None:
+        if (bits := matcher.mask(seconds)) is None:
             return None
         error = error_of(matcher)
         if not error:
-            bits = np.frombuffer(mask, np.uint8)
-            barred = np.unpackbits(bits, count=self._vocab_size, bitorder="little") == 0
-            np.putmask(logits, _with_ends(barred, ends), -np.inf)
+            allowed = np.frombuffer(bits, np.uint8)
+            masked = np.unpackbits(allowed, count=self._vocab_size, bitorder="little") == 0
+            np.putmask(logits, _with_ends(masked, ends), -np.inf)
             if logits.max() > -np.inf:
                 return ""
         del self._matchers[slot]
@@ -108,9 +108,9 @@ class Constraints:
                 matcher.take(token_id)
 
 
-def _with_ends(barred: NDArray[np.bool_], ends: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+def _with_ends(masked: NDArray[np.bool_], ends: NDArray[np.int64] | None) -> NDArray[np.bool_]:
     if ends is None:
-        return barred
-    both = barred.copy()
+        return masked
+    both = masked.copy()
     both[ends] = True
-    return barred if both.all() else both
+    return masked if both.all() else both

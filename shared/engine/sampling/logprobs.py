@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, SlotJoin
 from shared.engine.native.kernels import Kernels
-from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, told_logprobs
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs
 
 Row = NDArray[np.float32]
 
@@ -52,13 +52,13 @@ class LogprobRows:
 
     def scored(self, logits: Tensor, rows: Sequence[ExtendRow]) -> dict[int, list[TokenLogprobs]]:
         """What is known of the `scores` of these rows, by the row's place; logits float32 [scores, vocab]."""
-        told: dict[int, list[TokenLogprobs]] = {}
+        found: dict[int, list[TokenLogprobs]] = {}
         each = iter(logits.numpy())
         for place, row in enumerate(rows):
             top = int(self._prompt_top[row.slot])
             if row.scores:
-                told[place] = [self.of(next(each), token_id, top) for token_id in row.scores]
-        return told
+                found[place] = [self.of(next(each), token_id, top) for token_id in row.scores]
+        return found
 
     def of(self, logits: Row, token_id: int, top: int) -> TokenLogprobs:
         """One token among all; logits float32 [vocab], contiguous."""
@@ -76,7 +76,7 @@ class LogprobRows:
             ids,
             logprobs,
         )
-        return told_logprobs(logprob.value, rank.value, zip(ids[:count], logprobs[:count], strict=True))
+        return bounded_logprobs(logprob.value, rank.value, zip(ids[:count], logprobs[:count], strict=True))
 
 
 def logprobs_by_numpy(logits: Row, token_id: int, top: int) -> TokenLogprobs:
@@ -85,7 +85,7 @@ def logprobs_by_numpy(logits: Row, token_id: int, top: int) -> TokenLogprobs:
     most = wide.max()
     total = most + np.log(np.exp(wide - most).sum())
     rank = int((logits > logits[token_id]).sum()) + 1
-    return told_logprobs(float(wide[token_id] - total), rank, _likeliest(logits, wide - total, top))
+    return bounded_logprobs(float(wide[token_id] - total), rank, _likeliest(logits, wide - total, top))
 
 
 def _likeliest(logits: Row, logprobs: NDArray[np.float64], top: int) -> tuple[tuple[int, float], ...]:

@@ -22,7 +22,7 @@ from shared.engine.sampling.adjustments import ORDER, Adjustment
 from shared.engine.sampling.constraints import Constraints
 from shared.engine.sampling.gumbel import gumbel_noise, row_keys, signed
 from shared.engine.sampling.mask_budget import MaskShares
-from shared.engine.sampling.token_masks import TokenBars
+from shared.engine.sampling.token_masks import TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Sampler:
     ) -> None:
         """Without `constraints` no request may have a grammar."""
         self._constraints = Constraints(None, vocab_size) if constraints is None else constraints
-        self._bars = TokenBars()
+        self._token_masks = TokenMasks()
         self.failed: dict[int, str] = {}  # the rows of the last `sample` that have no token, and why
         self.masks = MaskShares()  # of the last `sample`
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -68,7 +68,7 @@ class Sampler:
         self._output_counts = torch.zeros(slots, vocab_size, dtype=torch.int32)
         self._in_prompt = torch.zeros(slots, vocab_size, dtype=torch.bool)
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # slot → ids, values
-        self._ends: dict[int, Tensor] = {}  # slot → ids barred before min_new_tokens
+        self._ends: dict[int, Tensor] = {}  # slot → ids masked before min_new_tokens
 
     def join(self, join: SlotJoin) -> None:
         """Overwrite what the slot held."""
@@ -90,7 +90,7 @@ class Sampler:
             self._in_prompt[slot].zero_()[tokens[: join.prompt_len]] = True
             self._output_counts[slot] = torch.bincount(output, minlength=vocab_size).to(torch.int32)
         self._constraints.join(join)
-        self._bars.join(join)
+        self._token_masks.join(join)
         self._bias.pop(slot, None)
         if params.logit_bias:
             ids, values = zip(*params.logit_bias.items(), strict=True)
@@ -117,7 +117,7 @@ class Sampler:
         remembered = torch.nonzero(self._needs_history[slots] & taken)[:, 0]
         if len(remembered):
             self._output_counts[slots[remembered], tokens[remembered]] += 1
-        for held in (self._constraints, self._bars):
+        for held in (self._constraints, self._token_masks):
             if held:
                 held.take(slots[taken].tolist(), tokens[taken].tolist())
         return tokens
@@ -144,37 +144,37 @@ class Sampler:
 
     def _add(self, rows: _Rows) -> None:
         """Bias, and ends that may not come yet; few rows have any."""
-        barred = rows.positions < self._min_new_tokens[rows.slots]
+        masked = rows.positions < self._min_new_tokens[rows.slots]
         for row, slot in enumerate(rows.slots.tolist()):
             if slot in self._bias:
                 ids, values = self._bias[slot]
                 rows.logits[row, ids] += values
-            if slot in self._ends and bool(barred[row]) and slot not in self._constraints:
+            if slot in self._ends and bool(masked[row]) and slot not in self._constraints:
                 rows.logits[row, self._ends[slot]] = -torch.inf
 
     def _mask(self, rows: _Rows) -> None:
-        """Bar tokens that may not come, and note the rows that have no token: `failed` and `masks`.
+        """Mask tokens that may not come, and note the rows that have no token: `failed` and `masks`.
 
-        Beside a grammar, ends that may not come yet are barred, too, unless nothing else is allowed.
+        Beside a grammar, ends that may not come yet are masked, too, unless nothing else is allowed.
         """
         numbers, logits, positions = rows.slots.tolist(), rows.logits, rows.positions
-        for row, slot in enumerate(numbers if self._bars else ()):
-            if slot in self._bars:
-                self._bars.bar(slot, logits[row].numpy())
+        for row, slot in enumerate(numbers if self._token_masks else ()):
+            if slot in self._token_masks:
+                self._token_masks.mask(slot, logits[row].numpy())
         if not self._constraints:
             return
 
-        def bar(row: int, seconds: float) -> bool:
+        def mask(row: int, seconds: float) -> bool:
             slot = numbers[row]
             ends = self._ends.get(slot) if positions[row] < self._min_new_tokens[slot] else None
             found = logits[row].numpy()
-            why = self._constraints.bar(slot, found, None if ends is None else ends.numpy(), seconds)
+            why = self._constraints.mask(slot, found, None if ends is None else ends.numpy(), seconds)
             if why:
                 self.failed[row] = why
                 found.fill(0.0)  # so that the row has a token at all
             return why is not None
 
-        self.masks = self._constraints.share(numbers, bar, may_sit_out=rows.may_sit_out)
+        self.masks = self._constraints.share(numbers, mask, may_sit_out=rows.may_sit_out)
 
     def _perturb(self, rows: _Rows) -> None:
         """Temperature, filters and noise, for the rows that are drawn.

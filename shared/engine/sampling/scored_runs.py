@@ -53,7 +53,7 @@ def joined_runs(runs: Sequence[tuple[Run, Sampled]]) -> Sampled:
     for run, sampled in runs:
         known = len(token_ids)
         token_ids += sampled.token_ids
-        logprobs |= {known + at: told for at, told in sampled.logprobs.items()}
+        logprobs |= {known + at: own for at, own in sampled.logprobs.items()}
         failed |= {known + at: why for at, why in sampled.failed.items()}
         seconds |= {known + at: spent for at, spent in sampled.mask_seconds.items()}
         for at, scores in sampled.scored.items():

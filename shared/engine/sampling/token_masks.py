@@ -1,9 +1,9 @@
 """What `allowed_token_ids` and `bad_words` leave of each slot's choice. Only the forward thread touches it.
 
-A bad word is a sequence of token ids. Its last one is barred where the output so far ends with the others; the prompt
+A bad word is a sequence of token ids. Its last one is masked where the output so far ends with the others; the prompt
 does not count. So a slot remembers the end of its request's own output, from the join on, which brings all of it.
 
-Something is always left: the router refuses requests whose bars could meet.
+Something is always left: the router refuses requests whose masks could leave nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS
 REMEMBERED = MAX_BAD_WORD_TOKENS - 1  # tokens of the output that the longest bad word looks at
 
 
-class TokenBars:
-    """The bars of all slots."""
+class TokenMasks:
+    """The masks of all slots."""
 
     def __init__(self) -> None:
         self._allowed: dict[int, NDArray[np.int64]] = {}
@@ -43,8 +43,8 @@ class TokenBars:
             self._bad_words[join.slot] = join.params.bad_words
             self._outputs[join.slot] = list(join.token_ids[join.prompt_len :][-REMEMBERED:])
 
-    def bar(self, slot: int, logits: NDArray[np.float32]) -> None:
-        """Set to -inf what must not come next in a slot that has bars; logits [vocab], in place."""
+    def mask(self, slot: int, logits: NDArray[np.float32]) -> None:
+        """Set to -inf what must not come next in a slot that has masks; logits [vocab], in place."""
         if (allowed := self._allowed.get(slot)) is not None:
             kept = logits[allowed]
             logits.fill(-np.inf)

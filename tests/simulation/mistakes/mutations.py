@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.simulation.mistakes import (
-    bars,
+    bad_words,
     choices,
     chunks,
     draining,
     fleets,
     grammars,
+    groups,
     lies,
     logprobs,
     losses,
     masks,
     requests,
     room,
-    siblings,
     steps,
     tenants,
     trust,
@@ -33,7 +33,7 @@ from tests.simulation.mistakes import (
 
 MUTATIONS = {
     **requests.MISTAKES,
-    **bars.MISTAKES,
+    **bad_words.MISTAKES,
     **draining.MISTAKES,
     **choices.MISTAKES,
     **chunks.MISTAKES,
@@ -44,7 +44,7 @@ MUTATIONS = {
     **losses.MISTAKES,
     **masks.MISTAKES,
     **room.MISTAKES,
-    **siblings.MISTAKES,
+    **groups.MISTAKES,
     **steps.MISTAKES,
     **tenants.MISTAKES,
     **trust.MISTAKES,

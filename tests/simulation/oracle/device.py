@@ -21,7 +21,7 @@ import numpy as np
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.sampling.constraints import Constraints
 from shared.engine.sampling.mask_budget import MaskShares
-from shared.engine.sampling.token_masks import TokenBars
+from shared.engine.sampling.token_masks import TokenMasks
 from shared.wire.sampled import Sampled, TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle.model import VOCAB_SIZE, kv_cell, logprobs_of, sample
@@ -98,7 +98,7 @@ class OracleDevice:
     rng: random.Random
     on_copied: Action  # wakes the worker
     constraints: Constraints = field(default_factory=lambda: Constraints(None, VOCAB_SIZE))
-    bars: TokenBars = field(default_factory=TokenBars)
+    token_masks: TokenMasks = field(default_factory=TokenMasks)
     launched: int = 0
     settled: int = 0
     _completed: int = 0
@@ -182,7 +182,7 @@ class OracleDevice:
         for join in step.batch.joins:
             self._slots[join.slot] = _joined(join)
             self.constraints.join(join)
-            self.bars.join(join)
+            self.token_masks.join(join)
         for grant in step.batch.grants:
             self._slots[grant.slot].pages.extend(grant.pages)
         scored: dict[int, list[TokenLogprobs]] = {}
@@ -234,19 +234,19 @@ class OracleDevice:
         """Which rows have no time for their masks; and the tokens that others may choose, or why there are none."""
         allowed: dict[int, frozenset[int] | str] = {}
 
-        def bar(row: int, seconds: float) -> bool:
+        def mask(row: int, seconds: float) -> bool:
             logits = np.zeros(VOCAB_SIZE, np.float32)
-            self.bars.bar(slots[row], logits)
+            self.token_masks.mask(slots[row], logits)
             has_grammar = slots[row] in self.constraints
-            why = self.constraints.bar(slots[row], logits, None, seconds) if has_grammar else ""
+            why = self.constraints.mask(slots[row], logits, None, seconds) if has_grammar else ""
             if why is not None:
                 allowed[row] = why or frozenset(np.flatnonzero(logits == 0).tolist())
             return why is not None
 
         for row, slot in enumerate(slots):
-            if slot in self.bars and slot not in self.constraints:
-                bar(row, math.inf)
-        shares = self.constraints.share(slots, bar, may_sit_out=may_sit_out)
+            if slot in self.token_masks and slot not in self.constraints:
+                mask(row, math.inf)
+        shares = self.constraints.share(slots, mask, may_sit_out=may_sit_out)
         self._busy_until += sum(shares.seconds.values())
         return shares, allowed
 
@@ -258,7 +258,7 @@ class OracleDevice:
         most = slot.params.logprobs
         slot.told = logprobs_of(row.cells, slot.last_token, most) if most >= 0 else None
         self.constraints.take([row.slot], [slot.last_token])
-        self.bars.take([row.slot], [slot.last_token])
+        self.token_masks.take([row.slot], [slot.last_token])
         return slot.last_token
 
     def _read(self, slot: Slot, position: int) -> int:

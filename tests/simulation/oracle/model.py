@@ -80,7 +80,7 @@ def expected_scores(prompt: Sequence[int], params: SamplingParams) -> Logprobs:
     return tuple(told)
 
 
-def unbarred(params: SamplingParams, output: Sequence[int]) -> frozenset[int]:
+def unmasked(params: SamplingParams, output: Sequence[int]) -> frozenset[int]:
     """What `allowed_token_ids` and `bad_words` leave behind an output; empty: all."""
     if not (params.allowed_token_ids or params.bad_words):
         return frozenset()
@@ -106,7 +106,7 @@ def expected_output(
     while reason is None:
         for token_id in token_ids[len(cells) :]:
             cells.append(kv_cell(cells, token_id))
-        may_come = unbarred(params, output)
+        may_come = unmasked(params, output)
         if params.grammar is not None:
             if toy_grammar.fails(params.grammar, toy_grammar.state_of(output)):
                 break

@@ -343,19 +343,19 @@ def slow_grammars(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario, requests=tuple(map(slowed, scenario.requests)))
 
 
-def bars(scenario: SimulationScenario) -> SimulationScenario:
+def bad_words(scenario: SimulationScenario) -> SimulationScenario:
     """In half of the worlds some requests have bad words, and most of these a few tokens that may come at all."""
     rng = scenario.random("bars")
     share = rng.choice((0.0, 0.0, 0.3, 0.7))
 
-    def barred(planned: PlannedRequest) -> PlannedRequest:
+    def masked(planned: PlannedRequest) -> PlannedRequest:
         tokens = rng.sample(range(VOCAB_SIZE), 10)
         may_come = () if planned.params.grammar or rng.random() < 0.3 else (*tokens, *EOS_TOKEN_IDS)
         words = tuple(tuple(rng.choices(tokens, k=rng.randint(1, 3))) for _ in range(4))
         params = msgspec.structs.replace(planned.params, allowed_token_ids=may_come, bad_words=words)
         return replace(planned, params=params)
 
-    requests = [barred(each) if rng.random() < share else each for each in scenario.requests]
+    requests = [masked(each) if rng.random() < share else each for each in scenario.requests]
     return replace(scenario, requests=tuple(requests))
 
 
@@ -405,6 +405,6 @@ VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
     with_groups,
     grammars,
     slow_grammars,
-    bars,
+    bad_words,
     scores,
 )

@@ -2,8 +2,8 @@
 
 A schedule is drawn from a seed: prompts in chunks, some on pages of another one's prefix, batches that change by the
 step, up to nine steps launched ahead, requests that go to host pages and come back, move to other pages, or end while
-others run; some have a grammar, bars, or ask for logprobs. The tokens of each request, and what is told of them and of
-its prompt, are compared with what it got alone on the CPU engine.
+others run; some have a grammar, masks, or ask for logprobs. The tokens of each request, and what is reported of them
+and of its prompt, are compared with what it got alone on the CPU engine.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
-from shared.engine.cuda.told_tokens import ToldBuffers
+from shared.engine.cuda.token_reports import ReportBuffers
 from shared.engine.sampling.adjustments import Adjustment
 from tests.doubles.late_stream import LateStream
 
@@ -223,9 +223,9 @@ def logprobs_are_those_of_adjusted_logits(patch: pytest.MonkeyPatch) -> None:
 
 
 @_mistake
-def scores_are_told_of_the_neighbour_run(patch: pytest.MonkeyPatch) -> None:
-    real = ToldBuffers.on_device
-    patch.setattr(ToldBuffers, "on_device", lambda self, count, _first=0: real(self, count, 0))
+def scores_are_reported_of_the_neighbour_run(patch: pytest.MonkeyPatch) -> None:
+    real = ReportBuffers.on_device
+    patch.setattr(ReportBuffers, "on_device", lambda self, count, _first=0: real(self, count, 0))
 
 
 @_mistake

@@ -139,7 +139,7 @@ def test_every_token_is_one_that_the_grammar_allows_behind_the_others(driver: Dr
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_rows_that_sit_out_get_the_tokens_that_they_would_have_got(driver: Driver, share: float) -> None:
-    """With all that is kept between steps: history, bars, early ends, a seed, what is told."""
+    """With all that is kept between steps: history, masks, early ends, a seed, what is reported."""
     firm = {"grammar": FIRM, "temperature": 1.0, "logprobs": 1}
     penalized = firm | {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "min_new_tokens": 9}
     asked = [firm, {}, penalized, firm | {"bad_words": ((5, 9), (8,))}]

@@ -195,7 +195,7 @@ def test_only_allowed_tokens_are_chosen() -> None:
     assert choose(logits, params_of(temperature=0.0, allowed_token_ids=(4,))) == 4
 
 
-def test_a_bad_word_is_barred_behind_its_beginning_in_the_output_alone() -> None:
+def test_a_bad_word_is_masked_behind_its_beginning_in_the_output_alone() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 5], logits[0, 6] = 2.0, 1.0
     params = params_of(temperature=0.0, bad_words=((8, 9, 5),))

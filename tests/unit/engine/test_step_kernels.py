@@ -16,8 +16,8 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
 from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import STATE_WORDS, TOLD_WORDS, SlotWord, StepKernels
-from shared.engine.cuda.told_tokens import told_of
+from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS, SlotWord, StepKernels
+from shared.engine.cuda.token_reports import read_reports
 from shared.engine.sampling.gumbel import signed
 from shared.engine.sampling.logprobs import logprobs_by_numpy
 from shared.engine.sampling.sampler import Sampler
@@ -124,10 +124,12 @@ def test_the_source_tells_of_tokens_what_torch_tells(library: Path, rows: int, t
     logits = any_logits(generator, rows, vocab)
     logits[:, 0] = logits[:, 0].nan_to_num(0.0, neginf=0.0)  # a row that allows nothing says nothing
     tokens, tops = integers(generator, 0, vocab, rows), integers(generator, 0, 21, rows)
-    told, wanted = (torch.zeros(rows, TOLD_WORDS).int() for _ in range(2))
+    told, wanted = (torch.zeros(rows, REPORT_WORDS).int() for _ in range(2))
     CudaKernels(HostLaunch(library, threads)).logprobs(logits, places, tokens, tops, told)
     REFERENCE.logprobs(logits, places, tokens, tops, wanted)
-    for own, other in zip(*(told_of(each, tops.tolist(), vocab) for each in (told, wanted)), strict=True):
+    for own, other in zip(
+        *(read_reports(each, tops.tolist(), vocab) for each in (told, wanted)), strict=True
+    ):
         assert (own.rank, [at for at, _ in own.top]) == (other.rank, [at for at, _ in other.top])
         mine, theirs = ([one.logprob, *(value for _, value in one.top)] for one in (own, other))
         assert mine == pytest.approx(theirs, abs=1e-9)
@@ -139,9 +141,9 @@ def test_what_is_told_of_tokens_is_what_a_cpu_tells(kernels: StepKernels) -> Non
     logits = torch.randn(rows, vocab, generator=generator) * 5
     logits[::2] = logits[::2].round()
     places, tokens = torch.arange(rows).int(), integers(generator, 0, vocab, rows)
-    tops, told = torch.full((rows,), 20).int(), torch.zeros(rows, TOLD_WORDS).int()
+    tops, told = torch.full((rows,), 20).int(), torch.zeros(rows, REPORT_WORDS).int()
     kernels.logprobs(logits, places, tokens, tops, told)
-    for row, found in enumerate(told_of(told, tops.tolist(), vocab)):
+    for row, found in enumerate(read_reports(told, tops.tolist(), vocab)):
         expected = logprobs_by_numpy(logits[row].numpy(), int(tokens[row]), 20)
         assert (found.rank, [at for at, _ in found.top]) == (expected.rank, [at for at, _ in expected.top])
         assert found.logprob == pytest.approx(expected.logprob, abs=1e-9)
@@ -153,11 +155,11 @@ def test_what_is_told_of_a_row_depends_on_nothing_but_the_row(kernels: StepKerne
     generator = generator_of(8)
     logits = torch.randn(40, 50_000, generator=generator) * 5
     tokens, tops = integers(generator, 0, 50_000, 40), torch.full((40,), 5).int()
-    crowd, alone = torch.zeros(40, TOLD_WORDS).int(), torch.zeros(1, TOLD_WORDS).int()
+    crowd, alone = torch.zeros(40, REPORT_WORDS).int(), torch.zeros(1, REPORT_WORDS).int()
     kernels.logprobs(logits, torch.arange(40).int(), tokens, tops, crowd)
     for row in (0, 17, 39):
         kernels.logprobs(logits[row : row + 1], torch.zeros(1).int(), tokens[row : row + 1], tops[:1], alone)
-        assert told_of(alone, [5], 50_000) == told_of(crowd[row], [5], 50_000)
+        assert read_reports(alone, [5], 50_000) == read_reports(crowd[row], [5], 50_000)
 
 
 def test_a_slot_of_padding_stays_empty_and_gets_a_token(kernels: StepKernels) -> None:
@@ -220,7 +222,7 @@ def test_the_reference_depends_on_shapes_alone() -> None:
             column, indptr, tables, state, PAGE_SIZE, column, column, column, torch.zeros(30).int()
         )
         REFERENCE.choose_tokens(torch.zeros(rows, 31), column, state, column)
-        told = torch.zeros(rows, TOLD_WORDS).int()
+        told = torch.zeros(rows, REPORT_WORDS).int()
         REFERENCE.logprobs(torch.zeros(rows, 31), column, column, column, told)
 
 

@@ -43,12 +43,12 @@ def joined(grammar: Grammar, output: list[int], slot: int = 3) -> SlotJoin:
 
 def allowed(constraints: Constraints, slot: int = 3, ends: tuple[int, ...] | None = None) -> set[int]:
     logits = np.zeros(VOCAB_SIZE, np.float32)
-    assert constraints.bar(slot, logits, None if ends is None else np.array(ends)) == ""
+    assert constraints.mask(slot, logits, None if ends is None else np.array(ends)) == ""
     return set(np.flatnonzero(logits == 0).tolist())
 
 
 def failure(constraints: Constraints, slot: int = 3) -> str:
-    why = constraints.bar(slot, np.zeros(VOCAB_SIZE, np.float32), None)
+    why = constraints.mask(slot, np.zeros(VOCAB_SIZE, np.float32), None)
     assert why is not None
     return why
 
@@ -169,14 +169,14 @@ def test_ends_that_may_not_come_yet_yield_where_nothing_else_is_allowed(
     assert allowed(constraints, ends=(EOS,)) == {EOS}
 
 
-def test_what_others_have_barred_and_the_grammar_leaves_nothing(
+def test_what_others_have_masked_and_the_grammar_leaves_nothing(
     grammars: Grammars, tokenizer_json: Path
 ) -> None:
     constraints = Constraints(grammars, VOCAB_SIZE)
     constraints.join(joined(Grammar("regex", "t"), []))
     logits = np.zeros(VOCAB_SIZE, np.float32)
     logits[ids(tokenizer_json, "t")] = -np.inf
-    assert constraints.bar(3, logits, None) == NOTHING_ALLOWED
+    assert constraints.mask(3, logits, None) == NOTHING_ALLOWED
 
 
 def test_an_engine_without_grammars_takes_none() -> None:

@@ -1,4 +1,4 @@
-"""Masks of the CUDA engine: they bar what the sampler of a CPU bars, whatever a request asks together."""
+"""Masks of the CUDA engine: they mask what the sampler of a CPU masks, whatever a request asks together."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_may_come_is_what_the_sampler_of_a_cpu_leaves(grammars: Grammars) -
             may_come = {at for at, value in enumerate(logits[0].tolist()) if value > -np.inf}
             early = (
                 set() if grammar or place >= join.params.min_new_tokens else {EOS}
-            )  # `adjustments` bars these
+            )  # `adjustments` masks these
             assert left(mask) - early == may_come
             assert token == max(sorted(may_come), key=lambda at: float(wanted[0, at]))
             output.append(token)
@@ -119,7 +119,7 @@ def test_a_grammar_that_allows_nothing_says_so_once(grammars: Grammars, grammar:
     assert known(mask)[1] == ""
 
 
-def test_a_grammar_of_barred_tokens_alone_says_so(grammars: Grammars, tokenizer_json: Path) -> None:
+def test_a_grammar_of_masked_tokens_alone_says_so(grammars: Grammars, tokenizer_json: Path) -> None:
     (t,) = Tokenizer.from_file(str(tokenizer_json)).encode("t").ids
     mask = mask_of(grammars, join_of([], grammar=Grammar("regex", "t"), bad_words=((t,),)))
     assert known(mask)[1] == NOTHING_ALLOWED

@@ -17,7 +17,7 @@ from shared.links.events import PeerDown, PeerUp, Received
 from shared.links.session import seal
 from shared.wire.bounds import COUNT_MAX, LOGPROB_ROUNDING, SECONDS_MAX, ErrorStatus
 from shared.wire.messages import Generated, Hello, Row, WorkerToRouter, decode_from_worker, encode
-from shared.wire.sampled import LOGPROB_MIN, TokenLogprobs, told_logprobs
+from shared.wire.sampled import LOGPROB_MIN, TokenLogprobs, bounded_logprobs
 from tests.simulation.adversaries.lies import Path, changed, numbers_in
 from tests.unit.links.cable import Cable, connected, downs, kinds
 from tests.unit.links.two_peers import Dialing
@@ -108,7 +108,7 @@ def test_what_an_older_worker_tells_of_a_token_that_cannot_come_is_read(logprob:
 
 @pytest.mark.parametrize("computed", [-math.inf, math.inf, math.nan, -1e300, 1e-12, 0.0, -2.5])
 def test_a_worker_tells_numbers_whatever_its_model_computes(computed: float) -> None:
-    told = told_logprobs(computed, 1, [(7, computed)])
+    told = bounded_logprobs(computed, 1, [(7, computed)])
     assert LOGPROB_MIN <= told.logprob <= 0
     assert told.top == ((7, told.logprob),)
     assert told.logprob == computed or not LOGPROB_MIN <= computed <= 0

@@ -84,7 +84,7 @@ def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...], model
     )
 
 
-def told_of(token_ids: tuple[int, ...], params: SamplingParams) -> Logprobs:
+def logprobs_of(token_ids: tuple[int, ...], params: SamplingParams) -> Logprobs:
     """What these workers say of tokens: a figure of their own for each."""
     if params.logprobs < 0:
         return ()
@@ -219,7 +219,7 @@ class ScriptedWorkers:
         baton = Baton(
             prefill.rid, prefill.attempt, holder, known.kv_format, 0, 1, kv_len, prefill.prompt_len, pages
         )
-        told = told_of(output[index : index + 1], prefill.params)
+        told = logprobs_of(output[index : index + 1], prefill.params)
         answer = Prefilled(
             prefill.rid,
             prefill.attempt,
@@ -244,7 +244,7 @@ class ScriptedWorkers:
         step = self.script.tokens_a_row
         starts = range(first, len(output), step)
         parts = ((index, output[index : index + step]) for index in starts)
-        rows = [Row(rid, attempt, index, part, told_of(part, decode.params)) for index, part in parts]
+        rows = [Row(rid, attempt, index, part, logprobs_of(part, decode.params)) for index, part in parts]
         reason: FinishReason = "stop" if output[-1] == END_ID else "length"
         self._steps[rid] = deque([*rows, Finished(rid, attempt, len(output), reason)])
 

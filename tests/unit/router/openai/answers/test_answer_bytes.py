@@ -20,7 +20,7 @@ from router.openai.answers.answer_bytes import FREE_BYTES, STEP_BYTES, AskedAnsw
 from router.openai.answers.kept_answer import KeptAnswer, KeptChoice
 from router.openai.answers.logprob_objects import LogprobObjects, TokenBytes
 from router.openai.answers.packed_list import PackedList, TokenEntry
-from router.openai.answers.prompt_echo import EchoedText, ToldPrompt
+from router.openai.answers.prompt_echo import EchoedText, PromptEcho
 from router.openai.answers.prompt_texts import PromptTexts
 from router.openai.answers.response_stream import TextDelta
 from router.replies.replies import OverloadedError
@@ -39,7 +39,7 @@ NOTHING = AskedAnswer(
     likeliest=-1,
     echoes=False,
     echo_likeliest=-1,
-    told_likeliest=-1,
+    scored_likeliest=-1,
     stream=False,
     typed=False,
 )
@@ -63,14 +63,14 @@ def test_a_stream_holds_no_output_unless_its_last_events_repeat_it() -> None:
 
 
 def test_every_multiplier_counts() -> None:
-    told = replace(NOTHING, likeliest=20, told_likeliest=20)
+    told = replace(NOTHING, likeliest=20, scored_likeliest=20)
     outputs, tellings = told.output_bytes(), told.prompt_bytes()
     assert replace(told, choices=64).output_bytes() == 64 * outputs
     assert replace(told, prompts=[10] * 64).output_bytes() == 64 * outputs
     assert replace(told, prompts=[10] * 64).prompt_bytes() == 64 * tellings
     assert replace(told, output_tokens=200).output_bytes() == 2 * outputs
     assert replace(told, likeliest=0).output_bytes() < outputs / 3
-    assert replace(told, told_likeliest=0).prompt_bytes() < tellings / 5
+    assert replace(told, scored_likeliest=0).prompt_bytes() < tellings / 5
     two, many = (replace(told, choices=count).prompt_bytes() for count in (2, 64))
     assert tellings < two == many, "a prompt is told from one text, however many choices show it"
 
@@ -86,7 +86,7 @@ def test_no_less_is_reckoned_of_a_prompt_than_is_held(
         choices=choices,
         echoes=echoes,
         echo_likeliest=likeliest if echoes else -1,
-        told_likeliest=likeliest if tells or not echoes else -1,
+        scored_likeliest=likeliest if tells or not echoes else -1,
     )
     ids = tuple(range(1, tokens * 50 + 1))
     scores = PackedList(TokenLogprobs, likeliest)
@@ -94,8 +94,14 @@ def test_no_less_is_reckoned_of_a_prompt_than_is_held(
     if echoes:
         echo = EchoedText("word" * len(ids))
         echo.lengths.extend([4] * len(ids))
-    prompt = ToldPrompt(
-        ids, echo if echoes else None, asked.echo_likeliest, asked.told_likeliest >= 0, True, choices, scores
+    prompt = PromptEcho(
+        ids,
+        echo if echoes else None,
+        asked.echo_likeliest,
+        asked.scored_likeliest >= 0,
+        True,
+        choices,
+        scores,
     )
     for begin in range(1, len(ids), 256):
         scores.add([score(one, likeliest) for one in ids[begin : begin + 256]])
@@ -130,7 +136,7 @@ def test_no_less_is_reckoned_of_an_output_than_is_held(tokens: int, choices: int
 
 
 def test_an_answer_beyond_what_one_may_hold_is_refused_by_its_fields_and_figures() -> None:
-    asked = replace(NOTHING, prompts=[8000] * 8, choices=8, likeliest=20, told_likeliest=20)
+    asked = replace(NOTHING, prompts=[8000] * 8, choices=8, likeliest=20, scored_likeliest=20)
     asked.check(64 * MIB)
     with pytest.raises(RequestError) as refused:
         asked.check(32 * MIB)

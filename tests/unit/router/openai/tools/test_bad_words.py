@@ -27,12 +27,12 @@ def post(router: RunningRouter, **fields: Any) -> httpx2.Response:
     return httpx2.post(f"{router.url}/v1/completions", json=body)
 
 
-def test_a_word_is_barred_with_and_without_a_space(tokenizer: Tokenizer) -> None:
+def test_a_word_is_masked_with_and_without_a_space(tokenizer: Tokenizer) -> None:
     spelled = {tokenizer.decode_all(ids) for ids in bad_word_ids(["fox", " lazy"], tokenizer)}
     assert spelled == {"fox", " fox", "lazy", " lazy"}
 
 
-def test_a_word_is_barred_once(tokenizer: Tokenizer) -> None:
+def test_a_word_is_masked_once(tokenizer: Tokenizer) -> None:
     assert bad_word_ids(["fox", " fox", "fox"], tokenizer) == bad_word_ids(["fox"], tokenizer)
 
 
@@ -55,7 +55,7 @@ def test_words_that_are_too_many_or_too_long_are_refused(
     assert refused.value.param == param
 
 
-def test_workers_are_told_what_is_barred(model_folder: Path, tokenizer: Tokenizer) -> None:
+def test_workers_get_what_is_masked(model_folder: Path, tokenizer: Tokenizer) -> None:
     with RunningRouter(model_folder, features=FEATURES) as router:
         assert post(router, bad_words=["fox"], allowed_token_ids=[5, 6, END_ID]).status_code == 200
         params = router.workers.prefills[-1].params
@@ -86,7 +86,7 @@ def test_nothing_to_choose_from_is_refused(router: RunningRouter, fields: dict[s
     assert refused.json()["error"]["param"] == "allowed_token_ids"
 
 
-def test_bad_words_may_not_bar_all_that_is_allowed(router: RunningRouter, tokenizer: Tokenizer) -> None:
+def test_bad_words_may_not_mask_all_that_is_allowed(router: RunningRouter, tokenizer: Tokenizer) -> None:
     last = bad_word_ids(["fox"], tokenizer)
     refused = post(router, allowed_token_ids=[ids[-1] for ids in last], bad_words=["fox"])
     assert refused.json()["error"]["param"] == "allowed_token_ids"

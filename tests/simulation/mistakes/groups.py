@@ -17,7 +17,7 @@ MISTAKES: dict[str, Mutation] = {}
 _mistake = into(MISTAKES)
 
 
-@_mistake("siblings", "a sibling has the seed of the first")
+@_mistake("groups", "a sibling has the seed of the first")
 def _same_seed() -> list[Patch]:
     def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
         del number
@@ -26,7 +26,7 @@ def _same_seed() -> list[Patch]:
     return [(sampling_group, "_choice_request", sibling)]
 
 
-@_mistake("siblings", "each sibling has the prompt scored")
+@_mistake("groups", "each sibling has the prompt scored")
 def _scored_each() -> list[Patch]:
     def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
         made = real(request, rid, number, group)
@@ -37,7 +37,7 @@ def _scored_each() -> list[Patch]:
     return [(sampling_group, "_choice_request", sibling)]
 
 
-@_mistake("siblings", "no sibling has the prompt scored")
+@_mistake("groups", "no sibling has the prompt scored")
 def _scored_by_none() -> list[Patch]:
     def sibling(request: ClientRequest, rid: str, number: int, group: str) -> ClientRequest:
         made = real(request, rid, number, group)
@@ -47,7 +47,7 @@ def _scored_by_none() -> list[Patch]:
     return [(sampling_group, "_choice_request", sibling)]
 
 
-@_mistake("siblings", "siblings compute the prompt side by side")
+@_mistake("groups", "siblings compute the prompt side by side")
 def _side_by_side() -> list[Patch]:
     def holds_back(self: SamplingGroup, live: LiveRequest) -> bool:
         del self, live
@@ -56,7 +56,7 @@ def _side_by_side() -> list[Patch]:
     return [(SamplingGroup, "holds_back", holds_back)]
 
 
-@_mistake("siblings", "siblings go to any prefill worker")
+@_mistake("groups", "siblings go to any prefill worker")
 def _anywhere() -> list[Patch]:
     def source_for(self: SamplingGroup, now: float) -> Worker | None:
         del self, now
@@ -65,7 +65,7 @@ def _anywhere() -> list[Patch]:
     return [(SamplingGroup, "source_for", source_for)]
 
 
-@_mistake("siblings", "siblings wait for a first one that has ended")
+@_mistake("groups", "siblings wait for a first one that has ended")
 def _orphans() -> list[Patch]:
     def holds_back(self: SamplingGroup, live: LiveRequest) -> bool:
         return self.source is None and self._computing is not None and self._computing is not live
@@ -73,6 +73,6 @@ def _orphans() -> list[Patch]:
     return [(SamplingGroup, "holds_back", holds_back)]
 
 
-@_mistake("siblings", "each sibling is charged for the prompt")
+@_mistake("groups", "each sibling is charged for the prompt")
 def _charged_each() -> list[Patch]:
     return [(ClientRequest, "charged_tokens", property(lambda request: len(request.token_ids)))]
