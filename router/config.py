@@ -14,14 +14,11 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from router.parsers.answer_formats import ReasoningParser, ToolCallParser
+from router.placement_policies import POLICIES, PolicyName
 from shared.primitives.cell import CELL_WORKERS_MAX
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
 from shared.wire.messages import Role
-
-Policy = Literal[
-    "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
-]
 
 
 def weight_of(entry: str) -> tuple[str, float]:
@@ -279,11 +276,11 @@ class RouterConfig(ProcessConfig):
         description="Seconds of requests in prefill or waiting for decode, at the rate at which decode takes them. "
         "Under overload further ones wait before they are computed, so that no stream pauses after its first token.",
     )
-    prefill_policy: Policy = Field(
+    prefill_policy: PolicyName = Field(
         default="cache_aware",
         description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix.",
     )
-    decode_policy: Policy = Field(
+    decode_policy: PolicyName = Field(
         default="total_tokens",
         description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
     )
@@ -390,8 +387,8 @@ class RouterConfig(ProcessConfig):
     @property
     def indexed_roles(self) -> tuple[Role, ...]:
         """Roles whose policy asks what a worker has in its prefix cache."""
-        policies: dict[Role, str] = {"prefill": self.prefill_policy, "decode": self.decode_policy}
-        return tuple(role for role, policy in policies.items() if policy == "cache_aware")
+        policies: dict[Role, PolicyName] = {"prefill": self.prefill_policy, "decode": self.decode_policy}
+        return tuple(role for role, policy in policies.items() if POLICIES[policy].reads_prefixes)
 
     @property
     def model_name(self) -> str:

@@ -18,7 +18,6 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.core.effects import ClientRequest, RequestAborted, RequestCompleted, RouterEffect
 from router.core.fleet import placement
-from router.core.fleet.placement import Placement
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
@@ -34,6 +33,7 @@ from router.core.worker_events.membership import Membership
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.worker_faults import WorkerFaults
 from router.core.worker_events.worker_replies import AboutRequest, WorkerReplies
+from router.placement_policies import Placement
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.scheduling.tenant_shares import share_of
 from shared.wire import messages
@@ -326,7 +326,7 @@ class RouterCore:
             self._requests.reroute(live, RequestEvent.LEASE_ENDED, now, peer=live.unread_by[-1])
         return None  # it waits for other workers than the requests behind it
 
-    def _reader(self, live: LiveRequest, now: float) -> tuple[Placement | None, bool]:
+    def _reader(self, live: LiveRequest, now: float) -> tuple[Placement[Worker] | None, bool]:
         """A decode worker that has room and has not failed to fetch its pages, and whether there is any, full or not.
 
         One that could not read from their holder lately is asked only where no other has room.
@@ -344,7 +344,7 @@ class RouterCore:
                     return choice, True
         return None, some_fit
 
-    def _beside_group(self, live: LiveRequest, holder: Worker, now: float) -> Placement | None:
+    def _beside_group(self, live: LiveRequest, holder: Worker, now: float) -> Placement[Worker] | None:
         """The decode worker that has the prompt from a sibling, if it has room and can fetch the rest."""
         reader = live.sampling_group.reader if live.sampling_group is not None else None
         if (

@@ -11,11 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from router.core.effects import ClientRequest, Usage
-from router.core.fleet.placement import Need
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
 from router.core.requests.sampling_group import SamplingGroup
 from router.core.requests.tenants import Tenant
+from router.placement_policies import Need
 from shared.wire.baton import Baton
 from shared.wire.messages import FinishReason
 

@@ -31,9 +31,8 @@ from router.core.effects import (
     RouterEffect,
     outcome_word,
 )
-from router.core.fleet.placement import Need, Placement
 from router.core.fleet.prefix_index import PrefixIndex, block_names
-from router.core.fleet.workers import KvGroup
+from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.commands import decode_command, prefill_command
 from router.core.requests.ended_requests import EndedRequests
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
@@ -41,6 +40,7 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
 from router.core.requests.sampling_group import SamplingGroups
 from router.core.requests.tenants import Tenants
+from router.placement_policies import Need, Placement
 from shared.batch.effects import Note
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
@@ -111,7 +111,7 @@ class RequestTable:
         self._counters.requests[str(failed.status)] += 1
         self._effects.append(RequestEnded(request.rid, failed))
 
-    def prefill(self, live: LiveRequest, choice: Placement, now: float) -> None:
+    def prefill(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
         """waiting → prefilling."""
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
@@ -128,7 +128,7 @@ class RequestTable:
         live.model, live.determinism = hello.model, live.determinism or hello.determinism
         self._become_ready(live, baton, RequestEvent.PREFILLED, now)
 
-    def request_migration(self, live: LiveRequest, choice: Placement) -> None:
+    def request_migration(self, live: LiveRequest, choice: Placement[Worker]) -> None:
         """Another decode worker has room: reserve it, and ask the present one to lease the pages."""
         assert live.worker is not None, live.rid
         self.reservations.reserve_target(live, choice.worker)
@@ -139,7 +139,7 @@ class RequestTable:
         live.migrating = True
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
-    def decode(self, live: LiveRequest, choice: Placement, now: float) -> None:
+    def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
         """ready → decoding."""
         self._counters.ready_seconds.append(now - live.state_since)
         if live.sampling_group is not None:
@@ -321,7 +321,7 @@ class RequestTable:
         if live.rests_until > now:
             self.reservations.deadlines.set(("rest", live.rid), live.rests_until)
 
-    def _place(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
+    def _place(self, live: LiveRequest, choice: Placement[Worker], tokens: int, now: float) -> None:
         self.reservations.dequeue(live)
         self._advance(live, RequestEvent.PLACED, now, choice.worker.peer, choice.why)
         self.reservations.assign(live, choice, tokens, now)

@@ -11,13 +11,13 @@ from typing import Literal
 
 from router.config import RouterConfig
 from router.core.effects import RouterEffect
-from router.core.fleet.placement import Placement
 from router.core.fleet.prefix_index import PrefixIndex, block_names
 from router.core.fleet.workers import Worker
 from router.core.requests.deadlines import Deadlines
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
+from router.placement_policies import Placement
 from shared.batch.effects import Note, Send
 from shared.wire import messages
 from shared.wire.baton import Baton
@@ -71,7 +71,7 @@ class Reservations:
 
     # ---- workers -----------------------------------------------------------------------------------------------
 
-    def assign(self, live: LiveRequest, choice: Placement, tokens: int, now: float) -> None:
+    def assign(self, live: LiveRequest, choice: Placement[Worker], tokens: int, now: float) -> None:
         """The chosen worker has `tokens` of it to work on from now on."""
         worker = choice.worker
         pages = worker.pages_for(live.need.tokens, choice.shared_tokens)

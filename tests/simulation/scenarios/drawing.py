@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from router.config import Policy
+from router.placement_policies import PolicyName
 from shared.kv.radix_cache import EvictionPolicy
 from shared.scheduling.queue_policy import QueuePolicy
 from shared.wire.sampling_params import SamplingParams
@@ -38,8 +38,8 @@ QUEUE_POLICIES: tuple[QueuePolicy, ...] = (
     "random",
 )
 CACHE_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
-PREFILL_POLICIES: tuple[Policy, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
-DECODE_POLICIES: tuple[Policy, ...] = (
+PREFILL_POLICIES: tuple[PolicyName, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
+DECODE_POLICIES: tuple[PolicyName, ...] = (
     "total_tokens",
     "total_tokens",
     "total_requests",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from router.config import Policy
 from router.discovery.cells import ROUTERS_MIN, workers_of
+from router.placement_policies import PolicyName
 from shared.kv.radix_cache import EvictionPolicy
 from shared.scheduling.queue_policy import QueuePolicy
 from shared.wire.messages import Role
@@ -75,8 +75,8 @@ class ScenarioSizes:
     launches_cost: bool = True  # as on a CPU; not on a GPU
     queue_policy: QueuePolicy = "fcfs"
     radix_eviction_policy: EvictionPolicy = "lru"
-    prefill_policy: Policy = "cache_aware"
-    decode_policy: Policy = "total_tokens"
+    prefill_policy: PolicyName = "cache_aware"
+    decode_policy: PolicyName = "total_tokens"
     candidates_max: int = 8
     cell_workers_max: int = 64
     tenant_share_max: float = 1.0

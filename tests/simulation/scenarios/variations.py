@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from router.config import Policy
+from router.placement_policies import PolicyName
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.judges.groups import with_groups
 from tests.simulation.oracle.model import EOS_TOKEN_IDS, VOCAB_SIZE
@@ -201,7 +201,7 @@ def policies(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("policies")
     if rng.random() > 0.35:
         return scenario
-    any_policy = get_args(Policy)
+    any_policy = get_args(PolicyName)
     sizes = replace(
         scenario.sizes, prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy)
     )

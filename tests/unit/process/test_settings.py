@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
-from router.core.fleet.placement import POLICIES
+from router.placement_policies import POLICIES
 from shared.kv.radix_cache import EVICTION_POLICIES
 from shared.local.config import ROLE_CONFIGS
 from shared.primitives.errors import ConfigError
@@ -143,7 +143,7 @@ def test_choices_are_what_is_implemented() -> None:
     assert choices(PrefillConfig, "queuePolicy") == set(QUEUE_POLICIES)
     assert choices(DecodeConfig, "radixEvictionPolicy") == set(EVICTION_POLICIES)
     assert choices(RouterConfig, "prefillPolicy") == choices(RouterConfig, "decodePolicy")
-    assert choices(RouterConfig, "prefillPolicy") == {*POLICIES, "cache_aware"}
+    assert choices(RouterConfig, "prefillPolicy") == set(POLICIES)
 
 
 @pytest.mark.parametrize("model", ROLES)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.core.fleet.placement import (
-    Need,
     decode_rounds,
     decode_workers,
     place_decode,
@@ -20,6 +19,7 @@ from router.core.fleet.placement import (
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
 from router.core.fleet.workers import Fleet, Worker
+from router.placement_policies import Need
 from shared.wire.messages import WORKER_ROLES, Limits, Load
 from tests.unit.router.deployment import hello
 

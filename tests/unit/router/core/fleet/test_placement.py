@@ -10,8 +10,6 @@ import pytest
 
 from router.config import RouterConfig
 from router.core.fleet.placement import (
-    POLICIES,
-    Need,
     decode_workers,
     place_decode,
     place_prefill,
@@ -19,13 +17,13 @@ from router.core.fleet.placement import (
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
 from router.core.fleet.workers import Fleet, Worker
+from router.placement_policies import POLICIES, Need
 from shared.wire.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello
 
 SETTINGS = RouterConfig()
 NEED = Need(rid="r", model_name="m", tokens=100, tokens_max=200)
 NOTHING_CACHED = PrefixIndex(1)
-NAMES = (*POLICIES, "cache_aware")
 HANDED = replace(NEED, model="weights", kv_format="kv")
 
 
@@ -49,7 +47,7 @@ def chosen(
     return choice.worker.peer if choice else None
 
 
-@pytest.mark.parametrize("policy", [p for p in NAMES if p != "follow_bootstrap_room"])
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "follow_bootstrap_room"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_equal_workers_share_equally_under_every_policy_without_sessions(policy: str, role: Role) -> None:
     fleet, workers = fleet_of(role, 4)
@@ -200,7 +198,7 @@ def test_a_continuation_prefers_equal_determinism_and_workers_that_have_not_fail
 
 def test_every_choice_says_why() -> None:
     _, workers = fleet_of("prefill", 2)
-    for policy in NAMES:
+    for policy in POLICIES:
         choice = place_prefill(
             NEED, workers, NOTHING_CACHED, SETTINGS.model_copy(update={"prefill_policy": policy}), 0.0
         )

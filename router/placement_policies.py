@@ -1,0 +1,184 @@
+"""How one of the workers that may have a request is chosen: the policies, by name.
+
+A policy is a function of its candidates, its row in `POLICIES` and its name in `PolicyName`; settings and placement
+ask no more of it. Who may be a candidate is decided in `router.core.fleet.placement`. This file is below
+`router.config`, so it knows workers and settings by what it asks of them. Among equals the worker that was chosen
+longest ago wins. The names are those that SGLang's router and its data-parallel controller use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+from shared.wire.messages import Hello
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What placement must know of a request that waits for a worker."""
+
+    rid: str
+    model_name: str
+    tenant: str = ""
+    tokens: int  # prompt and output so far
+    tokens_max: int  # … when it has all its output
+    blocks: tuple[int, ...] = ()  # names of its prefix blocks, see `prefix_index`
+    session: str = ""
+    model: str = ""  # fingerprint it must continue on; "": any
+    kv_format: str = ""  # fingerprint of the pages it brings; "": it brings none
+    determinism: str = ""  # fingerprint it had better continue on
+    avoided: tuple[str, ...] = ()  # peers that have failed it
+    features: frozenset[str] = frozenset()  # what its worker must know of sampling
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Requests of a group compete for the same workers."""
+        return (self.model_name, self.model, self.kv_format)
+
+
+class Candidate(Protocol):
+    """A worker, as far as a policy looks at it."""
+
+    peer: str
+    hello: Hello
+    arrival: int
+    last_chosen: int
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def fullness(self) -> float: ...
+
+
+class PolicySettings(Protocol):
+    """Settings of `router.config` that policies read."""
+
+    @property
+    def cache_hit_tokens_min(self) -> int: ...
+    @property
+    def imbalance_tokens_max(self) -> int: ...
+    @property
+    def imbalance_ratio_max(self) -> float: ...
+
+
+W = TypeVar("W", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement(Generic[W]):
+    """A worker, and why."""
+
+    worker: W
+    why: str
+    hit_tokens: int = 0  # expected in its prefix cache
+    shared_tokens: int = 0  # whose pages a sibling holds there
+
+
+@dataclass(slots=True)
+class Candidates(Generic[W]):
+    """What a policy chooses by."""
+
+    need: Need
+    workers: Sequence[W]  # one at least
+    look_up: Callable[[], Callable[[str], int]]  # finds the prompt in the index: a peer → its tokens of it
+    settings: PolicySettings
+
+    def least(self, cost: Callable[[W], float]) -> W:
+        """The worker that costs least."""
+        return _least(self.workers, cost)
+
+
+def _least(workers: Sequence[W], cost: Callable[[W], float]) -> W:
+    return min(workers, key=lambda worker: (cost(worker), worker.last_chosen, worker.arrival))
+
+
+def _round_robin(among: Candidates[W]) -> Placement[W]:
+    return Placement(among.least(lambda _: 0), "its turn")
+
+
+def _total_requests(among: Candidates[W]) -> Placement[W]:
+    best = among.least(lambda worker: worker.requests)
+    return Placement(best, f"fewest requests: {best.requests}")
+
+
+def _total_tokens(among: Candidates[W]) -> Placement[W]:
+    best = among.least(lambda worker: worker.fullness)
+    return Placement(best, f"fewest tokens for its size: {best.tokens}")
+
+
+def _cache_aware(among: Candidates[W]) -> Placement[W]:
+    """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
+    need, settings = among.need, among.settings
+    queued = [worker.tokens for worker in among.workers]
+    gap = max(queued) - min(queued)
+    if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
+        best = among.least(lambda worker: worker.tokens)
+        return Placement(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
+    cached_tokens = among.look_up()
+
+    def hit_of(worker: W) -> int:
+        hit = min(cached_tokens(worker.peer), need.tokens - 1)
+        return hit if hit >= settings.cache_hit_tokens_min else 0
+
+    best = among.least(lambda worker: worker.tokens + need.tokens - hit_of(worker))
+    hit = hit_of(best)
+    return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
+
+
+def _power_of_two(among: Candidates[W]) -> Placement[W]:
+    """Two by the request's own hash, then the less full one."""
+    rid, workers = among.need.rid.encode(), among.workers
+    first = zlib.crc32(rid) % len(workers)
+    step = 1 + zlib.crc32(rid, 1) % max(1, len(workers) - 1)
+    pair = [workers[first], workers[(first + step) % len(workers)]]
+    best = _least(pair, lambda worker: worker.fullness)
+    return Placement(best, f"the less full of two: {best.tokens} tokens")
+
+
+def _follow_bootstrap_room(among: Candidates[W]) -> Placement[W]:
+    """One session, one worker, by rendezvous hashing: only the sessions of a lost worker get another one."""
+    session = among.need.session
+    if not session:
+        return _total_tokens(among)
+    best = max(among.workers, key=lambda worker: (_weight(session, worker.hello.uid), worker.peer))
+    return Placement(best, "its session's worker")
+
+
+def _weight(session: str, uid: str) -> bytes:
+    return hashlib.blake2b(f"{session}@{uid}".encode(), digest_size=8).digest()
+
+
+class Choose(Protocol):
+    """Chooses one of the candidates."""
+
+    def __call__(self, among: Candidates[W], /) -> Placement[W]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """How it chooses, and what placement does for it."""
+
+    choose: Choose
+    reads_prefixes: bool = (
+        False  # the index has workers of its role, and a handful has those with most of a prompt
+    )
+    keeps_sessions: bool = False  # a request with a session has the whole fleet as candidates
+
+
+PolicyName = Literal[
+    "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
+]
+POLICIES: dict[PolicyName, PlacementPolicy] = {
+    "round_robin": PlacementPolicy(_round_robin),
+    "total_requests": PlacementPolicy(_total_requests),
+    "total_tokens": PlacementPolicy(_total_tokens),
+    "cache_aware": PlacementPolicy(_cache_aware, reads_prefixes=True),
+    "follow_bootstrap_room": PlacementPolicy(_follow_bootstrap_room, keeps_sessions=True),
+    "power_of_two": PlacementPolicy(_power_of_two),
+}
